@@ -1,0 +1,197 @@
+"""The command line. Exit codes: 0 done; 2 the command line or the recipe is wrong; 1 anything else."""
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedseed.errors import FedseedError, RecipeError
+
+app = typer.Typer(
+    help="Federated tuning of all parameters of a model with seeds and scalars on the wire.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+orbit_app = typer.Typer(help="Look at, and replay, orbits.", no_args_is_help=True)
+app.add_typer(orbit_app, name="orbit")
+console = Console()
+
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
+
+
+@app.callback()
+def options(debug: Annotated[bool, typer.Option(help="Show a traceback if something fails.")] = False) -> None:
+    """Options that stand before the command."""
+    global _debug
+    _debug = debug
+
+
+_debug = False
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
+    set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")] = None,
+) -> None:
+    """Run a federation in this process."""
+    folder = out or Path("runs") / Path(recipe).stem
+    summary = _run(recipe, set_ or [], folder)
+    from fedseed.reports.tables import comparison_table
+
+    console.print(comparison_table([(summary["method"], summary)]))
+    console.print(f"Files: {folder}")
+
+
+@app.command()
+def compare(
+    recipes: Annotated[list[str], typer.Argument(help="Recipes to run one after the other.")],
+    out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it.")],
+    set_: SetOption = None,
+) -> None:
+    """Run several recipes and lay the results side by side."""
+    from fedseed.configuration import read_recipe
+    from fedseed.federation.ledger import read_metrics
+    from fedseed.reports.pictures import draw_runs
+    from fedseed.reports.tables import comparison_lines, comparison_table
+
+    names = [Path(recipe).stem for recipe in recipes]
+    if len(set(names)) < len(names):
+        raise RecipeError("compare: two recipes have the same name, so their folders would be the same")
+    for recipe in recipes:  # all are checked before the first one runs
+        read_recipe(recipe, set_ or [])
+    summaries = [_run(recipe, set_ or [], out / name) for recipe, name in zip(recipes, names, strict=True)]
+    methods = [summary["method"] for summary in summaries]
+    labels = methods if len(set(methods)) == len(methods) else names
+    draw_runs({label: read_metrics(out / name) for label, name in zip(labels, names, strict=True)}, out / "compare.png")
+    rows = list(zip(labels, summaries, strict=True))
+    console.print(comparison_table(rows))
+    for line in comparison_lines(rows):
+        console.print(line, highlight=False)
+    console.print(f"Picture: {out / 'compare.png'}")
+
+
+def _run(recipe: str, overrides: list[str], folder: Path) -> dict[str, Any]:
+    from fedseed.configuration import build, read_recipe
+    from fedseed.reports.progress import Shown
+
+    checked = read_recipe(recipe, overrides)
+    _quiet()
+    return build(checked, out=folder, progress=Shown(console)).run().summary
+
+
+@app.command("list")
+def list_(what: Annotated[Literal["methods", "tasks", "bases", "recipes"], typer.Argument()]) -> None:
+    """List what there is."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, about in _listing(what):
+        table.add_row(name, about)
+    console.print(table)
+
+
+def _listing(what: str) -> list[tuple[str, str]]:
+    if what == "methods":
+        from fedseed.methods import METHODS
+
+        return [(m.model_fields["name"].default, m.about) for m in METHODS]
+    if what == "bases":
+        from fedseed.randomness import BASES
+
+        return list(BASES.items())
+    if what == "tasks":
+        from fedseed.tasks.families import families
+
+        counts = ", ".join(f"{len(families(group))} {group}" for group in ("base", "train", "heldout"))
+        return [("instructions", f"the project's own generated instruction families ({counts})")]
+    from fedseed.configuration import packaged_recipes, read_recipe
+
+    return [(name, read_recipe(name).title) for name in packaged_recipes()]
+
+
+@orbit_app.command()
+def info(path: Annotated[Path, typer.Argument(help="The orbit file.")]) -> None:
+    """Show what an orbit holds."""
+    from fedseed.orbit import Orbit
+
+    orbit = Orbit.open(path)
+    header = orbit.header
+    layout = header.layout
+    rows: list[tuple[str, str]] = [
+        ("base", f"{header.base} ({header.dtype})"),
+        ("base digest", header.base_digest),
+        ("parameters", f"{layout.size:,} in {len(layout.tensors)} tensors, {len(layout.block_sizes)} blocks"),
+        ("method", header.method.name),
+        ("settings", ", ".join(f"{k}={v}" for k, v in header.method.model_dump(exclude={"name", "training"}).items())),
+        ("seed", str(header.seed)),
+        ("steps", str(len(orbit))),
+        (
+            "file size",
+            f"{orbit.size:,} bytes ({layout.dense_bytes / max(orbit.size, 1):,.0f} times less than the model)",
+        ),
+    ]
+    if orbit.records:
+        rows.append(("final digest", orbit.records[-1].digest))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    console.print(table)
+
+
+@orbit_app.command()
+def replay(
+    path: Annotated[Path, typer.Argument(help="The orbit file.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the model to; must not hold one.")],
+    base: Annotated[str | None, typer.Option(help="The base; by default what the orbit names.")] = None,
+    upto: Annotated[int | None, typer.Option(help="Apply only this many steps.")] = None,
+) -> None:
+    """Rebuild the model and write a folder that transformers loads."""
+    from fedseed.orbit import Orbit
+
+    orbit = Orbit.open(path)
+    if (out / "config.json").exists():
+        raise FedseedError(f"{out} holds a model already: choose another folder with --out")
+    _quiet()
+    from fedseed.models import load_model
+
+    model, tokenizer = load_model(base or orbit.header.base, orbit.header.dtype)
+    count = len(orbit) if upto is None else upto
+    with console.status(f"replaying {count} steps"):
+        digest = orbit.replay(model, upto)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    console.print(f"{count} steps applied; digest {digest}", highlight=False)
+    console.print(f"Model: {out}")
+
+
+def _quiet() -> None:
+    """Keep transformers' own progress bars and advice off the screen."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def main() -> None:
+    """Entry point: errors become one line and an exit code."""
+    try:
+        app()
+    except RecipeError as error:
+        _fail(error, 2)
+    except (FedseedError, OSError) as error:
+        _fail(error, 1)
+    except Exception as error:  # a bug: still one line, with how to see more
+        _fail(RuntimeError(f"{type(error).__name__}: {error} (run again with --debug before the command)"), 1)
+
+
+def _fail(error: Exception, code: int) -> None:
+    if _debug:
+        traceback.print_exc()
+    else:
+        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,21 @@
+"""The errors a user of fedseed can meet, each with what to do about it in its text."""
+
+
+class FedseedError(Exception):
+    """Base of all errors raised on purpose by fedseed."""
+
+
+class RecipeError(FedseedError):
+    """A recipe or a command line is wrong: the process ends with exit code 2."""
+
+
+class MessageError(FedseedError):
+    """A message (plan, update or step) was refused; the text says why."""
+
+
+class OrbitError(FedseedError):
+    """An orbit can't be read, does not fit the base, or is damaged; the text says where."""
+
+
+class NonFiniteError(FedseedError):
+    """A loss or a value on a client became NaN or infinite: that client sends nothing."""

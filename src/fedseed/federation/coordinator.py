@@ -1,0 +1,108 @@
+"""The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedseed.errors import MessageError
+from fedseed.layout import Layout
+from fedseed.messages import EVERYBODY, Kind, Message
+from fedseed.methods import Method
+from fedseed.methods.base import Contribution
+from fedseed.randomness import Domain, sample
+
+
+@dataclass
+class Refused:
+    """A message that was not accepted."""
+
+    round: int
+    client: int
+    reason: str
+
+
+@dataclass
+class Round:
+    """One round while it is open."""
+
+    number: int
+    clients: Sequence[int]
+    updates: dict[int, Any] = field(default_factory=dict)
+
+
+class Coordinator:
+    """The coordinator's side of a federation.
+
+    Args:
+        method: the method and its settings.
+        layout: the parameter space's layout.
+        seed: the run's seed.
+        examples: how many training examples each client has; its length is the number of clients.
+        per_round: how many clients take part in a round.
+    """
+
+    def __init__(self, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int) -> None:
+        self.method = method
+        self.seed = seed
+        self.examples = list(examples)
+        self.per_round = per_round
+        self.state = method.start(layout, seed)
+        self.refused: list[Refused] = []
+        self._open: Round | None = None
+
+    def open(self, number: int) -> list[int]:
+        """Begin a round: the clients that take part, drawn from (seed, round), in ascending order."""
+        clients = sample(self.seed, Domain.SAMPLING, len(self.examples), self.per_round, direction=number)
+        self._open = Round(number, clients)
+        return clients
+
+    def plan(self, client: int) -> bytes:
+        """The message that asks a client to take part in the open round."""
+        current = self._current()
+        payload = self.method.plan(self.state, current.number).encode()
+        return Message(Kind.PLAN, self.method.code, current.number, client, payload).encode()
+
+    def receive(self, data: bytes, sender: int) -> None:
+        """Take a client's update; a refused one is counted and changes nothing.
+
+        Args:
+            data: the message.
+            sender: who sent it, as the transport knows it.
+
+        Raises:
+            MessageError: refused; the text says why.
+        """
+        current = self._current()
+        try:
+            message = Message.decode(data).expect(Kind.UPDATE, self.method.code, current.number)
+            if message.client != sender:
+                raise MessageError(f"client {sender} sent an update in the name of client {message.client}")
+            if sender not in current.clients:
+                raise MessageError(f"client {sender} takes no part in round {current.number}")
+            if sender in current.updates:
+                raise MessageError(f"client {sender} has answered round {current.number} already")
+            current.updates[sender] = self.method.decode_update(self.state, current.number, message.payload)
+        except MessageError as error:
+            self.refused.append(Refused(current.number, sender, str(error)))
+            raise
+
+    def close(self) -> bytes:
+        """End the round: combine the answers into a step, for everybody."""
+        current = self._current()
+        answered = sorted(current.updates)
+        weights = [self.examples[c] if self.method.weighting == "examples" else 1 for c in answered]
+        total = sum(weights)
+        contributions = [
+            Contribution(client, weight / total, current.updates[client])
+            for client, weight in zip(answered, weights, strict=True)
+        ]
+        payload = self.method.aggregate(self.state, current.number, contributions).encode()
+        # go on from the encoded step: the coordinator knows exactly what everybody else will read
+        self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
+        self._open = None
+        return Message(Kind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
+
+    def _current(self) -> Round:
+        if self._open is None:
+            raise RuntimeError("no round is open")
+        return self._open

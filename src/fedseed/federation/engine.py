@@ -1,0 +1,306 @@
+"""A federation in one process: the main loop, from top to bottom.
+
+Coordinator and worker exchange encoded messages only, as they would over a network, so byte counts are true.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedseed.errors import MessageError, RecipeError
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.ledger import RunFolder
+from fedseed.federation.worker import Worker
+from fedseed.messages import FRAME_BYTES
+from fedseed.methods import Method
+from fedseed.methods.fedavg import Weights
+from fedseed.orbit import Header, OrbitWriter, Record
+from fedseed.parameters import base_digest
+from fedseed.reports.progress import Progress, Silent
+from fedseed.tasks.data import ClientData
+from fedseed.training.evaluation import mean_loss
+from fedseed.training.objectives import Objective
+
+# A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
+NOISE_WARNING = 0.1
+
+Evaluation = Callable[[torch.nn.Module], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What `Federation.run` returns.
+
+    Args:
+        summary: what summary.json holds.
+        metrics: what metrics.jsonl holds, a line a round, round 0 first.
+        folder: where the files are, None if the run wrote none.
+    """
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    folder: Path | None
+
+
+class Federation:
+    """A simulated federation: every client's work is done here, one after the other.
+
+    Args:
+        model: the base, any torch module; it is tuned in place.
+        clients: the data holders (`ClientData`), or just one list of examples per client.
+        method: the method and its settings.
+        objective: makes losses of examples.
+        rounds: how many.
+        per_round: clients that take part in a round; all by default.
+        seed: decides client sampling, data order and directions.
+        evaluation: prepared held-out sets by prefix ("" for the main one), or a function of the model; measured at
+            round 0, every `evaluate_every` rounds and at the end.
+        evaluate_every: rounds between evaluations.
+        out: folder for the run's files; None: nothing is written.
+        base: the base's name, for the orbit's header.
+        trainable: name patterns of the trainable parameters, for the orbit's header; None: all.
+        recipe_text: the complete recipe, written beside the results.
+        progress: shows the run going on.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        clients: Sequence[ClientData | Sequence[Any]],
+        method: Method,
+        objective: Objective,
+        rounds: int,
+        per_round: int | None = None,
+        seed: int = 0,
+        evaluation: Mapping[str, Sequence[Any]] | Evaluation | None = None,
+        evaluate_every: int = 1,
+        out: Path | str | None = None,
+        base: str = "",
+        trainable: Sequence[str] | None = None,
+        recipe_text: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
+        self.names = [c.name for c in named]
+        self.items = [objective.prepare(c.examples) for c in named]
+        per_round = len(named) if per_round is None else per_round
+        if not 1 <= per_round <= len(named):
+            raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(named)}")
+        self.method = method
+        self.rounds = rounds
+        self.seed = seed
+        self.evaluate_every = evaluate_every
+        self.out = None if out is None else Path(out)
+        self.recipe_text = recipe_text
+        self.progress = progress or Silent()
+        self._warned = False
+        self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
+        base_dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        digest = base_digest(model)
+        try:
+            self.worker = Worker(model, method, objective, seed)
+            layout = self.worker.space.layout
+            self.coordinator = Coordinator(method, layout, seed, [len(i) for i in self.items], per_round)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+        if method.dense:  # a dense method's coordinator keeps the weights; they are its step 0
+            self.coordinator.state = method.advance(self.coordinator.state, Weights(self.worker.space.dense()))
+        patterns = None if trainable is None else tuple(trainable)
+        self.header = Header(base, digest, base_dtype, layout, method, seed, patterns)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        overrides: Sequence[str] = (),
+        out: Path | str | None = None,
+        progress: Progress | None = None,
+    ) -> "Federation":
+        """A federation from a recipe: a TOML file, or the name of one that comes with fedseed.
+
+        Args:
+            path: the file or name.
+            overrides: "key=value" pairs that replace values of the recipe, such as "method.directions=1000".
+            out: folder for the run's files; None: nothing is written.
+            progress: shows the run going on.
+
+        Raises:
+            RecipeError: the recipe is wrong; names key, value and what is allowed.
+        """
+        from fedseed.configuration import build, read_recipe
+
+        return build(read_recipe(path, overrides), out=out, progress=progress)
+
+    def run(self) -> RunResult:
+        """Run all rounds; returns (and writes, if there is a folder) metrics and summary."""
+        folder = None if self.out is None else RunFolder(self.out)
+        orbit = None
+        if folder is not None:
+            if self.recipe_text is not None:
+                folder.write_text("recipe.toml", self.recipe_text)
+            if not self.method.dense:
+                orbit = OrbitWriter(folder.path / "model.orbit", self.header)
+        metrics: list[dict[str, Any]] = []
+        steps: list[bytes] = []  # encoded steps so far (a dense method's newest only)
+        synced = [0] * len(self.items)  # how many steps each client has received
+        began = time.perf_counter()
+        with self.progress.running(self.method.name, self.rounds):
+            for number in range(self.rounds + 1):
+                line: dict[str, Any] = {"round": number}
+                if number:
+                    line.update(self._round(number, steps, synced, orbit))
+                if number % self.evaluate_every == 0 or number == self.rounds:
+                    start = time.perf_counter()
+                    line.update(self._evaluate(self.worker.space.model))
+                    line.setdefault("seconds", {})["evaluation"] = time.perf_counter() - start
+                line.setdefault("weights_digest", self.worker.space.digest())
+                metrics.append(line)
+                if folder is not None:
+                    folder.add_metrics(line)
+                self.progress.round(line)
+        summary = self._summary(metrics, time.perf_counter() - began, orbit)
+        if folder is not None:
+            self._finish(folder, orbit, summary, metrics)
+        return RunResult(summary, metrics, None if folder is None else folder.path)
+
+    # -- a round ---------------------------------------------------------------------------------------------------
+
+    def _round(self, number: int, steps: list[bytes], synced: list[int], orbit: OrbitWriter | None) -> dict[str, Any]:
+        """One round; returns its line of metrics."""
+        seconds: dict[str, float] = {}
+        bytes_up, bytes_down, losses, skipped = [], [], [], []
+        forward = backward = 0
+        picked = self.coordinator.open(number)
+        for client in picked:
+            plan = self.coordinator.plan(client)
+            missed = steps[-1:] if self.method.dense else steps[synced[client] :]
+            bytes_down.append(sum(len(m) - FRAME_BYTES for m in [plan, *missed]))
+            synced[client] = len(steps)
+            answer = self.worker.train(plan, client, self.items[client])
+            for phase, spent in answer.effort.seconds.items():
+                seconds[phase] = seconds.get(phase, 0.0) + spent
+            forward += answer.effort.forward_passes
+            backward += answer.effort.backward_passes
+            if answer.message is None:
+                skipped.append({"client": self.names[client], "reason": answer.reason})
+                self.progress.warn(f"round {number}: {self.names[client]} sends nothing: {answer.reason}")
+                continue
+            bytes_up.append(len(answer.message) - FRAME_BYTES)
+            losses.extend(answer.effort.losses)
+            try:
+                self.coordinator.receive(answer.message, client)
+            except MessageError as error:
+                skipped.append({"client": self.names[client], "reason": f"refused: {error}"})
+                self.progress.warn(f"round {number}: the update of {self.names[client]} is refused: {error}")
+        start = time.perf_counter()
+        step = self.coordinator.close()
+        seconds["aggregation"] = time.perf_counter() - start
+        start = time.perf_counter()
+        norm = self.worker.apply(step)
+        seconds["rebuild"] = time.perf_counter() - start
+        digest = self.worker.space.digest()
+        if orbit is not None:  # on disk before the round counts
+            orbit.append(Record(number, step[FRAME_BYTES:], digest))
+        if self.method.dense:
+            steps.clear()
+        steps.append(step)
+        line = {
+            "clients": [self.names[c] for c in picked],
+            "skipped": skipped,
+            "train_loss": sum(losses) / len(losses) if losses else None,
+            "bytes_up": sum(bytes_up) / len(picked),
+            "bytes_down": sum(bytes_down) / len(picked),
+            "forward_passes": forward,
+            "backward_passes": backward,
+            "seconds": seconds,
+            "weights_digest": digest,
+        }
+        if norm is not None:
+            ratio = norm / max(self.worker.space.norm(), 1e-30)
+            line["step_over_weights"] = ratio
+            if ratio > NOISE_WARNING and not self._warned:
+                self._warned = True  # once is enough; every round's ratio is in the metrics
+                self.progress.warn(
+                    f"round {number}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
+                    f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
+                )
+        return line
+
+    # -- at the end --------------------------------------------------------------------------------------------------
+
+    def _summary(self, metrics: list[dict[str, Any]], seconds: float, orbit: OrbitWriter | None) -> dict[str, Any]:
+        rounds = metrics[1:]
+        measured = [name for name, value in metrics[0].items() if isinstance(value, float)]
+        phases: dict[str, float] = {"total": seconds}
+        for line in metrics:
+            for phase, spent in line["seconds"].items():
+                phases[phase] = phases.get(phase, 0.0) + spent
+        layout = self.header.layout
+
+        def mean(key: str) -> float:
+            return sum(line[key] for line in rounds) / len(rounds) if rounds else 0.0
+
+        return {
+            "method": self.method.name,
+            "rounds": self.rounds,
+            "parameters": layout.size,
+            "blocks": len(layout.block_sizes),
+            "clients": len(self.items),
+            "clients_per_round": self.coordinator.per_round,
+            "baseline": {name: metrics[0][name] for name in measured},
+            "final": {name: metrics[-1][name] for name in measured},
+            "payload_bytes_up": mean("bytes_up"),
+            "payload_bytes_down": mean("bytes_down"),
+            "frame_bytes": FRAME_BYTES,
+            "fedavg_bytes": 2 * layout.dense_bytes,
+            "forward_passes": sum(line["forward_passes"] for line in rounds),
+            "backward_passes": sum(line["backward_passes"] for line in rounds),
+            "skipped": sum(len(line["skipped"]) for line in rounds),
+            "refused": len(self.coordinator.refused),
+            "seconds": phases,
+            "peak_memory_bytes": peak_memory(),
+            "base_digest": self.header.base_digest,
+            "weights_digest": metrics[-1]["weights_digest"],
+            "orbit_bytes": None if orbit is None else orbit.path.stat().st_size,
+            "threads": torch.get_num_threads(),
+        }
+
+    def _finish(
+        self, folder: RunFolder, orbit: OrbitWriter | None, summary: dict[str, Any], metrics: list[dict[str, Any]]
+    ) -> None:
+        from fedseed.reports.pictures import draw_runs  # matplotlib takes a while to import
+
+        if orbit is not None:
+            orbit.close()
+        else:
+            from safetensors.torch import save_file
+
+            space = self.worker.space
+            named = {e.name: p.detach() for e, p in zip(space.layout.tensors, space.parameters, strict=True)}
+            save_file(named, folder.path / "model.safetensors")
+        folder.write_summary(summary)
+        folder.close()
+        draw_runs({self.method.name: metrics}, folder.path / "metrics.png")
+
+    @staticmethod
+    def _loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:
+        prepared = {prefix: objective.prepare(examples) for prefix, examples in sets.items()}
+
+        def evaluate(model: torch.nn.Module) -> dict[str, float]:
+            return {f"{prefix}loss": mean_loss(model, objective, items) for prefix, items in prepared.items()}
+
+        return evaluate
+
+
+def peak_memory() -> int:
+    """The process' peak memory in bytes: on the GPU where there is one, otherwise resident memory."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

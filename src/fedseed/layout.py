@@ -1,0 +1,114 @@
+"""The layout of a parameter space: which tensors it has, in which order, cut into which blocks.
+
+Free of torch, so that a coordinator, which holds no model, can work with it, and an orbit can carry it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from statistics import median
+from typing import Any, Literal
+
+BlockRule = Literal["one", "tensor", "packed"] | int
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One trainable tensor: its name in the model, shape and dtype ("float32", "bfloat16", "float16")."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Trainable tensors in order, seen as one vector of length `size`, cut into blocks at `boundaries`.
+
+    Args:
+        tensors: the tensors, in the model's order; tied weights stand once.
+        boundaries: L + 1 ascending positions; the first is 0 and the last the vector's length.
+    """
+
+    tensors: tuple[TensorEntry, ...]
+    boundaries: tuple[int, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """d, the number of trainable parameters."""
+        return sum(t.size for t in self.tensors)
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """d_l for each block."""
+        return tuple(b - a for a, b in pairwise(self.boundaries))
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of all trainable tensors: what one dense message carries."""
+        return sum(t.size * ITEM_BYTES[t.dtype] for t in self.tensors)
+
+    def to_json(self) -> dict[str, Any]:
+        """A form that JSON can hold."""
+        return {
+            "tensors": [[t.name, list(t.shape), t.dtype] for t in self.tensors],
+            "boundaries": list(self.boundaries),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Layout":
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: the boundaries do not fit the tensors.
+        """
+        tensors = tuple(TensorEntry(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["tensors"])
+        layout = cls(tensors, tuple(int(b) for b in data["boundaries"]))
+        ascending = all(a < b for a, b in pairwise(layout.boundaries))
+        if len(layout.boundaries) < 2 or layout.boundaries[0] != 0 or not ascending:
+            raise ValueError("block boundaries do not ascend from 0")
+        if layout.boundaries[-1] != layout.size:
+            raise ValueError(f"block boundaries end at {layout.boundaries[-1]}, the tensors at {layout.size}")
+        return layout
+
+
+def cut(sizes: Sequence[int], rule: BlockRule) -> tuple[int, ...]:
+    """Block boundaries for tensors of the given sizes.
+
+    Args:
+        sizes: elements of each tensor, in order.
+        rule: "one" block in all; one per "tensor"; "packed": neighbouring tensors share a block of at most 0.9 times
+            the median tensor's size, larger ones stand alone (Ferret's published code; L = 194 for 24-layer LLaMA);
+            or a number L of blocks whose sizes differ by at most one.
+
+    Raises:
+        ValueError: unknown rule, or more blocks than parameters.
+    """
+    total = sum(sizes)
+    if total == 0:
+        raise ValueError("the model has no trainable parameters")
+    if isinstance(rule, int) and not isinstance(rule, bool):
+        if not 1 <= rule <= total:
+            raise ValueError(f"blocks = {rule}: from 1 to the number of parameters, {total}")
+        return tuple(total * i // rule for i in range(rule + 1))
+    if rule == "one":
+        return (0, total)
+    boundaries = [0]
+    budget = 0.9 * median(s for s in sizes if s) if rule == "packed" else 0.0
+    if rule not in ("tensor", "packed"):
+        raise ValueError(f'blocks = {rule!r}: choose "one", "tensor", "packed" or a number')
+    position = 0
+    for size in sizes:
+        if position > boundaries[-1] and position + size - boundaries[-1] > budget:
+            boundaries.append(position)
+        position += size
+    boundaries.append(position)
+    return tuple(boundaries)

@@ -1,0 +1,152 @@
+"""Messages: plan (coordinator to client), update (client to coordinator) and step (coordinator to everybody).
+
+A message is a frame of 28 bytes and a payload. The frame says what the message is and guards it; the payload is the
+method's own and is what byte counts mean. Nothing in a message is trusted before it has been checked.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.errors import MessageError
+from fedseed.randomness.stream import STREAM_VERSION
+
+MAGIC = b"FS"
+FORMAT = 1
+# magic, format, stream version, kind, method, reserved, round, client, payload length, CRC-32
+_FRAME = struct.Struct("<2sBBBBHIIQI")
+FRAME_BYTES = _FRAME.size
+EVERYBODY = 0xFFFFFFFF  # the client field of a message that goes to all
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    PLAN = 1
+    UPDATE = 2
+    STEP = 3
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message.
+
+    Args:
+        kind: plan, update or step.
+        method: the method's code (`Method.code`).
+        round: round or step number, from 1.
+        client: the sender of an update, the receiver of a plan, or EVERYBODY.
+        payload: the method's bytes.
+    """
+
+    kind: Kind
+    method: int
+    round: int
+    client: int
+    payload: bytes
+
+    def encode(self) -> bytes:
+        """Frame and payload as bytes."""
+        head = (MAGIC, FORMAT, STREAM_VERSION, self.kind, self.method, 0, self.round, self.client, len(self.payload))
+        check = zlib.crc32(self.payload, zlib.crc32(_FRAME.pack(*head, 0)))
+        return _FRAME.pack(*head, check) + self.payload
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Message":
+        """The inverse of `encode`.
+
+        Raises:
+            MessageError: not a message, another version, cut short, too long or damaged.
+        """
+        if len(data) < FRAME_BYTES:
+            raise MessageError(f"a message has at least {FRAME_BYTES} bytes, this one {len(data)}")
+        magic, fmt, stream, kind, method, reserved, number, client, length, check = _FRAME.unpack_from(data)
+        if magic != MAGIC:
+            raise MessageError(f"not a fedseed message: it begins with {magic!r}")
+        if fmt != FORMAT:
+            raise MessageError(f"message format {fmt}: this version of fedseed reads format {FORMAT}")
+        if stream != STREAM_VERSION:
+            raise MessageError(f"random stream version {stream}: this version of fedseed has {STREAM_VERSION}")
+        if kind not in Kind.__members__.values():
+            raise MessageError(f"message kind {kind} is unknown")
+        if length != len(data) - FRAME_BYTES:
+            raise MessageError(f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came")
+        head = (magic, fmt, stream, kind, method, reserved, number, client, length)
+        payload = data[FRAME_BYTES:]
+        if zlib.crc32(payload, zlib.crc32(_FRAME.pack(*head, 0))) != check:
+            raise MessageError("checksum differs: the message was damaged on the way")
+        return cls(Kind(kind), method, number, client, payload)
+
+    def expect(self, kind: Kind, method: int, number: int) -> "Message":
+        """Check what the message is about.
+
+        Raises:
+            MessageError: another kind, method or round.
+        """
+        if self.kind != kind:
+            raise MessageError(f"a {kind.name.lower()} was expected, a {self.kind.name.lower()} came")
+        if self.method != method:
+            raise MessageError(f"method code {method} was expected, {self.method} came")
+        if self.round != number:
+            raise MessageError(f"round {number} was expected, round {self.round} came")
+        return self
+
+
+class Reader:
+    """Reads typed values from a payload, never past its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes not read yet."""
+        return len(self._data) - self._position
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        if count > self.left:
+            raise MessageError(f"payload too short: {count} bytes wanted at byte {self._position}, {self.left} left")
+        self._position += count
+        return self._data[self._position - count : self._position]
+
+    def u64(self) -> int:
+        """An unsigned 64-bit integer."""
+        return int.from_bytes(self.take(8), "little")
+
+    def u32s(self, count: int) -> NDArray[np.uint32]:
+        """`count` unsigned 32-bit integers."""
+        return np.frombuffer(self.take(4 * count), dtype="<u4").astype(np.uint32)
+
+    def f32s(self, count: int) -> NDArray[np.float32]:
+        """`count` finite single-precision numbers."""
+        values = np.frombuffer(self.take(4 * count), dtype="<f4").astype(np.float32)
+        if not np.isfinite(values).all():
+            at = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise MessageError(f"value {at} of {count} is {values[at]}: only finite numbers are accepted")
+        return values
+
+    def end(self) -> None:
+        """Check that nothing is left."""
+        if self.left:
+            raise MessageError(f"payload too long: {self.left} bytes left over")
+
+
+def u64_bytes(value: int) -> bytes:
+    """An unsigned 64-bit integer, little-endian."""
+    return value.to_bytes(8, "little")
+
+
+def u32_bytes(values: NDArray[np.integer]) -> bytes:
+    """Unsigned 32-bit integers, little-endian."""
+    return np.asarray(values).astype("<u4").tobytes()
+
+
+def f32_bytes(values: NDArray[np.floating]) -> bytes:
+    """Single-precision numbers, little-endian."""
+    return np.asarray(values).astype("<f4").tobytes()

@@ -1,0 +1,133 @@
+"""What a method is: plan, train, aggregate, apply; the coordinator's part needs neither a model nor torch.
+
+    plan       coordinator: state -> what this round asks of clients
+    train      client:      plan + data -> update
+    aggregate  coordinator: updates -> step, scalars only
+    apply      anyone with the model: step -> new weights
+    advance    everyone:    state + step -> state of the next round
+
+The object itself is the method's settings, checked and frozen; a run's memory is the state, which is a function of
+the steps alone, so that whoever holds the orbit holds the state.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from fedseed.layout import BlockRule, Layout
+from fedseed.training.settings import LocalTraining
+
+if TYPE_CHECKING:  # the client side hands these in; nothing here imports torch
+    from fedseed.parameters import ParameterSpace
+
+Floats = NDArray[np.float32]
+Weighting = Literal["equal", "examples"]
+
+
+class Payload(Protocol):
+    """The content of a plan, an update or a step."""
+
+    def encode(self) -> bytes:
+        """The exact payload bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run's next round depends on besides the weights.
+
+    Args:
+        layout: the parameter space.
+        seed: the run's seed.
+    """
+
+    layout: Layout
+    seed: int
+
+
+class Contribution(NamedTuple):
+    """One client's checked answer: its number, its share c_i (the shares of a round add up to 1) and its update."""
+
+    client: int
+    share: float
+    update: Any
+
+
+class Client(Protocol):
+    """What a method may ask of a client while it trains. The weights are put back afterwards."""
+
+    number: int
+    round: int
+    space: "ParameterSpace"
+
+    def first_order(self, training: LocalTraining) -> None:
+        """Train the weights in place. Raises NonFiniteError if a loss is not finite."""
+        ...
+
+    def delta(self) -> Floats:
+        """w_start - w_now, a vector of length d."""
+        ...
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Count the time spent inside under this name."""
+        ...
+
+
+class Method(BaseModel, ABC):
+    """Settings and the four parts of one method. Subclasses stand in a file each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    code: ClassVar[int]  # names the method in a message's frame
+    about: ClassVar[str]  # one line for `fedseed list methods`
+    dense: ClassVar[bool] = False  # steps carry whole weights, so the newest one replaces all before it
+
+    blocks: BlockRule = "one"
+    weighting: Weighting = "equal"
+
+    def start(self, layout: Layout, seed: int) -> State:
+        """The state before the first round."""
+        return State(layout, seed)
+
+    def advance(self, state: State, step: Any) -> State:
+        """The state after a step."""
+        return state
+
+    @abstractmethod
+    def plan(self, state: Any, number: int) -> Payload:
+        """What the coordinator asks for in round `number`."""
+
+    @abstractmethod
+    def train(self, state: Any, plan: Any, client: Client) -> Payload:
+        """What a client answers."""
+
+    @abstractmethod
+    def aggregate(self, state: Any, number: int, contributions: Sequence[Contribution]) -> Payload:
+        """The step that follows from a round's answers, in ascending order of clients; there may be none."""
+
+    @abstractmethod
+    def apply(self, step: Any, space: "ParameterSpace") -> None:
+        """Change the weights."""
+
+    @abstractmethod
+    def decode_plan(self, state: Any, data: bytes) -> Any:
+        """A plan from its payload. Raises MessageError."""
+
+    @abstractmethod
+    def decode_update(self, state: Any, number: int, data: bytes) -> Any:
+        """An update from its payload, checked against what round `number` asked for. Raises MessageError."""
+
+    @abstractmethod
+    def decode_step(self, state: Any, data: bytes) -> Any:
+        """A step from its payload. Raises MessageError."""
+
+    def step_norm(self, state: Any, step: Any) -> float | None:
+        """The expected Euclidean norm of a step, from its scalars alone; None where that can't be known."""
+        return None

@@ -1,0 +1,114 @@
+"""Bases: the rules that make directions from a seed."""
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.randomness import kernels, truncation
+from fedseed.randomness.kernels.reference import Spec, hadamard_transform
+from fedseed.randomness.stream import split_seed
+
+BASES = {
+    "normal": "N(0, 1) entries: FedKSeed, FeedSign and MeZO as published",
+    "truncated_normal": "N(0, 1) cut to [-1/sqrt(d_l), 1/sqrt(d_l)]: Ferret as published",
+    "rademacher": "+1 or -1, one random bit an entry: same mean and covariance as normal, less work",
+    "hadamard": "rows of a Hadamard matrix under random signs: all directions together cost as much as one",
+}
+MAX_SIZE = 1 << 20
+MAX_DIRECTIONS = 1 << 32
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A family of pseudo-random directions; a direction is named by the seed and its index, and never stored.
+
+    An entry depends only on (seed, direction index, element index): not on tensors, tiling, device, threads or dtype.
+
+    Args:
+        name: "normal", "truncated_normal", "rademacher" or "hadamard".
+        seed: 64-bit seed.
+        size: for "hadamard", how many directions there are; it fixes B, the smallest power of two >= size. Index k
+            means row k mod B of the basis with number k div B, which has signs of its own. Other bases ignore it.
+
+    Raises:
+        ValueError: unknown name, or seed or size out of range.
+    """
+
+    name: str
+    seed: int = 0
+    size: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.name not in BASES:
+            raise ValueError(f"basis = {self.name!r}: choose one of {', '.join(BASES)}")
+        split_seed(self.seed)
+        if not 1 <= self.size <= MAX_SIZE:
+            raise ValueError(f"size = {self.size}: from 1 to {MAX_SIZE}")
+
+    @property
+    def tile(self) -> int:
+        """B: the size of the Hadamard matrix, a power of two (1 for the other bases)."""
+        return 1 << (self.size - 1).bit_length() if self.name == "hadamard" else 1
+
+    @property
+    def spec(self) -> Spec:
+        """The basis as the kernels take it."""
+        return Spec(self.name, self.seed, self.tile)
+
+    def variance(self, length: int) -> float:
+        """rho: the variance of an entry in a block of `length` parameters (1 but for "truncated_normal")."""
+        return truncation.variance(length) if self.name == "truncated_normal" else 1.0
+
+    def kurtosis(self, length: int) -> float:
+        """kappa: the fourth moment of an entry over its squared variance."""
+        if self.name == "truncated_normal":
+            return truncation.kurtosis(length)
+        return 3.0 if self.name == "normal" else 1.0
+
+    def expected_cosine(self, length: int, count: int) -> float:
+        """The expected cosine between a vector and its reconstruction from `count` directions.
+
+        sqrt(K / (d + kappa + K - 2)) for independent entries. For "hadamard" (K <= B) sqrt(K / d) where d is a
+        multiple of B, as the directions are orthogonal then; in general K sqrt(d) / |V^T V|_F, which does not
+        depend on the random signs and is computed here for a block that begins at a whole tile.
+        """
+        if self.name == "hadamard":
+            return self._hadamard_cosine(length, count)
+        return sqrt(count / (length + self.kurtosis(length) + count - 2))
+
+    def _hadamard_cosine(self, length: int, count: int) -> float:
+        """K sqrt(d) / |V^T V|_F; (V^T V)[k, k'] depends on m = k XOR k' alone, so sums over m suffice."""
+        if not 1 <= count <= self.tile:
+            raise ValueError(f"count = {count}: from 1 to B = {self.tile}")
+        tile, rest = self.tile, length % self.tile
+        product = hadamard_transform((np.arange(tile) < rest).astype(np.float64))  # of the last, incomplete tile
+        product[0] += length - rest  # whole tiles: orthogonal
+        pairs = hadamard_transform(hadamard_transform((np.arange(tile) < count).astype(np.float64)) ** 2) / tile
+        return count * sqrt(length) / sqrt(float(np.dot(pairs, product**2)))
+
+    def direction(self, k: int, start: int, stop: int, length: int | None = None) -> NDArray[np.float32]:
+        """Elements start..stop of direction k.
+
+        Args:
+            k: direction index, from 0 to 2**32 - 1.
+            start: index of the first element in the parameter vector.
+            stop: one past the last.
+            length: size of the block the elements belong to; "truncated_normal" needs it.
+
+        Returns:
+            float32 array of shape (stop - start,).
+
+        Raises:
+            ValueError: an index is out of range, or `length` is missing.
+        """
+        if not 0 <= k < MAX_DIRECTIONS:
+            raise ValueError(f"k = {k}: a direction index is from 0 to 2**32 - 1")
+        if not 0 <= start <= stop:
+            raise ValueError(f"elements {start}..{stop}: 0 <= start <= stop is needed")
+        if length is None:
+            if self.name == "truncated_normal":
+                raise ValueError("truncated_normal needs length, the block's number of parameters")
+            length = max(stop, 1)
+        return kernels.current().direction(self.spec, k, start, stop, length)

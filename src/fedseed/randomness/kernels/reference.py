@@ -1,0 +1,205 @@
+"""Plain reference of the operations on directions: NumPy, short enough to check by eye.
+
+Every other implementation gives the same bits as this one (`tests/randomness/test_kernels.py`). Functions take a
+`Spec`, which names the basis without depending on it, and work on one run of elements [start, stop) of the
+parameter vector, counted from the vector's beginning. `length` is the size of the block the run belongs to.
+"""
+
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.randomness import entries, truncation
+from fedseed.randomness.stream import Domain, words
+
+Floats = NDArray[np.float32]
+
+
+class Spec(NamedTuple):
+    """What a kernel needs to know of a basis."""
+
+    name: str
+    seed: int
+    tile: int  # B, the Hadamard matrix' size; 1 for unstructured bases
+
+
+def _polynomial(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
+    value = np.full_like(x, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        value = value * x + coefficient  # two roundings: NumPy does not fuse them
+    return value
+
+
+def _normal(block_words: NDArray[np.uint32]) -> Floats:
+    """Box and Muller's transform of words in pairs, in single precision."""
+    w = block_words.reshape(-1, 2)
+    # radius: sqrt(-2 ln p) with p = (31 bits + 1/2) / 2^31, so that |z| reaches 6.6
+    f = (w[:, 0] >> 1).astype(np.int32).astype(np.float32) + entries.F(0.5)
+    bits = f.view(np.int32) - np.int32(entries.SQRT_HALF_BITS)
+    exponent = bits >> 23
+    mantissa = ((bits & 0x7FFFFF) + np.int32(entries.SQRT_HALF_BITS)).view(np.float32)
+    s = mantissa - entries.F(1.0)
+    square = s * s
+    log = (s - entries.F(0.5) * square) + (square * s) * _polynomial(s, entries.LOG)
+    q = (31 - exponent).astype(np.float32) * entries.TWO_LN_2 - entries.F(2.0) * log
+    radius = np.sqrt(np.maximum(q, entries.F(0.0)))
+    # angle: a quarter from the top two bits, and x in [-1/2, 1/2) quarters from the other thirty
+    quarter = w[:, 1] >> 30
+    x = ((w[:, 1] & 0x3FFFFFFF).astype(np.int32) - np.int32(1 << 29)).astype(np.float32) * entries.TWO_POW_MINUS_30
+    square = x * x
+    sine = x * _polynomial(square, entries.SIN)
+    cosine = _polynomial(square, entries.COS)
+    odd = (quarter & 1).astype(bool)
+    first = np.where(odd, sine, cosine) * np.where((quarter == 1) | (quarter == 2), entries.F(-1), entries.F(1))
+    second = np.where(odd, cosine, sine) * np.where(quarter >= 2, entries.F(-1), entries.F(1))
+    return np.stack([radius * first, radius * second], axis=-1).reshape(-1)
+
+
+def truncated_normal_constants(length: int) -> tuple[np.float32, np.float32]:
+    """(erf(a / sqrt 2), a) in single precision, a rounded towards zero so that no entry exceeds 1/sqrt(d)."""
+    exact = truncation.bound(length)
+    bound = np.float32(exact)
+    if float(bound) > exact:
+        bound = np.nextafter(bound, np.float32(0))
+    return np.float32(truncation.central_mass(length)), bound
+
+
+def _truncated_normal(block_words: NDArray[np.uint32], length: int) -> Floats:
+    """sqrt(2) erfinv(u erf(a / sqrt 2)) with u uniform on [-1, 1]: the inverse distribution function."""
+    mass, bound = truncated_normal_constants(length)
+    u = block_words.reshape(-1).view(np.int32).astype(np.float32) * entries.TWO_POW_MINUS_31
+    y = u * mass
+    return np.clip(y * _polynomial(y * y, entries.PROBIT), -bound, bound)
+
+
+def _signs(block_words: NDArray[np.uint32]) -> Floats:
+    """+1 for a bit 0 and -1 for a bit 1, lowest bit of the first word first."""
+    bits = (block_words.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & np.uint32(1)
+    return entries.F(1) - entries.F(2) * bits.reshape(-1).astype(np.float32)
+
+
+def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
+    """Elements of a direction of an unstructured basis, or of the sign vector D of `hadamard`."""
+    per_block = entries.ENTRIES_PER_BLOCK[spec.name]
+    domain = Domain.SIGNS if spec.name == "hadamard" else Domain.DIRECTION
+    first = start // per_block
+    block_words = words(spec.seed, domain, k, first, -(-stop // per_block) - first)
+    if spec.name == "normal":
+        values = _normal(block_words)
+    elif spec.name == "truncated_normal":
+        values = _truncated_normal(block_words, length)
+    else:
+        values = _signs(block_words)
+    return values[start - first * per_block :][: stop - start]
+
+
+def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width 1, 2, 4, ...
+
+    The transform is its own transpose. Shared by all implementations: it is tiny beside the work per parameter.
+    """
+    x = np.array(values, dtype=np.float64)
+    width = 1
+    while width < x.size:
+        pairs = x.reshape(-1, 2, width)
+        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
+        width *= 2
+    return x
+
+
+def hadamard_tables(tile: int, first: int, coefficients: Floats) -> list[tuple[int, Floats]]:
+    """(number, H^T c) for each basis number that the directions first, first + 1, ... touch.
+
+    Direction k is row k mod B of the basis with number k div B (B = `tile`).
+    """
+    rows = range(first, first + len(coefficients))
+    tables = []
+    for number, group in groupby(rows, key=lambda k: k // tile):
+        padded = np.zeros(tile)
+        for k in group:
+            padded[k % tile] = coefficients[k - first]
+        if padded.any():
+            tables.append((number, hadamard_transform(padded).astype(np.float32)))
+    return tables
+
+
+def direction(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
+    """Elements start..stop of direction k."""
+    if spec.name != "hadamard":
+        return _unstructured(spec, k, start, stop, length)
+    row = np.uint64(k % spec.tile)
+    parity = np.bitwise_count(np.arange(start, stop, dtype=np.uint64) % np.uint64(spec.tile) & row) & 1
+    signs = entries.F(1) - entries.F(2) * parity.astype(np.float32)
+    return _unstructured(spec, k // spec.tile, start, stop, length) * signs
+
+
+def combine(spec: Spec, first: int, coefficients: Floats, start: int, stop: int, length: int) -> Floats:
+    """sum_j coefficients[j] * direction(first + j) over elements start..stop, added up in this order.
+
+    Directions with coefficient zero are skipped. For `hadamard` the sum is D * tile(H^T c).
+    """
+    total = np.zeros(stop - start, dtype=np.float32)
+    if spec.name == "hadamard":
+        column = np.arange(start, stop) % spec.tile
+        for number, table in hadamard_tables(spec.tile, first, coefficients):
+            total += _unstructured(spec, number, start, stop, length) * table[column]
+        return total
+    for j, coefficient in enumerate(coefficients):
+        if coefficient != 0:
+            total += coefficient * _unstructured(spec, first + j, start, stop, length)
+    return total
+
+
+def _sum_in_order(values: NDArray[np.float32] | NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """Strictly sequential sum in the array's own precision; + 0 turns a negative zero into a positive one."""
+    return np.take(np.add.accumulate(values, axis=axis), -1, axis=axis) + values.dtype.type(0)
+
+
+def _spans(start: int, stop: int) -> list[tuple[int, int]]:
+    """[start, stop) cut at multiples of SPAN."""
+    cuts = [start, *range((start // entries.SPAN + 1) * entries.SPAN, stop, entries.SPAN), stop]
+    return [(a, b) for a, b in pairwise(cuts) if b > a]
+
+
+def _aligned(values: Floats, start: int, unit: int) -> Floats:
+    """`values` with zeros before and after, so that it covers whole units of the global index."""
+    before = start % unit
+    after = -(start + len(values)) % unit
+    return np.pad(values, (before, after))
+
+
+def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> Floats:
+    """<direction(first + j), x> for j < count, where x holds elements start, start + 1, ...
+
+    The order of the sums is fixed (see `entries.CHUNK`).
+    """
+    spans = _spans(start, start + len(x))
+    if spec.name == "hadamard":
+        return _project_hadamard(spec, first, count, x, start, length, spans)
+    result = np.zeros(count, dtype=np.float64)
+    for j in range(count):
+        for a, b in spans:
+            products = _unstructured(spec, first + j, a, b, length) * x[a - start : b - start]
+            rows = _aligned(products, a, entries.CHUNK).reshape(-1, entries.CHUNK // entries.LANES, entries.LANES)
+            lanes = _sum_in_order(rows, axis=1).astype(np.float64)
+            result[j] += _sum_in_order(_sum_in_order(lanes, axis=1), axis=0)
+    return result.astype(np.float32)
+
+
+def _project_hadamard(
+    spec: Spec, first: int, count: int, x: Floats, start: int, length: int, spans: list[tuple[int, int]]
+) -> Floats:
+    """Fold D * x into B double-precision sums, then one transform for all directions of a basis number."""
+    result = np.zeros(count, dtype=np.float32)
+    for number, group in groupby(range(first, first + count), key=lambda k: k // spec.tile):
+        folded = np.zeros(spec.tile)
+        for a, b in spans:
+            products = _unstructured(spec, number, a, b, length) * x[a - start : b - start]
+            tiles = _aligned(products, a, spec.tile).astype(np.float64).reshape(-1, spec.tile)
+            folded += _sum_in_order(tiles, axis=0)
+        transformed = hadamard_transform(folded)
+        for k in group:
+            result[k - first] = transformed[k % spec.tile]
+    return result

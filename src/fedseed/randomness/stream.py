@@ -1,0 +1,130 @@
+"""The shared random stream, version 1: Philox4x32-10, addressed by counter.
+
+Every number is a pure function of (seed, domain, direction index, block index). There is no state, so any
+element can be computed anywhere, in any order, on any device, with the same bits.
+
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC'11).
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+STREAM_VERSION = 1
+
+# Philox4x32 multipliers and Weyl increments (SC'11, Table 2 and Section 3.3).
+MULTIPLIER_0 = 0xD2511F53
+MULTIPLIER_1 = 0xCD9E8D57
+WEYL_0 = 0x9E3779B9
+WEYL_1 = 0xBB67AE85
+ROUNDS = 10
+
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_SHIFT_32 = np.uint64(32)
+
+
+class Domain(IntEnum):
+    """What a number is used for: the last counter word. No two uses share numbers."""
+
+    DIRECTION = 0  # entries of normal, truncated_normal and rademacher directions
+    SIGNS = 1  # the structured basis' one sign per element
+    ROUND_SEED = 2  # the seed all clients of a round share
+    CLIENT_SEED = 3  # the seed of one client in one round
+    SAMPLING = 4  # which clients take part
+    DATA_ORDER = 5  # the order in which a client sees its examples
+    DROPOUT = 6  # seeds torch's own generator while a client trains
+    PARTITION = 7  # who holds which example
+
+
+Words = NDArray[np.uint32]
+
+
+def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
+    """Ten rounds of Philox4x32 on (arrays of) counters.
+
+    Args:
+        counter: four uint32 words, scalars or arrays that broadcast together.
+        key: two uint32 words.
+
+    Returns:
+        Four uint32 arrays of the broadcast shape.
+    """
+    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        product_0 = np.uint64(MULTIPLIER_0) * c0  # 32 x 32 -> 64 bit, exact in uint64
+        product_1 = np.uint64(MULTIPLIER_1) * c2
+        c0, c1, c2, c3 = (
+            (product_1 >> _SHIFT_32) ^ c1 ^ np.uint64(k0),
+            product_1 & _LOW_32,
+            (product_0 >> _SHIFT_32) ^ c3 ^ np.uint64(k1),
+            product_0 & _LOW_32,
+        )
+        k0 = (k0 + WEYL_0) & 0xFFFFFFFF
+        k1 = (k1 + WEYL_1) & 0xFFFFFFFF
+    shape = np.broadcast_shapes(c0.shape, c1.shape, c2.shape, c3.shape)
+    w0, w1, w2, w3 = (np.broadcast_to(c, shape).astype(np.uint32) for c in (c0, c1, c2, c3))
+    return w0, w1, w2, w3
+
+
+def split_seed(seed: int) -> tuple[int, int]:
+    """The Philox key of a 64-bit seed: (low word, high word).
+
+    Raises:
+        ValueError: the seed is not in [0, 2**64).
+    """
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed = {seed}: a seed is an integer from 0 to 2**64 - 1")
+    return seed & 0xFFFFFFFF, seed >> 32
+
+
+def words(seed: int, domain: int, direction: int, first_block: int, blocks: int) -> Words:
+    """Consecutive Philox blocks of one direction.
+
+    Args:
+        seed: 64-bit seed (the key).
+        domain: the use of the numbers (`Domain`).
+        direction: direction index, 32 bits.
+        first_block: index of the first block, 64 bits.
+        blocks: how many.
+
+    Returns:
+        uint32 array of shape (blocks, 4).
+    """
+    index = np.uint64(first_block) + np.arange(blocks, dtype=np.uint64)
+    counter = (index & _LOW_32, index >> _SHIFT_32, direction, domain)
+    return np.stack(philox4x32(counter, split_seed(seed)), axis=-1)
+
+
+def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int:
+    """A 64-bit number for one use: the seed of a round, of a client in a round, and so on.
+
+    Args:
+        seed: the run's seed.
+        domain: what the number is for.
+        position: 64-bit counter, for example the round.
+        direction: 32-bit counter, for example the client's number.
+    """
+    row = words(seed, domain, direction, position, 1)[0]
+    return int(row[0]) | int(row[1]) << 32
+
+
+def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.uint64]:
+    """`count` independent 64-bit integers."""
+    rows = words(seed, domain, direction, 0, (count + 1) // 2).astype(np.uint64)
+    pairs = rows[:, 0::2] | rows[:, 1::2] << _SHIFT_32
+    return pairs.reshape(-1)[:count]
+
+
+def permutation(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.int64]:
+    """A random order of 0..count-1: the ranks of `count` random 64-bit keys (ties keep their order)."""
+    return np.argsort(uniform_integers(seed, domain, count, direction), kind="stable")
+
+
+def sample(seed: int, domain: int, population: int, count: int, direction: int = 0) -> list[int]:
+    """`count` different members of 0..population-1, in ascending order."""
+    if not 0 <= count <= population:
+        raise ValueError(f"can't take {count} of {population}")
+    return sorted(int(i) for i in permutation(seed, domain, population, direction)[:count])

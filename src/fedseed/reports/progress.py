@@ -1,0 +1,92 @@
+"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+
+class Progress(Protocol):
+    """What the engine tells while it runs."""
+
+    def running(self, name: str, rounds: int) -> Any:
+        """A context that lasts as long as the run."""
+        ...
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """A round is over; its line of metrics."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Something a person should know; the run goes on."""
+        ...
+
+
+class Silent:
+    """Says nothing."""
+
+    @contextmanager
+    def running(self, name: str, rounds: int) -> Iterator[None]:
+        """Nothing to show."""
+        yield
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Nothing to show."""
+
+    def warn(self, text: str) -> None:
+        """Nothing to show."""
+
+
+def describe(line: Mapping[str, Any]) -> str:
+    """One round in a few words."""
+    parts = []
+    if "loss" in line:
+        parts.append(f"held-out loss {line['loss']:.3f}")
+    if "rouge_l" in line:
+        parts.append(f"Rouge-L {line['rouge_l']:.1f}")
+    if line.get("train_loss") is not None:
+        parts.append(f"local loss {line['train_loss']:.3f}")
+    if "bytes_up" in line:
+        parts.append(f"{line['bytes_up']:,.0f} B up a client")
+    return ", ".join(parts)
+
+
+class Shown:
+    """Shows a run on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar: Bar | None = None
+        self._task: Any = None
+        self._rounds = 0
+
+    @contextmanager
+    def running(self, name: str, rounds: int) -> Iterator[None]:
+        """Show a bar on a terminal, a line elsewhere."""
+        self._rounds = rounds
+        if not self.console.is_terminal:
+            self.console.print(f"{name}: {rounds} rounds")
+            yield
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Bar(*columns, TimeRemainingColumn(), console=self.console) as bar:
+            self._bar = bar
+            self._task = bar.add_task(name, total=rounds)
+            yield
+        self._bar = None
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Move the bar; print a line for rounds that were evaluated."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=line["round"])
+        if "loss" in line or not self.console.is_terminal:
+            self.console.print(
+                f"  round {line['round']:>{len(str(self._rounds))}}  {describe(line)}", highlight=False, soft_wrap=True
+            )
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        self.console.print(f"[yellow]warning[/yellow] {text}", highlight=False, soft_wrap=True)

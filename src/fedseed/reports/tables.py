@@ -1,0 +1,73 @@
+"""Tables for a terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes with a unit, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _numbers(metrics: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{metrics[name]:.{digits}f}" if name in metrics else "-" for name, digits in (("loss", 3), ("rouge_l", 1))
+    ] + [
+        f"{metrics[name]:.{digits}f}" for name, digits in (("unseen_loss", 3), ("unseen_rouge_l", 1)) if name in metrics
+    ]
+
+
+def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """Runs side by side, zero-shot first.
+
+    Args:
+        summaries: (name, summary) of each run; all from the same base and data.
+    """
+    first = summaries[0][1]
+    unseen = ("unseen\nloss", "unseen\nRouge-L") if "unseen_loss" in first["baseline"] else ()
+    title = f"{first['parameters']:,} parameters, {first['clients']} clients, {first['clients_per_round']} a round"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("\nmethod", no_wrap=True)
+    for heading in ("\nrounds", "held-out\nloss", "held-out\nRouge-L", *unseen, "bytes\nup", "bytes\ndown", "\ntime"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_row("zero-shot", "0", *_numbers(first["baseline"]), "-", "-", "-")
+    for name, summary in summaries:
+        table.add_row(
+            name,
+            str(summary["rounds"]),
+            *_numbers(summary["final"]),
+            human_bytes(summary["payload_bytes_up"]),
+            human_bytes(summary["payload_bytes_down"]),
+            f"{summary['seconds']['total']:.0f} s",
+        )
+    table.caption = "Bytes: payload per client and round in which it takes part."
+    if unseen:
+        table.caption += " Unseen: tasks that no client holds."
+    table.caption_justify = "left"
+    return table
+
+
+def comparison_lines(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """What the numbers come to, each run against the most talkative one."""
+    reference_name, reference = max(summaries, key=lambda s: s[1]["payload_bytes_up"])
+    lines = []
+    for name, summary in summaries:
+        if name == reference_name or "loss" not in summary["final"]:
+            continue
+        gained = reference["baseline"]["loss"] - reference["final"]["loss"]
+        own = summary["baseline"]["loss"] - summary["final"]["loss"]
+        total = reference["payload_bytes_up"] + reference["payload_bytes_down"]
+        sent = summary["payload_bytes_up"] + summary["payload_bytes_down"]
+        if gained > 0 and sent > 0:
+            lines.append(
+                f"{name} keeps {own / gained:.0%} of {reference_name}'s loss improvement with "
+                f"{total / sent:,.0f} times fewer bytes."
+            )
+    return lines

@@ -1,0 +1,75 @@
+"""The project's own many-task instruction set, dealt to clients family by family."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+
+from fedseed.errors import RecipeError
+from fedseed.randomness import Domain, permutation
+from fedseed.tasks.data import ClientData, Example, TaskData
+from fedseed.tasks.families import Instance, families, split
+from fedseed.tasks.prompts import short_prompt
+
+
+class InstructionsTask(BaseModel):
+    """Settings of the "instructions" task.
+
+    Args:
+        clients: data holders; the train families are dealt to them in a random order that `seed` decides.
+        families_per_client: how many families each gets (1: one task a client).
+        examples: training instances of each family.
+        evaluation: held-out instances of each family that the clients hold; the run's main metrics.
+        unseen: instances of each family that no client holds and the base never met as instructions.
+        validation: further held-out instances of each family that the clients hold, to choose settings on.
+        evaluate_on: "test", or "validation" while choosing settings (the unseen families are left out then).
+        seed: draws instances and deals families; apart from the run's seed, so that runs share their data.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Literal["instructions"] = "instructions"
+    clients: PositiveInt = 20
+    families_per_client: PositiveInt = 2
+    examples: PositiveInt = 200
+    evaluation: PositiveInt = 5
+    unseen: NonNegativeInt = 5
+    validation: PositiveInt = 5
+    evaluate_on: Literal["test", "validation"] = "test"
+    seed: NonNegativeInt = 0
+
+    def load(self) -> TaskData:
+        """The clients' examples and the evaluation sets.
+
+        Raises:
+            RecipeError: there are not enough families or instances.
+        """
+        train = families("train")
+        wanted = self.clients * self.families_per_client
+        if wanted > len(train):
+            raise RecipeError(
+                f"task.clients = {self.clients} with families_per_client = {self.families_per_client}: "
+                f"{wanted} families are needed, there are {len(train)}"
+            )
+        dealt = [train[i] for i in permutation(self.seed, Domain.PARTITION, len(train))[:wanted]]
+        try:
+            splits = [split(f, self.seed, self.examples, self.validation, self.evaluation) for f in dealt]
+            unseen = [split(f, self.seed, 0, 0, self.unseen) for f in families("heldout")] if self.unseen else []
+        except ValueError as error:
+            raise RecipeError(f"task: {error}") from error
+        clients = []
+        for i in range(self.clients):
+            mine = range(i * self.families_per_client, (i + 1) * self.families_per_client)
+            name = f"client-{i + 1:02d}"
+            clients.append(ClientData(name, [example(x) for j in mine for x in splits[j].train]))
+        validation = [example(x) for s in splits for x in s.validation]
+        if self.evaluate_on == "validation":
+            return TaskData(clients, {"": validation}, validation)
+        evaluation = {"": [example(x) for s in splits for x in s.test]}
+        if unseen:
+            evaluation["unseen_"] = [example(x) for s in unseen for x in s.test]
+        return TaskData(clients, evaluation, validation)
+
+
+def example(instance: Instance) -> Example:
+    """An instance as prompt and response."""
+    return Example(short_prompt(instance.instruction, instance.input), instance.output)

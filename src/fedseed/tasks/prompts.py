@@ -1,0 +1,24 @@
+"""The texts that instructions are put into before a model sees them."""
+
+from __future__ import annotations
+
+
+def short_prompt(instruction: str, input: str = "") -> str:
+    """The project's own short form: little besides the instruction and its input."""
+    parts = [f"### Instruction:\n{instruction}"]
+    if input:
+        parts.append(f"### Input:\n{input}")
+    parts.append("### Response:\n")
+    return "\n\n".join(parts)
+
+
+def alpaca_prompt(instruction: str, input: str = "") -> str:
+    """The well-known Alpaca template, in its form with or without an input."""
+    if input:
+        opening = "Below is an instruction that describes a task, paired with an input that provides further context. "
+    else:
+        opening = "Below is an instruction that describes a task. "
+    request = "Write a response that appropriately completes the request."
+    # Alpaca's template ends at the colon: the response begins on the same line.
+    body = short_prompt(instruction, input).removesuffix("\n")
+    return f"{opening}{request}\n\n{body}"

@@ -1,0 +1,126 @@
+"""Objectives: from examples to a loss."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedseed.tasks.data import Example
+
+IGNORE = -100  # label of a token without loss
+
+
+class Objective(Protocol):
+    """What training and evaluation ask of an objective."""
+
+    def prepare(self, examples: Sequence[Any]) -> list[Any]:
+        """Turn examples into items once (tokenise, ...); examples that can't be used are left out."""
+        ...
+
+    def weight(self, item: Any) -> int:
+        """How many terms the item's loss is a sum of (response tokens, or 1)."""
+        ...
+
+    def loss_sum(self, model: torch.nn.Module, items: Sequence[Any]) -> torch.Tensor:
+        """The sum of the items' losses over all their terms, float32, differentiable."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenised example: all ids, and where the response begins."""
+
+    ids: tuple[int, ...]
+    response_start: int
+
+
+class CausalLM:
+    """Next-token loss on the response only (and on the end-of-sequence token after it).
+
+    The sequence is BOS (if the tokenizer has one), prompt, response, EOS; prompt and response are tokenised apart,
+    so that the boundary does not depend on merges across it.
+
+    Args:
+        tokenizer: a `transformers` tokenizer with an EOS token.
+        max_length: longer examples are dropped and counted in `dropped`.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int = 1024) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.dropped = 0
+        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Ids of what stands before the response."""
+        start = [self.tokenizer.bos_token_id] if self.tokenizer.bos_token_id is not None else []
+        ids: list[int] = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        return start + ids
+
+    def prepare(self, examples: Sequence[Example]) -> list[Tokens]:
+        """Tokenise; drop what is longer than `max_length`."""
+        items = []
+        for example in examples:
+            prompt = self.prompt_ids(example.prompt)
+            response = self.tokenizer(example.response, add_special_tokens=False)["input_ids"]
+            ids = (*prompt, *response, self.tokenizer.eos_token_id)
+            if len(ids) > self.max_length:
+                self.dropped += 1
+            else:
+                items.append(Tokens(ids, len(prompt)))
+        return items
+
+    def weight(self, item: Tokens) -> int:
+        """Response tokens, the EOS included."""
+        return len(item.ids) - item.response_start
+
+    def collate(self, items: Sequence[Tokens], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Right-padded (input_ids, attention_mask, labels), each (batch, longest)."""
+        longest = max(len(item.ids) for item in items)
+        ids = torch.full((len(items), longest), self.pad, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        labels = torch.full_like(ids, IGNORE)
+        for row, item in enumerate(items):
+            n = len(item.ids)
+            ids[row, :n] = torch.tensor(item.ids)
+            mask[row, :n] = 1
+            labels[row, item.response_start : n] = ids[row, item.response_start : n]
+        return ids.to(device), mask.to(device), labels.to(device)
+
+    def loss_sum(self, model: torch.nn.Module, items: Sequence[Tokens]) -> torch.Tensor:
+        """Sum of -log p over the response tokens of all items."""
+        device = next(model.parameters()).device
+        ids, mask, labels = self.collate(items, device)
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        targets = labels[:, 1:].reshape(-1)
+        kept = targets != IGNORE  # only positions that carry loss go through the softmax
+        predicted = logits[:, :-1].reshape(-1, logits.shape[-1])[kept]
+        return cross_entropy(predicted.float(), targets[kept], reduction="sum")
+
+
+class Supervised:
+    """(input, target) pairs of tensors for any torch module.
+
+    Args:
+        loss: takes (model output, stacked targets) and returns the sum of the losses over the batch.
+    """
+
+    def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        self.loss = loss
+
+    def prepare(self, examples: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The pairs as they are."""
+        return list(examples)
+
+    def weight(self, item: tuple[torch.Tensor, torch.Tensor]) -> int:
+        """Each pair is one term."""
+        return 1
+
+    def loss_sum(self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Sum of the pairs' losses."""
+        device = next(model.parameters()).device
+        inputs = torch.stack([x for x, _ in items]).to(device)
+        targets = torch.stack([y for _, y in items]).to(device)
+        return self.loss(model(inputs), targets)

@@ -1,0 +1,42 @@
+"""Settings of local first-order training (free of torch)."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+# recipe name -> class in torch.optim
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "adagrad": "Adagrad",
+    "adamax": "Adamax",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "rmsprop": "RMSprop",
+}
+
+
+class LocalTraining(BaseModel):
+    """How a client trains: T optimiser steps (or epochs), each over `accumulation` micro-batches of `batch` examples.
+
+    Accumulated micro-batches give the gradient of one batch of all their examples: the loss is averaged over
+    response tokens (or examples) of the whole step, not of each micro-batch.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    optimizer: Literal["sgd", "adam", "adamw", "adagrad", "adamax", "nadam", "radam", "rmsprop"] = "sgd"
+    rate: PositiveFloat = Field(1e-4, description="local learning rate, eta")
+    steps: PositiveInt = Field(10, description="T, optimiser steps a round; ignored if epochs is set")
+    epochs: PositiveInt | None = Field(None, description="passes over the client's examples instead of steps")
+    batch: PositiveInt = Field(1, description="examples in a micro-batch")
+    accumulation: PositiveInt = Field(4, description="micro-batches a step")
+    momentum: float = Field(0.0, ge=0, lt=1, description="for sgd and rmsprop")
+    weight_decay: NonNegativeFloat = 0.0
+    clip: PositiveFloat | None = Field(None, description="largest gradient norm; longer gradients are shortened")
+
+    @property
+    def step_examples(self) -> int:
+        """Examples seen in one optimiser step."""
+        return self.batch * self.accumulation

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedseed import FedAvg, ParameterSpace
+from fedseed.errors import MessageError
+from fedseed.methods.base import Contribution
+from fedseed.methods.fedavg import Weights, from_floats, to_floats
+
+DTYPES = ["float32", "bfloat16", "float16"]
+
+
+def model(dtype, seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3)).to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_aggregate_is_the_weighted_average(dtype):
+    spaces = [ParameterSpace(model(dtype, seed)) for seed in range(3)]
+    method = FedAvg()
+    state = method.start(spaces[0].layout, 1)
+    shares = (0.5, 0.3, 0.2)
+    updates = [
+        Contribution(i, share, method.decode_update(state, 1, s.dense()))
+        for i, (s, share) in enumerate(zip(spaces, shares, strict=True))
+    ]
+    expected = [
+        sum(share * s.parameters[j].detach().double() for s, share in zip(spaces, shares, strict=True))
+        .float()
+        .to(getattr(torch, dtype))
+        for j in range(len(spaces[0].parameters))
+    ]
+    step = method.decode_step(state, method.aggregate(state, 1, updates).encode())
+    target = ParameterSpace(model(dtype, 9))
+    method.apply(step, target)
+    for p, e in zip(target.parameters, expected, strict=True):
+        torch.testing.assert_close(p.detach(), e, rtol=0, atol=0)
+
+
+def test_global_rate_moves_from_the_old_weights():
+    spaces = [ParameterSpace(model("float32", seed)) for seed in range(2)]
+    method = FedAvg(global_rate=0.25)
+    state = method.advance(method.start(spaces[0].layout, 1), Weights(spaces[0].dense()))
+    step = method.aggregate(state, 1, [Contribution(0, 1.0, Weights(spaces[1].dense()))])
+    a, b = (to_floats(s.dense(), "float32") for s in spaces)
+    np.testing.assert_allclose(to_floats(step.data, "float32"), a + 0.25 * (b - a), rtol=1e-6, atol=1e-7)
+
+
+def test_no_answer_changes_nothing():
+    where = ParameterSpace(model("float32", 0))
+    method, before = FedAvg(), where.digest()
+    state = method.start(where.layout, 1)
+    step = method.decode_step(state, method.aggregate(state, 1, []).encode())
+    method.apply(step, where)
+    assert where.digest() == before and method.advance(state, step) == state
+
+
+def test_wrong_weights_are_refused():
+    where = ParameterSpace(model("bfloat16", 0))
+    method = FedAvg()
+    state = method.start(where.layout, 1)
+    with pytest.raises(MessageError, match="bytes of weights"):
+        method.decode_update(state, 1, where.dense()[:-2])
+    with torch.no_grad():
+        where.parameters[2][0, 0] = float("inf")
+    with pytest.raises(MessageError, match=r"tensor 1\.weight"):
+        method.decode_update(state, 1, where.dense())
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-6e4, max_value=6e4), min_size=1))
+def test_rounding_is_torchs(values):
+    array = np.array(values, dtype=np.float32)
+    for dtype in DTYPES:
+        expected = torch.from_numpy(array).to(getattr(torch, dtype))
+        data = from_floats(array, dtype)
+        assert data == expected.view(torch.uint8).numpy().tobytes()
+        np.testing.assert_array_equal(to_floats(data, dtype), expected.float().numpy())

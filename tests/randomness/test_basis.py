@@ -1,0 +1,129 @@
+import hashlib
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedseed import Basis
+from fedseed.randomness import BASES, truncation
+
+LENGTH = 10_007
+
+
+def draw(name, seed=5, k=3, start=0, stop=400_003, length=LENGTH):
+    return Basis(name, seed).direction(k, start, stop, length)
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (5, 6), (127, 131), (4093, 8200), (2**20 - 3, 2**20 + 5000)])
+def test_an_element_does_not_depend_on_where_the_slice_begins(name, start, stop):
+    whole = draw(name, stop=2**20 + 5003)
+    np.testing.assert_array_equal(whole[start:stop], draw(name, start=start, stop=stop))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_elements_beyond_32_bits_of_index_have_numbers_of_their_own(name):
+    far = 2**41
+    a, b = draw(name, start=far, stop=far + 999), draw(name, start=0, stop=999)
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(999)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_mean_variance_and_independence(name):
+    """Tolerance: 4 standard errors of 400,003 independent entries."""
+    n = 400_003
+    v, other, shifted = (draw(name, k=k) for k in (3, 4, 3))
+    sigma = Basis(name).variance(LENGTH) ** 0.5
+    shifted = np.roll(shifted, 1)
+    for product in (v / sigma, v * other / sigma**2, v * shifted / sigma**2):
+        assert abs(product.mean(dtype=np.float64)) < 4 / np.sqrt(n)
+    kurtosis = Basis(name).kurtosis(LENGTH)
+    spread = np.sqrt(max(kurtosis - 1, 1e-12) / n)
+    assert abs((v.astype(np.float64) ** 2).mean() / sigma**2 - 1) < 4 * spread + 1e-6
+
+
+def test_normal_has_the_right_distribution_and_tails():
+    """Kolmogorov-Smirnov at p > 0.001; tail counts within 4 standard errors of Poisson counts."""
+    z = Basis("normal", 11).direction(0, 0, 20_000_000)
+    assert stats.kstest(z[:1_000_000].astype(np.float64), "norm").pvalue > 0.001
+    for limit in (2.0, 3.0, 4.0, 4.5, 5.0):
+        for tail in (z > limit, z < -limit):
+            expected = len(z) * stats.norm.sf(limit)
+            assert abs(tail.sum() - expected) < 4 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize("length", [1, 4, 100, 10**6, 10**11])
+def test_truncated_normal_has_the_right_distribution_and_stays_inside(length):
+    z = Basis("truncated_normal", 11).direction(0, 0, 400_000, length=length).astype(np.float64)
+    a = length**-0.5
+    assert np.abs(z).max() <= a
+    assert stats.kstest(z, stats.truncnorm(-a, a).cdf).pvalue > 0.001
+
+
+@pytest.mark.parametrize("length", [1, 2, 10, 1000, 10**5, 10**7, 10**9, 10**11])
+def test_rho_is_accurate_where_the_plain_formula_cancels(length):
+    with mpmath.workdps(60):
+        a = 1 / mpmath.sqrt(length)
+        plain = 1 - 2 * a * mpmath.npdf(a) / (2 * mpmath.ncdf(a) - 1)
+        assert abs(truncation.variance(length) / plain - 1) < 1e-12
+        mass = 2 * mpmath.ncdf(a) - 1
+        assert abs(truncation.central_mass(length) / mass - 1) < 1e-12
+
+
+def test_rho_tends_to_one_third_of_one_over_d():
+    assert truncation.variance(10**8) * 3e8 == pytest.approx(1, rel=1e-6)
+    assert truncation.kurtosis(10**8) == pytest.approx(1.8, rel=1e-6)
+
+
+def test_rademacher_is_plus_and_minus_one():
+    assert set(np.unique(draw("rademacher"))) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 100])
+def test_hadamard_directions_are_orthogonal_on_whole_tiles(size):
+    basis = Basis("hadamard", 9, size=size)
+    tile = basis.tile
+    assert tile >= size and tile & (tile - 1) == 0 and (size == 1 or tile < 2 * size)
+    v = np.stack([basis.direction(k, 0, 5 * tile) for k in range(tile)])
+    np.testing.assert_array_equal(v @ v.T, 5 * tile * np.eye(tile))
+
+
+def test_hadamard_beyond_the_tile_takes_signs_of_its_own():
+    basis = Basis("hadamard", 9, size=16)
+    a, b = basis.direction(3, 0, 100_000), basis.direction(16 + 3, 0, 100_000)
+    assert abs((a * b).mean()) < 4 / np.sqrt(100_000)
+
+
+def test_hadamard_entries_follow_the_definition():
+    basis = Basis("hadamard", 9, size=8)
+    signs = basis.direction(0, 0, 50)  # row 0 of H is all ones, so this is D
+    for k in range(8):
+        expected = [signs[i] * (-1) ** bin(k & (i % 8)).count("1") for i in range(50)]
+        np.testing.assert_array_equal(basis.direction(k, 0, 50), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Basis("gaussian"), "choose one of normal"),
+        (lambda: Basis("hadamard", size=0), "size = 0"),
+        (lambda: Basis("normal", seed=-3), "seed = -3"),
+        (lambda: Basis("normal").direction(-1, 0, 5), "k = -1"),
+        (lambda: Basis("normal").direction(0, 5, 4), "5..4"),
+        (lambda: Basis("truncated_normal").direction(0, 0, 4), "needs length"),
+    ],
+)
+def test_wrong_arguments_are_named(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_directions_never_change(name):
+    """Golden values of stream version 1: a change would make old orbits replay to other weights."""
+    v = Basis(name, seed=0x0123456789ABCDEF, size=100).direction(77, 1001, 30_011, length=50_000)
+    assert hashlib.blake2b(v.astype("<f4").tobytes(), digest_size=8).hexdigest() == GOLDEN[name]
+
+
+GOLDEN = {"normal": "d9da8a8679162dfc", "truncated_normal": "3bf94d5e17164ec8", "rademacher": "aacb677bd7d35a73", "hadamard": "ee721061d500d61a"}

@@ -1,0 +1,44 @@
+import pytest
+
+from fedseed.errors import RecipeError
+from fedseed.tasks.instructions import InstructionsTask
+
+
+def test_clients_hold_families_of_their_own_and_no_evaluation_example_is_trained_on():
+    data = InstructionsTask(examples=40, evaluation=5, validation=5, unseen=5).load()
+    assert len(data.clients) == 20
+    assert all(len(c.examples) == 80 for c in data.clients)
+    held = [{(e.prompt, e.response) for e in c.examples} for c in data.clients]
+    trained = set().union(*held)
+    assert len(trained) == 20 * 80  # no example is with two clients
+    test, unseen = set(map(key, data.evaluation[""])), set(map(key, data.evaluation["unseen_"]))
+    validation = set(map(key, data.validation))
+    assert len(test) == len(validation) == 20 * 2 * 5
+    for a, b in ((test, trained), (unseen, trained), (validation, trained), (test, validation), (test, unseen)):
+        assert not a & b
+
+
+def key(example):
+    return example.prompt, example.response
+
+
+def test_more_training_data_leaves_the_evaluation_as_it_was():
+    few, many = (InstructionsTask(examples=n).load() for n in (10, 60))
+    assert few.evaluation == many.evaluation and few.validation == many.validation
+
+
+def test_choosing_settings_never_sees_the_test_instances():
+    task = InstructionsTask(examples=5)
+    tuning = InstructionsTask(examples=5, evaluate_on="validation").load()
+    assert set(map(key, tuning.evaluation[""])) == set(map(key, task.load().validation))
+    assert list(tuning.evaluation) == [""]
+
+
+def test_another_seed_deals_other_families():
+    a, b = (InstructionsTask(examples=5, seed=s).load().clients[0].examples[0].prompt for s in (0, 1))
+    assert a != b
+
+
+def test_too_many_clients():
+    with pytest.raises(RecipeError, match=r"task.clients = 30 with families_per_client = 2: 60 families"):
+        InstructionsTask(clients=30).load()

@@ -1,0 +1,113 @@
+import itertools
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedseed import ParameterSpace
+from fedseed.errors import NonFiniteError
+from fedseed.training.client import LocalClient, batches
+from fedseed.training.objectives import Supervised
+from fedseed.training.settings import OPTIMIZERS, LocalTraining
+
+OBJECTIVE = Supervised(lambda out, y: cross_entropy(out, y, reduction="sum"))
+
+
+def items(count=24):
+    g = torch.Generator().manual_seed(0)
+    return [(torch.randn(6, generator=g), torch.tensor(i % 3)) for i in range(count)]
+
+
+def model(dropout=0.0):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(dropout), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def train(training, net=None, seed=1, round=2, number=3, data=None):
+    space = ParameterSpace(net if net is not None else model())
+    client = LocalClient(space, OBJECTIVE, items() if data is None else data, seed, round, number)
+    client.first_order(training)
+    return client
+
+
+def test_each_pass_sees_every_item_once_in_a_new_order():
+    drawn = list(itertools.islice(batches(list(range(10)), 4, seed=5), 10))
+    flat = list(itertools.chain(*drawn))
+    passes = [flat[i : i + 10] for i in range(0, 40, 10)]
+    assert all(sorted(p) == list(range(10)) for p in passes)
+    assert len({tuple(p) for p in passes}) == 4
+    assert drawn == list(itertools.islice(batches(list(range(10)), 4, seed=5), 10))
+
+
+@pytest.mark.parametrize("change", [{"seed": 9}, {"round": 9}, {"number": 9}])
+def test_data_order_depends_on_seed_round_and_client(change):
+    training = LocalTraining(rate=0.1, steps=3, batch=2)
+    same = [train(training).delta() for _ in range(2)]
+    assert (same[0] == same[1]).all()
+    assert (train(training, **change).delta() != same[0]).any()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_global_generator_neither_matters_nor_is_touched(dropout):
+    training = LocalTraining(rate=0.1, steps=3, batch=2)
+    net = model(dropout)
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    deltas = []
+    for seed in (11, 12):
+        net.load_state_dict(state)
+        torch.manual_seed(seed)
+        expected = torch.rand(1)
+        torch.manual_seed(seed)
+        deltas.append(train(training, net).delta())
+        assert torch.equal(torch.rand(1), expected)
+    assert (deltas[0] == deltas[1]).all()
+
+
+def test_accumulation_is_one_large_batch():
+    """Micro-batches of 1, 4 and 12 give the same update to float rounding."""
+    deltas = []
+    for batch in (1, 4, 12):
+        training = LocalTraining(rate=0.5, steps=4, batch=batch, accumulation=12 // batch)
+        client = train(training)
+        deltas.append(torch.from_numpy(client.delta()))
+        assert client.effort.backward_passes == 4 * 12 // batch
+    torch.testing.assert_close(deltas[0], deltas[1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(deltas[0], deltas[2], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_local_training_is_the_torch_optimisers(name):
+    training = LocalTraining(optimizer=name, rate=0.01, steps=5, batch=8, accumulation=1, weight_decay=0.01)
+    net = model()
+    client = train(training, net)
+    plain = model()
+    optimizer = getattr(torch.optim, OPTIMIZERS[name])(plain.parameters(), lr=0.01, weight_decay=0.01)
+    from fedseed.randomness import Domain, derive
+
+    order = batches(items(), 8, derive(1, Domain.DATA_ORDER, 2, 3))
+    for _ in range(5):
+        chosen = next(order)
+        optimizer.zero_grad()
+        x, y = torch.stack([a for a, _ in chosen]), torch.stack([b for _, b in chosen])
+        cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    for a, b in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    client.put_back()
+    fresh = model()
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), fresh.parameters(), strict=True))
+
+
+def test_epochs_and_clipping():
+    client = train(LocalTraining(rate=0.1, epochs=2, batch=5, accumulation=1))
+    assert len(client.effort.losses) == 10  # 48 examples in batches of 5
+    clipped = train(LocalTraining(rate=1.0, steps=1, batch=24, accumulation=1, clip=1e-3))
+    assert float((clipped.delta() ** 2).sum()) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_loss_that_is_not_finite_stops_the_client():
+    bad = [(x * float("inf"), y) for x, y in items()]
+    with pytest.raises(NonFiniteError, match="local step 1"):
+        train(LocalTraining(), data=bad)
+    with pytest.raises(NonFiniteError, match="no usable example"):
+        train(LocalTraining(), data=[])
