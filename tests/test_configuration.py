@@ -83,7 +83,8 @@ def test_missing_files_and_bad_toml(recipe, tmp_path):
 def test_overrides(recipe):
     path = recipe(GOOD)
     read = read_recipe(
-        path, ["method.training.rate=0.5", "model.base=./there", "seed = 9", 'method.basis="hadamard"', "method.blocks=4"]
+        path,
+        ["method.training.rate=0.5", "model.base=./there", "seed = 9", 'method.basis="hadamard"', "method.blocks=4"],
     )
     assert read.method.training.rate == 0.5 and read.model.base == "./there" and read.seed == 9
     assert read.method.basis == "hadamard" and read.method.blocks == 4

@@ -6,9 +6,12 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
+import fedseed
 from fedseed.tasks.families import (
     GROUPS,
     Instance,
@@ -75,7 +78,7 @@ def test_the_corpus_is_the_same_on_any_machine() -> None:
 
 # Changes whenever a family, a wording or a word of the world does; the committed base
 # was made from the corpus with this digest.
-KNOWN_DIGEST = "?"
+KNOWN_DIGEST = "0d4aba59c971efe93c773cc18b082c33ca5cb97f1573a5615d4beaedb2907c98"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -218,6 +221,26 @@ def test_statements_are_plain_and_hold_the_words_of_all_answers() -> None:
         for one in instances(family, 60, seed="words"):
             unknown = set(re.findall(r"\w+", one.output.lower())) - known
             assert not unknown, (family.name, unknown)
+
+
+def test_the_committed_tokenizer_returns_text_and_keeps_prompt_and_answer_apart() -> None:
+    folder = Path(fedseed.__file__).parent / "base" / "small"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    odd = ["apple", "\n\n a\n  b\n", "  x \n\n\n y \n", "Zoë ünï 漢字 \t end ", "def f(x):\n    return x\n", ""]
+    for text in [*odd, *statements(2, 200)]:
+        assert tokenizer.decode(ids(text), skip_special_tokens=True) == text
+    for family in ALL:
+        for one in instances(family, 30, seed="tokens"):
+            prompt = short_prompt(one.instruction, one.input)
+            whole = ids(prompt + one.output)
+            assert ids(prompt) + ids(one.output) == whole
+            assert len(whole) + 2 < 80
+    assert [tokenizer.token_to_id(mark) for mark in ("<pad>", "<s>", "</s>")] == [0, 1, 2]
+    assert (folder / "model.safetensors").stat().st_size < 3_500_000
 
 
 def test_prompts() -> None:

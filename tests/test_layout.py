@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import pytest
@@ -13,8 +14,8 @@ def test_blocks_cover_the_vector_once(sizes, count):
     for rule in ("one", "tensor", "packed", min(count, total)):
         bounds = cut(sizes, rule)
         assert bounds[0] == 0 and bounds[-1] == total
-        assert all(a < b for a, b in zip(bounds[:-1], bounds[1:], strict=True))
-    lengths = [b - a for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        assert all(a < b for a, b in itertools.pairwise(bounds))
+    lengths = [b - a for a, b in itertools.pairwise(bounds)]
     assert len(lengths) == min(count, total) and max(lengths) - min(lengths) <= 1
 
 

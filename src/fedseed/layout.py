@@ -110,5 +110,6 @@ def cut(sizes: Sequence[int], rule: BlockRule) -> tuple[int, ...]:
         if position > boundaries[-1] and position + size - boundaries[-1] > budget:
             boundaries.append(position)
         position += size
-    boundaries.append(position)
+    if position > boundaries[-1]:  # unless only empty tensors came after the last cut
+        boundaries.append(position)
     return tuple(boundaries)

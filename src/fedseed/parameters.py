@@ -4,7 +4,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedseed.layout import ITEM_BYTES, BlockRule, Layout, TensorEntry, cut
+from fedseed.perturbation import PerturbedUse, can_exchange, direction_over
 from fedseed.randomness import Basis, kernels
 
 Floats = NDArray[np.float32]
@@ -81,6 +83,8 @@ class ParameterSpace:
         self.parameters: list[torch.nn.Parameter] = [p for _, p in named]
         entries = tuple(TensorEntry(name, tuple(p.shape), _dtype_name(p)) for name, p in named)
         self.layout = Layout(entries, cut([e.size for e in entries], blocks))
+        ends = list(accumulate(e.size for e in entries))
+        self._starts = {id(p): (end - p.numel(), end) for p, end in zip(self.parameters, ends, strict=True)}
 
     @property
     def size(self) -> int:
@@ -164,14 +168,28 @@ class ParameterSpace:
     def perturbed(self, basis: Basis, k: int, scale: float) -> Iterator[None]:
         """Inside the block, forward passes see w + scale * direction(k); afterwards w has the same bits as before.
 
-        The weights are copied and put back, also after an exception, never added to and subtracted from.
+        Nothing is added to and subtracted from the weights. Each torch function gets a perturbed copy of the
+        parameters it uses (`fedseed.perturbation`), rounded to the dtype as `add` rounds. A model with scripted or
+        compiled parts, where that is not possible, has its weights changed and put back from a copy.
+
+        Args:
+            basis: where the direction comes from.
+            k: the direction's index.
+            scale: how far to move along it.
         """
+        if can_exchange(self.model):
+            with PerturbedUse(partial(self._change, basis, k, scale), self._starts):
+                yield
+            return
         saved = self.snapshot()
         try:
             self.add(basis, np.ones(1, dtype=np.float32), scale, first=k)
             yield
         finally:
             self.restore(saved)
+
+    def _change(self, basis: Basis, k: int, scale: float, place: tuple[int, int]) -> torch.Tensor:
+        return direction_over(basis, k, scale, self.layout.boundaries, *place)
 
     # -- the weights as they are -----------------------------------------------------------------------------------
 

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,7 @@ def delta(seed=0):
 
 
 def norms(vector):
-    return np.array([np.linalg.norm(vector[a:b]) for a, b in zip(BOUNDARIES[:-1], BOUNDARIES[1:], strict=True)])
+    return np.array([np.linalg.norm(vector[a:b]) for a, b in itertools.pairwise(BOUNDARIES)])
 
 
 def test_norm_allocation_is_the_papers():
@@ -63,7 +65,7 @@ def test_uniform_and_size_allocations():
 
 
 def test_previous_allocation_estimates_norms_from_scalars_alone():
-    """With many coefficients the estimate is near the true norms (tolerance 15%), so counts are near those of "sqrt"."""
+    """With many coefficients the estimate is near the truth: counts within 15% of those of "sqrt"."""
     method = Ferret(directions=8000, allocation="previous", basis="rademacher")
     state = method.start(LAYOUT, 1)
     first = method.allocate(state, np.zeros(4))
@@ -86,7 +88,7 @@ def test_proportional_gives_each_block_one_and_adds_up():
 
 
 def test_more_blocks_than_directions_is_refused_with_a_remedy():
-    with pytest.raises(ValueError, match="method.directions = 3: the model has 4 blocks"):
+    with pytest.raises(ValueError, match=r"method\.directions = 3: the model has 4 blocks"):
         Ferret(directions=3, allocation="uniform").start(LAYOUT, 1)
 
 
@@ -106,7 +108,7 @@ def test_block_wise_reconstruction_is_unbiased(basis, allocation):
         moved = (before - probe.parameters[0].detach()).numpy().astype(np.float64)
         along.append([
             moved[a:b] @ target[a:b] / (target[a:b] @ target[a:b])
-            for a, b in zip(BOUNDARIES[:-1], BOUNDARIES[1:], strict=True)
+            for a, b in itertools.pairwise(BOUNDARIES)
         ])  # fmt: skip
     error = np.std(along, axis=0) / np.sqrt(400)
     # the fourth block's change, 1e-4 of weights near 1, meets float32 rounding: leave it to the error bar

@@ -74,7 +74,12 @@ def test_a_swapped_record_is_found_and_the_step_named(tmp_path):
     write(tmp_path / "a.orbit")
     data = (tmp_path / "a.orbit").read_bytes()
     record = 8 + (8 + 8 + 16) + 16 + 16
-    head, first, second, third = data[: -3 * record], data[-3 * record : -2 * record], data[-2 * record : -record], data[-record:]
+    head, first, second, third = (
+        data[: -3 * record],
+        data[-3 * record : -2 * record],
+        data[-2 * record : -record],
+        data[-record:],
+    )
     (tmp_path / "b.orbit").write_bytes(head + first + third + second)
     with pytest.raises(OrbitError, match="step 2 is damaged or not in its place"):
         Orbit.open(tmp_path / "b.orbit")

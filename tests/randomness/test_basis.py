@@ -126,4 +126,9 @@ def test_directions_never_change(name):
     assert hashlib.blake2b(v.astype("<f4").tobytes(), digest_size=8).hexdigest() == GOLDEN[name]
 
 
-GOLDEN = {"normal": "d9da8a8679162dfc", "truncated_normal": "3bf94d5e17164ec8", "rademacher": "aacb677bd7d35a73", "hadamard": "ee721061d500d61a"}
+GOLDEN = {
+    "normal": "d9da8a8679162dfc",
+    "truncated_normal": "3bf94d5e17164ec8",
+    "rademacher": "aacb677bd7d35a73",
+    "hadamard": "ee721061d500d61a",
+}

@@ -16,7 +16,7 @@ def examples():
 
 
 def test_only_response_tokens_and_the_end_carry_loss(small):
-    model, tokenizer = small
+    _model, tokenizer = small
     objective = CausalLM(tokenizer)
     items = objective.prepare([Example("### Response:\n", "seven"), Example("Say it\n", "it")])
     ids, mask, labels = objective.collate(items, torch.device("cpu"))

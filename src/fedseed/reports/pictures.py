@@ -35,6 +35,8 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> No
             grid[row][0].plot(rounds, values, **style)
             grid[row][1].plot(bytes_[1:], values[1:], **style)
             grid[row][1].axhline(values[0], color="0.6", linewidth=0.8, linestyle=":")
+            if colour == COLOURS[0]:
+                grid[row][1].annotate("zero-shot", (0.01, values[0]), xycoords=("axes fraction", "data"), color="0.4")
         _finish_axes(grid[row][0], "round", LABELS[metric])
         _finish_axes(grid[row][1], "payload bytes per client taking part, both ways", "")
         grid[row][1].set_xscale("log")
