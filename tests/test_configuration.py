@@ -44,7 +44,7 @@ def test_packaged_recipes_are_valid_and_complete_ones_read_back(name, recipe):
         (("rate = 0.1", "rate = -1.0"), ["method.training.rate = -1.0", "greater than 0"]),
         (("rate = 0.1", "rates = 0.1"), ["method.training.rates = 0.1", "unknown key", "optimizer"]),
         (("rate = 0.1", "optimizer = 'lion'"), ["method.training.optimizer = 'lion'", "'adamw'"]),
-        (('"ferret"', '"ferrets"'), ["method.name = 'ferrets'", "ferret, fedavg"]),
+        (('"ferret"', '"ferrets"'), ["method.name = 'ferrets'", "ferret, fedkseed, feedsign"]),
         (('name = "ferret"\n', ""), ["method.name: missing"]),
         (("directions = 100", "blocks = 'all'"), ["method.blocks = 'all'"]),
         (("directions = 100", "basis = 'uniform'"), ["method.basis = 'uniform'", "'hadamard'"]),

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from fedseed.methods import FedAvg, Ferret
+from fedseed.methods import FedAvg, FedKSeed, FedZO, FeedSign, Ferret, MeZO, ZOFedSGD
 from fedseed.randomness import Basis
 
 __version__ = "0.1.0"
@@ -15,7 +15,19 @@ _LAZY = {
     "Orbit": "fedseed.orbit",
 }
 
-__all__ = ["Basis", "FedAvg", "Federation", "Ferret", "Orbit", "ParameterSpace"]
+__all__ = [
+    "Basis",
+    "FedAvg",
+    "FedKSeed",
+    "FedZO",
+    "Federation",
+    "FeedSign",
+    "Ferret",
+    "MeZO",
+    "Orbit",
+    "ParameterSpace",
+    "ZOFedSGD",
+]
 
 
 def __getattr__(name: str) -> Any:

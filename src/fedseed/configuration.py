@@ -10,14 +10,15 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from fedseed.errors import RecipeError
-from fedseed.methods import FedAvg, Ferret
+from fedseed.methods import METHODS, FedAvg, FedKSeed, FedZO, FeedSign, Ferret, MeZO, ZOFedSGD
+from fedseed.robustness import flip_labels
 from fedseed.tasks.instructions import InstructionsTask
 
 if TYPE_CHECKING:
     from fedseed.federation.engine import Federation
     from fedseed.reports.progress import Progress
 
-AnyMethod = Annotated[Ferret | FedAvg, Field(discriminator="name")]
+AnyMethod = Annotated[Ferret | FedKSeed | FeedSign | ZOFedSGD | MeZO | FedZO | FedAvg, Field(discriminator="name")]
 
 
 class _Table(BaseModel):
@@ -52,6 +53,13 @@ class FederationSettings(_Table):
         return clients if self.fraction is None else max(1, round(self.fraction * clients))
 
 
+class AttackSettings(_Table):
+    """Byzantine clients: what they do and how many there are (the last ones)."""
+
+    kind: Literal["sign", "random", "noise", "labels"]
+    clients: PositiveInt
+
+
 class EvaluationSettings(_Table):
     """When and how to evaluate; round 0 (zero-shot) and the last round always are."""
 
@@ -71,6 +79,7 @@ class Recipe(_Table):
     task: InstructionsTask = InstructionsTask()
     federation: FederationSettings = FederationSettings()
     method: AnyMethod
+    attack: AttackSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
 
     def to_toml(self) -> str:
@@ -155,7 +164,7 @@ def explain(error: ValidationError, data: Mapping[str, Any]) -> str:
     elif kind == "missing":
         text = f"{key}: missing"
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        names = ", ".join(str(m.model_fields["name"].default) for m in (Ferret, FedAvg))
+        names = ", ".join(str(m.model_fields["name"].default) for m in METHODS)
         given = first["input"].get("name") if isinstance(first["input"], Mapping) else first["input"]
         text = f"{key}.name = {given!r}: choose one of {names}" if given is not None else f"{key}.name: missing"
     else:
@@ -171,7 +180,7 @@ def _allowed(path: Sequence[str], data: Mapping[str, Any]) -> list[str]:
     for part in path:
         here = here.get(part, {}) if isinstance(here, Mapping) else {}
         if model is Recipe and part == "method":
-            kinds: dict[Any, type[BaseModel]] = {m.model_fields["name"].default: m for m in (Ferret, FedAvg)}
+            kinds: dict[Any, type[BaseModel]] = {m.model_fields["name"].default: m for m in METHODS}
             model = kinds[here["name"]]
         else:
             annotation = model.model_fields[part].annotation
@@ -201,6 +210,14 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
     model, tokenizer = load_model(settings.base, settings.dtype, settings.trust_remote_code)
     choose_trainable(model, settings.trainable)
     objective = CausalLM(tokenizer, recipe.evaluation.max_length)
+    clients, attackers = list(data.clients), []
+    if recipe.attack is not None:
+        if recipe.attack.clients > len(clients):
+            raise RecipeError(f"attack.clients = {recipe.attack.clients}: there are {len(clients)} clients")
+        attackers = list(range(len(clients) - recipe.attack.clients, len(clients)))
+        if recipe.attack.kind == "labels":
+            for number in attackers:
+                clients[number] = flip_labels(clients[number], recipe.seed, number)
 
     def evaluate(module: torch.nn.Module) -> dict[str, float]:
         metrics = {}
@@ -213,7 +230,7 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
 
     return Federation(
         model=model,
-        clients=data.clients,
+        clients=clients,
         method=recipe.method,
         objective=objective,
         rounds=recipe.rounds,
@@ -224,6 +241,8 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         out=out,
         base=settings.base,
         trainable=settings.trainable,
+        attack=None if recipe.attack is None else recipe.attack.kind,
+        attackers=attackers,
         recipe_text=recipe.to_toml(),
         progress=progress,
     )

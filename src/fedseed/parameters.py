@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedseed.layout import ITEM_BYTES, BlockRule, Layout, TensorEntry, cut
 from fedseed.perturbation import PerturbedUse, can_exchange, direction_over
-from fedseed.randomness import Basis, kernels
+from fedseed.randomness import Basis, Domain, kernels
 
 Floats = NDArray[np.float32]
 Coefficients = NDArray[Any] | Sequence[float] | Sequence[NDArray[Any]]
@@ -83,6 +83,7 @@ class ParameterSpace:
         self.parameters: list[torch.nn.Parameter] = [p for _, p in named]
         entries = tuple(TensorEntry(name, tuple(p.shape), _dtype_name(p)) for name, p in named)
         self.layout = Layout(entries, cut([e.size for e in entries], blocks))
+        self._base: list[torch.Tensor] | None = None
         ends = list(accumulate(e.size for e in entries))
         self._starts = {id(p): (end - p.numel(), end) for p, end in zip(self.parameters, ends, strict=True)}
 
@@ -110,8 +111,42 @@ class ParameterSpace:
         """
         self.add_terms([Term(basis, coefficients, first)], scale)
 
-    def add_terms(self, terms: Sequence[Term], scale: float = 1.0) -> None:
-        """Like `add` for several bases: their sums are added up in order before the one rounding to the dtype."""
+    def add_terms(self, terms: Sequence[Term], scale: float = 1.0, rounding: tuple[int, int] | None = None) -> None:
+        """Like `add` for several bases: their sums are added up in order before the one rounding to the dtype.
+
+        Args:
+            terms: what to add up.
+            scale: multiplies the sum.
+            rounding: (seed, step): round stochastically to 16-bit dtypes, up or down with odds that make it right on
+                average, so that steps below half a unit in the last place are not lost. The odds' random numbers come
+                from the shared stream, so that a replay rounds alike. None: to nearest. float32 is always to nearest.
+        """
+        self._move(terms, scale, None, rounding)
+
+    def keep_base(self) -> None:
+        """Keep a copy of the weights as they are: what `rebuild` starts from."""
+        self._base = self.snapshot()
+
+    def rebuild(self, terms: Sequence[Term], scale: float = 1.0) -> None:
+        """w = w0 + scale * sum of the terms, in one pass and one rounding, where w0 is what `keep_base` kept.
+
+        However small single steps are, none is lost: they meet in the coefficients, not in the weights.
+
+        Raises:
+            ValueError: `keep_base` was not called, or as `add` does.
+        """
+        if self._base is None:
+            raise ValueError("rebuild needs keep_base first")
+        self._move(terms, scale, self._base, None)
+
+    def _move(
+        self,
+        terms: Sequence[Term],
+        scale: float,
+        base: Sequence[torch.Tensor] | None,
+        rounding: tuple[int, int] | None,
+    ) -> None:
+        """w = round((base or w) + scale * sum of the terms)."""
         if not np.isfinite(scale):
             raise ValueError(f"scale = {scale}: a finite number is needed")
         per_block = [self._per_block(term.coefficients) for term in terms]
@@ -124,7 +159,7 @@ class ParameterSpace:
                 )
             total *= np.float32(scale)
             with torch.no_grad():
-                self._accumulate(torch.from_numpy(total), start)
+                self._accumulate(torch.from_numpy(total), start, base, rounding)
 
     def project(
         self, delta: torch.Tensor | Floats, basis: Basis, count: int | Sequence[int], first: int = 0
@@ -264,17 +299,45 @@ class ParameterSpace:
             for start in range(a, b, PIECE):
                 yield block, start, min(start + PIECE, b)
 
-    def _accumulate(self, change: torch.Tensor, start: int) -> None:
-        """w[start : start + n] = round(float32(w) + change)."""
+    def _accumulate(
+        self,
+        change: torch.Tensor,
+        start: int,
+        base: Sequence[torch.Tensor] | None,
+        rounding: tuple[int, int] | None,
+    ) -> None:
+        """w[start : start + n] = round(float32(base or w) + change)."""
         stop = start + change.numel()
         position = 0
-        for p in self.parameters:
+        for index, p in enumerate(self.parameters):
             a, b = max(start, position), min(stop, position + p.numel())
             if a < b:
                 contiguous = p.data.is_contiguous()
                 flat = p.data.view(-1) if contiguous else p.data.reshape(-1)
-                part = flat[a - position : b - position]
-                part.copy_(part.float() + change[a - start : b - start].to(p.device))
+                old = flat if base is None else base[index].reshape(-1)
+                value = old[a - position : b - position].float() + change[a - start : b - start].to(p.device)
+                if rounding is not None and p.dtype != torch.float32:
+                    bits = kernels.current().element_words(rounding[0], Domain.ROUNDING, rounding[1], a, b)
+                    value = torch.from_numpy(stochastic(value.cpu().numpy(), bits, _dtype_name(p))).to(p.device)
+                flat[a - position : b - position].copy_(value)
                 if not contiguous:
                     p.data.copy_(flat.view(p.shape))
             position += p.numel()
+
+
+def stochastic(values: Floats, bits: NDArray[np.uint32], dtype: str) -> Floats:
+    """Round each value to one of its two neighbours in a 16-bit dtype, right on average.
+
+    Args:
+        values: float32.
+        bits: a random word for each: uniform on [0, 1) when divided by 2**32.
+        dtype: "bfloat16" or "float16".
+
+    Returns:
+        float32 values that the dtype holds exactly (beyond its range: that round to infinity).
+    """
+    mantissa, least = (7, -126) if dtype == "bfloat16" else (10, -14)
+    exact = values.astype(np.float64)
+    exponent = np.maximum(np.frexp(exact)[1] - 1, least)  # |x| in [2^e, 2^(e + 1))
+    spacing = np.ldexp(1.0, exponent - mantissa)
+    return (np.floor(exact / spacing + bits * 2.0**-32) * spacing).astype(np.float32)

@@ -35,7 +35,7 @@ class Problem:
         return Ferret(**{**defaults, **settings})
 
     def federation(self, method, **settings):
-        objective = Supervised(lambda out, y: cross_entropy(out.float(), y, reduction="sum"))
+        objective = Supervised(lambda out, y: cross_entropy(out.float(), y, reduction="none"))
         defaults = {"rounds": 6, "per_round": 3, "seed": 3, "evaluation": {"": self.test}, "evaluate_every": 2}
         return Federation(self.model(), self.clients, method, objective, **{**defaults, **settings})
 

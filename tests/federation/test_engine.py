@@ -226,6 +226,9 @@ def test_a_step_out_of_proportion_is_warned_of(problem):
         def round(self, line):
             pass
 
+        def advance(self, number):
+            pass
+
         def warn(self, text):
             heard.append(text)
 

@@ -35,7 +35,7 @@ def test_aggregate_is_the_weighted_average(dtype):
     ]
     step = method.decode_step(state, method.aggregate(state, 1, updates).encode())
     target = ParameterSpace(model(dtype, 9))
-    method.apply(step, target)
+    method.apply(state, step, target)
     for p, e in zip(target.parameters, expected, strict=True):
         torch.testing.assert_close(p.detach(), e, rtol=0, atol=0)
 
@@ -54,7 +54,7 @@ def test_no_answer_changes_nothing():
     method, before = FedAvg(), where.digest()
     state = method.start(where.layout, 1)
     step = method.decode_step(state, method.aggregate(state, 1, []).encode())
-    method.apply(step, where)
+    method.apply(state, step, where)
     assert where.digest() == before and method.advance(state, step) == state
 
 

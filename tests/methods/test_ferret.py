@@ -104,7 +104,7 @@ def test_block_wise_reconstruction_is_unbiased(basis, allocation):
         probe = ParameterSpace(Model())
         probe.layout = LAYOUT
         before = probe.parameters[0].detach().clone()
-        method.apply(FerretStep((Coefficients(seed, tuple(gammas)),)), probe)
+        method.apply(state, FerretStep((Coefficients(seed, tuple(gammas)),)), probe)
         moved = (before - probe.parameters[0].detach()).numpy().astype(np.float64)
         along.append([
             moved[a:b] @ target[a:b] / (target[a:b] @ target[a:b])
@@ -178,7 +178,7 @@ def test_aggregate_and_apply_are_the_papers_sum(seeds):
     step = method.decode_step(state, method.aggregate(state, 4, made).encode())
     where = space()
     before = where.parameters[0].detach().clone().double().numpy()
-    method.apply(step, where)
+    method.apply(state, step, where)
     expected = before.copy()
     for _, share, update in made:
         for gamma, a, b in zip(update.gammas, BOUNDARIES[:-1], BOUNDARIES[1:], strict=True):
@@ -198,7 +198,7 @@ def test_step_norm_is_what_the_step_does():
         gammas = method.coefficients(state, Basis("truncated_normal", seed, size=40), delta(), where)
         step = FerretStep((Coefficients(seed, tuple(gammas)),))
         before = where.parameters[0].detach().clone()
-        method.apply(step, where)
+        method.apply(state, step, where)
         squares.append([method.step_norm(state, step) ** 2, float((where.parameters[0].detach() - before).norm()) ** 2])
     expected, measured = np.sqrt(np.mean(squares, axis=0))
     assert expected == pytest.approx(measured, rel=0.05)

@@ -23,10 +23,11 @@ def write(path, steps=3, dtype=torch.float32):
     name = str(dtype).removeprefix("torch.")
     writer = OrbitWriter(path, Header("net", base_digest(net), name, space.layout, METHOD, seed=7))
     digests = [space.digest()]
+    state = METHOD.start(space.layout, 7)
     for number in range(1, steps + 1):
         gammas = tuple(torch.randn(2, generator=torch.Generator().manual_seed(number)).numpy() for _ in range(2))
         step = FerretStep((Coefficients(number, gammas),))
-        METHOD.apply(step, space)
+        METHOD.apply(state, step, space)
         digests.append(space.digest())
         writer.append(Record(number, step.encode(), space.digest()))
     writer.close()
@@ -59,7 +60,7 @@ def test_every_changed_byte_is_found(tmp_path):
 def test_every_cut_is_found_but_between_records(tmp_path):
     write(tmp_path / "a.orbit")
     data = (tmp_path / "a.orbit").read_bytes()
-    record = 8 + (8 + 8 + 16) + 16 + 16
+    record = 12 + (8 + 8 + 16) + 16 + 16
     whole = {len(data) - i * record: 3 - i for i in range(4)}
     for length in range(len(data)):
         (tmp_path / "b.orbit").write_bytes(data[:length])
@@ -73,7 +74,7 @@ def test_every_cut_is_found_but_between_records(tmp_path):
 def test_a_swapped_record_is_found_and_the_step_named(tmp_path):
     write(tmp_path / "a.orbit")
     data = (tmp_path / "a.orbit").read_bytes()
-    record = 8 + (8 + 8 + 16) + 16 + 16
+    record = 12 + (8 + 8 + 16) + 16 + 16
     head, first, second, third = (
         data[: -3 * record],
         data[-3 * record : -2 * record],
@@ -88,7 +89,7 @@ def test_a_swapped_record_is_found_and_the_step_named(tmp_path):
 def test_a_forged_length_asks_for_no_memory(tmp_path):
     write(tmp_path / "a.orbit", steps=0)
     data = (tmp_path / "a.orbit").read_bytes()
-    (tmp_path / "b.orbit").write_bytes(data + struct.pack("<II", 0xFFFFFFFF, 1) + b"\0" * 50)
+    (tmp_path / "b.orbit").write_bytes(data + struct.pack("<III", 0xFFFFFFFF, 1, 1) + b"\0" * 50)
     with pytest.raises(OrbitError, match="step 1 is cut short"):
         Orbit.open(tmp_path / "b.orbit")
 
@@ -130,7 +131,7 @@ def test_a_digest_that_the_run_did_not_have_is_reported(tmp_path):
     net = model()
     space = ParameterSpace(net, METHOD.blocks)
     writer = OrbitWriter(tmp_path / "a.orbit", Header("net", base_digest(net), "float32", space.layout, METHOD, 7))
-    writer.append(Record(1, b"", "00" * 16))
+    writer.append(Record(1, b"", "11" * 16))
     writer.close()
     with pytest.raises(OrbitError, match="after step 1"):
         Orbit.open(tmp_path / "a.orbit").replay(model())

@@ -10,7 +10,7 @@ from fedseed.training.client import LocalClient, batches
 from fedseed.training.objectives import Supervised
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
 
-OBJECTIVE = Supervised(lambda out, y: cross_entropy(out, y, reduction="sum"))
+OBJECTIVE = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
 
 
 def items(count=24):

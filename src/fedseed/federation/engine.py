@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from fedseed.errors import MessageError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.ledger import RunFolder
 from fedseed.federation.worker import Worker
-from fedseed.messages import FRAME_BYTES
+from fedseed.messages import FRAME_BYTES, Message
 from fedseed.methods import Method
+from fedseed.methods.base import Attack
 from fedseed.methods.fedavg import Weights
-from fedseed.orbit import Header, OrbitWriter, Record
+from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.parameters import base_digest
+from fedseed.randomness import Domain
+from fedseed.randomness.stream import words
 from fedseed.reports.progress import Progress, Silent
 from fedseed.tasks.data import ClientData
 from fedseed.training.evaluation import mean_loss
@@ -65,6 +68,9 @@ class Federation:
         out: folder for the run's files; None: nothing is written.
         base: the base's name, for the orbit's header.
         trainable: name patterns of the trainable parameters, for the orbit's header; None: all.
+        attack: what Byzantine clients do: "sign" (reversed), "random" (unrelated to their data) or "noise" (added).
+            "labels" only names them: their data was changed by `fedseed.robustness.flip_labels`.
+        attackers: the numbers of the Byzantine clients.
         recipe_text: the complete recipe, written beside the results.
         progress: shows the run going on.
     """
@@ -83,6 +89,8 @@ class Federation:
         out: Path | str | None = None,
         base: str = "",
         trainable: Sequence[str] | None = None,
+        attack: Attack | None = None,
+        attackers: Sequence[int] = (),
         recipe_text: str | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -98,6 +106,10 @@ class Federation:
         self.evaluate_every = evaluate_every
         self.out = None if out is None else Path(out)
         self.recipe_text = recipe_text
+        self.attack: Attack | None = attack
+        self.attackers = frozenset(attackers) if attack is not None else frozenset()
+        if any(not 0 <= a < len(named) for a in self.attackers):
+            raise RecipeError(f"attackers {sorted(self.attackers)}: clients are numbered 0 to {len(named) - 1}")
         self.progress = progress or Silent()
         self._warned = False
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
@@ -150,12 +162,19 @@ class Federation:
         steps: list[bytes] = []  # encoded steps so far (a dense method's newest only)
         synced = [0] * len(self.items)  # how many steps each client has received
         began = time.perf_counter()
+        pending: list[dict[str, Any]] = []  # a step-by-step method's rounds since the last line
         with self.progress.running(self.method.name, self.rounds):
             for number in range(self.rounds + 1):
-                line: dict[str, Any] = {"round": number}
+                evaluate = number % self.evaluate_every == 0 or number == self.rounds
+                log = evaluate or not self.method.stepwise
                 if number:
-                    line.update(self._round(number, steps, synced, orbit))
-                if number % self.evaluate_every == 0 or number == self.rounds:
+                    pending.append(self._round(number, steps, synced, orbit, log))
+                if not log:
+                    self.progress.advance(number)
+                    continue
+                line: dict[str, Any] = merge_rounds(pending) if pending else {"round": 0}
+                pending = []
+                if evaluate:
                     start = time.perf_counter()
                     line.update(self._evaluate(self.worker.space.model))
                     line.setdefault("seconds", {})["evaluation"] = time.perf_counter() - start
@@ -164,6 +183,8 @@ class Federation:
                 if folder is not None:
                     folder.add_metrics(line)
                 self.progress.round(line)
+        if orbit is not None:
+            orbit.close()
         summary = self._summary(metrics, time.perf_counter() - began, orbit)
         if folder is not None:
             self._finish(folder, orbit, summary, metrics)
@@ -171,53 +192,62 @@ class Federation:
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
-    def _round(self, number: int, steps: list[bytes], synced: list[int], orbit: OrbitWriter | None) -> dict[str, Any]:
-        """One round; returns its line of metrics."""
+    def _round(
+        self, number: int, steps: list[bytes], synced: list[int], orbit: OrbitWriter | None, log: bool
+    ) -> dict[str, Any]:
+        """One round; returns its line of metrics. `log`: it will be a line of its own, with a digest."""
         seconds: dict[str, float] = {}
         bytes_up, bytes_down, losses, skipped = [], [], [], []
-        forward = backward = 0
         picked = self.coordinator.open(number)
-        for client in picked:
-            plan = self.coordinator.plan(client)
-            missed = steps[-1:] if self.method.dense else steps[synced[client] :]
+        plans = [self.coordinator.plan(client) for client in picked]
+        for client, plan in zip(picked, plans, strict=True):
+            missed: list[bytes] = []
+            if not self.method.plan_carries_model:
+                missed = steps[-1:] if self.method.dense else steps[synced[client] :]
             bytes_down.append(sum(len(m) - FRAME_BYTES for m in [plan, *missed]))
             synced[client] = len(steps)
-            answer = self.worker.train(plan, client, self.items[client])
+        answers = self.worker.train_all(plans, picked, [self.items[client] for client in picked])
+        for client, answer in zip(picked, answers, strict=True):
+            name = self.names[client]
             for phase, spent in answer.effort.seconds.items():
                 seconds[phase] = seconds.get(phase, 0.0) + spent
-            forward += answer.effort.forward_passes
-            backward += answer.effort.backward_passes
             if answer.message is None:
-                skipped.append({"client": self.names[client], "reason": answer.reason})
-                self.progress.warn(f"round {number}: {self.names[client]} sends nothing: {answer.reason}")
+                skipped.append({"client": name, "reason": answer.reason})
+                self.progress.warn(f"round {number}: {name} sends nothing: {answer.reason}")
                 continue
-            bytes_up.append(len(answer.message) - FRAME_BYTES)
+            message = answer.message
+            if client in self.attackers and self.attack != "labels":  # flipped labels act through the data
+                message = self._corrupt(message, number, client)
+            bytes_up.append(len(message) - FRAME_BYTES)
             losses.extend(answer.effort.losses)
             try:
-                self.coordinator.receive(answer.message, client)
+                self.coordinator.receive(message, client)
             except MessageError as error:
-                skipped.append({"client": self.names[client], "reason": f"refused: {error}"})
-                self.progress.warn(f"round {number}: the update of {self.names[client]} is refused: {error}")
+                skipped.append({"client": name, "reason": f"refused: {error}"})
+                self.progress.warn(f"round {number}: the update of {name} is refused: {error}")
         start = time.perf_counter()
         step = self.coordinator.close()
         seconds["aggregation"] = time.perf_counter() - start
         start = time.perf_counter()
         norm = self.worker.apply(step)
         seconds["rebuild"] = time.perf_counter() - start
-        digest = self.worker.space.digest()
+        digest = self.worker.space.digest() if log else NO_DIGEST
         if orbit is not None:  # on disk before the round counts
             orbit.append(Record(number, step[FRAME_BYTES:], digest))
         if self.method.dense:
             steps.clear()
         steps.append(step)
         line = {
+            "round": number,
             "clients": [self.names[c] for c in picked],
             "skipped": skipped,
             "train_loss": sum(losses) / len(losses) if losses else None,
             "bytes_up": sum(bytes_up) / len(picked),
             "bytes_down": sum(bytes_down) / len(picked),
-            "forward_passes": forward,
-            "backward_passes": backward,
+            "forward_passes": sum(a.effort.forward_passes for a in answers),
+            "backward_passes": sum(a.effort.backward_passes for a in answers),
+            "skipped_steps": sum(a.effort.skipped_steps for a in answers),
+            "attacked": [self.names[c] for c in picked if c in self.attackers],
             "seconds": seconds,
             "weights_digest": digest,
         }
@@ -232,6 +262,16 @@ class Federation:
                 )
         return line
 
+    def _corrupt(self, data: bytes, number: int, client: int) -> bytes:
+        """What a Byzantine client sends in place of its honest update."""
+        message = Message.decode(data)
+        state = self.coordinator.state
+        update = self.method.decode_update(state, number, message.payload)
+        drawn = words(self.seed, Domain.ATTACK, client, number << 20, 1 << 12).reshape(-1)
+        assert self.attack is not None
+        payload = self.method.corrupt(state, update, self.attack, drawn).encode()
+        return replace(message, payload=payload).encode()
+
     # -- at the end --------------------------------------------------------------------------------------------------
 
     def _summary(self, metrics: list[dict[str, Any]], seconds: float, orbit: OrbitWriter | None) -> dict[str, Any]:
@@ -244,7 +284,8 @@ class Federation:
         layout = self.header.layout
 
         def mean(key: str) -> float:
-            return sum(line[key] for line in rounds) / len(rounds) if rounds else 0.0
+            count = sum(line["rounds"] for line in rounds)
+            return sum(line[key] * line["rounds"] for line in rounds) / count if rounds else 0.0
 
         return {
             "method": self.method.name,
@@ -262,7 +303,10 @@ class Federation:
             "forward_passes": sum(line["forward_passes"] for line in rounds),
             "backward_passes": sum(line["backward_passes"] for line in rounds),
             "skipped": sum(len(line["skipped"]) for line in rounds),
+            "skipped_steps": sum(line["skipped_steps"] for line in rounds),
             "refused": len(self.coordinator.refused),
+            "attack": None if self.attack is None else {"kind": self.attack, "clients": len(self.attackers)},
+            "privacy": self.method.privacy(self.rounds),
             "seconds": phases,
             "peak_memory_bytes": peak_memory(),
             "base_digest": self.header.base_digest,
@@ -276,9 +320,7 @@ class Federation:
     ) -> None:
         from fedseed.reports.pictures import draw_runs  # matplotlib takes a while to import
 
-        if orbit is not None:
-            orbit.close()
-        else:
+        if orbit is None:
             from safetensors.torch import save_file
 
             space = self.worker.space
@@ -296,6 +338,26 @@ class Federation:
             return {f"{prefix}loss": mean_loss(model, objective, items) for prefix, items in prepared.items()}
 
         return evaluate
+
+
+def merge_rounds(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One line of metrics for several rounds: counts and seconds add up, bytes and losses are means."""
+    merged = dict(lines[-1])
+    merged["rounds"] = len(lines)
+    if len(lines) == 1:
+        return merged
+    for key in ("forward_passes", "backward_passes", "skipped_steps"):
+        merged[key] = sum(line[key] for line in lines)
+    for key in ("bytes_up", "bytes_down"):
+        merged[key] = sum(line[key] for line in lines) / len(lines)
+    for key in ("clients", "attacked"):
+        merged[key] = sorted({name for line in lines for name in line[key]})
+    merged["skipped"] = [{**s, "round": line["round"]} for line in lines for s in line["skipped"]]
+    losses = [line["train_loss"] for line in lines if line["train_loss"] is not None]
+    merged["train_loss"] = sum(losses) / len(losses) if losses else None
+    phases = {phase for line in lines for phase in line["seconds"]}
+    merged["seconds"] = {p: sum(line["seconds"].get(p, 0.0) for line in lines) for p in sorted(phases)}
+    return merged
 
 
 def peak_memory() -> int:

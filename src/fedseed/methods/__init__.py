@@ -2,8 +2,12 @@
 
 from fedseed.methods.base import Method
 from fedseed.methods.fedavg import FedAvg
+from fedseed.methods.fedkseed import FedKSeed
+from fedseed.methods.fedzo import FedZO
+from fedseed.methods.feedsign import FeedSign
 from fedseed.methods.ferret import Ferret
+from fedseed.methods.zofedsgd import MeZO, ZOFedSGD
 
-METHODS: tuple[type[Method], ...] = (Ferret, FedAvg)
+METHODS: tuple[type[Method], ...] = (Ferret, FedKSeed, FeedSign, ZOFedSGD, MeZO, FedZO, FedAvg)
 
-__all__ = ["METHODS", "FedAvg", "Ferret", "Method"]
+__all__ = ["METHODS", "FedAvg", "FedKSeed", "FedZO", "FeedSign", "Ferret", "MeZO", "Method", "ZOFedSGD"]

@@ -11,7 +11,7 @@ the steps alone, so that whoever holds the orbit holds the state.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from fedseed.errors import MessageError
 from fedseed.layout import BlockRule, Layout
+from fedseed.randomness import Basis
 from fedseed.training.settings import LocalTraining
 
 if TYPE_CHECKING:  # the client side hands these in; nothing here imports torch
@@ -28,6 +30,7 @@ if TYPE_CHECKING:  # the client side hands these in; nothing here imports torch
 
 Floats = NDArray[np.float32]
 Weighting = Literal["equal", "examples"]
+Attack = Literal["sign", "random", "noise", "labels"]
 
 
 class Payload(Protocol):
@@ -49,6 +52,15 @@ class State:
 
     layout: Layout
     seed: int
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A plan without content: the round's number is in the frame."""
+
+    def encode(self) -> bytes:
+        """No bytes."""
+        return b""
 
 
 class Contribution(NamedTuple):
@@ -74,6 +86,22 @@ class Client(Protocol):
         """w_start - w_now, a vector of length d."""
         ...
 
+    def batches(self, size: int) -> Iterator[list[Any]]:
+        """Endless batches of the client's examples, in an order that (seed, round, client) decides."""
+        ...
+
+    def loss(self, items: Sequence[Any]) -> float:
+        """The mean loss over all terms of `items` at the weights as they are; one forward pass."""
+        ...
+
+    def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
+        """The same at w + scale * direction(k)."""
+        ...
+
+    def skip(self, reason: str) -> None:
+        """Count a local step that was not usable."""
+        ...
+
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Count the time spent inside under this name."""
         ...
@@ -88,6 +116,14 @@ class Method(BaseModel, ABC):
     code: ClassVar[int]  # names the method in a message's frame
     about: ClassVar[str]  # one line for `fedseed list methods`
     dense: ClassVar[bool] = False  # steps carry whole weights, so the newest one replaces all before it
+    plan_carries_model: ClassVar[bool] = False  # clients need no steps: the plan tells them the model
+    trains_in_place: ClassVar[bool] = True  # `train` changes the weights (they are put back)
+    stepwise: ClassVar[bool] = False  # a round is one optimiser step: there are thousands, logged in groups
+
+    @property
+    def looks_together(self) -> bool:
+        """Whether clients of a round look at the same perturbed weights, on one batch each."""
+        return False
 
     blocks: BlockRule = "one"
     weighting: Weighting = "equal"
@@ -113,8 +149,13 @@ class Method(BaseModel, ABC):
         """The step that follows from a round's answers, in ascending order of clients; there may be none."""
 
     @abstractmethod
-    def apply(self, step: Any, space: "ParameterSpace") -> None:
-        """Change the weights."""
+    def apply(self, state: Any, step: Any, space: "ParameterSpace") -> None:
+        """Change the weights; `state` is the one before the step."""
+
+    @property
+    def from_base(self) -> bool:
+        """Whether `apply` rebuilds the weights from the base (`ParameterSpace.keep_base` comes first then)."""
+        return False
 
     @abstractmethod
     def decode_plan(self, state: Any, data: bytes) -> Any:
@@ -127,6 +168,35 @@ class Method(BaseModel, ABC):
     @abstractmethod
     def decode_step(self, state: Any, data: bytes) -> Any:
         """A step from its payload. Raises MessageError."""
+
+    def corrupt(self, state: Any, update: Any, kind: "Attack", drawn: NDArray[np.uint32]) -> Payload:
+        """What a Byzantine client sends in place of `update` (simulation).
+
+        Args:
+            state: the run's state.
+            update: the honest update.
+            kind: "sign" reverses it, "random" replaces it by something unrelated, "noise" adds to it.
+            drawn: random words.
+
+        Raises:
+            ValueError: this method has no such attack.
+        """
+        raise ValueError(f"attack {kind!r} is not simulated for {self.name}")
+
+    def privacy(self, rounds: int) -> dict[str, float] | None:
+        """Privacy spent in `rounds` rounds, None where a method promises none."""
+        return None
+
+    def pack(self, payloads: Sequence[bytes]) -> bytes:
+        """Steps of equal, non-zero length, for an orbit, in as few bytes as can be."""
+        return b"".join(payloads)
+
+    def unpack(self, data: bytes, count: int) -> list[bytes]:
+        """The inverse of `pack` for `count` steps. Raises MessageError."""
+        if count < 1 or len(data) % count:
+            raise MessageError(f"{len(data)} bytes can't be {count} steps of equal length")
+        each = len(data) // count
+        return [data[i * each : (i + 1) * each] for i in range(count)]
 
     def step_norm(self, state: Any, step: Any) -> float | None:
         """The expected Euclidean norm of a step, from its scalars alone; None where that can't be known."""

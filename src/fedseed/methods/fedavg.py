@@ -17,20 +17,11 @@ from pydantic import PositiveFloat
 
 from fedseed.errors import MessageError
 from fedseed.layout import ITEM_BYTES, Layout
-from fedseed.methods.base import Client, Contribution, Floats, Method, State, Weighting
+from fedseed.methods.base import Client, Contribution, Floats, Method, Nothing, State, Weighting
 from fedseed.training.settings import LocalTraining
 
 if TYPE_CHECKING:
     from fedseed.parameters import ParameterSpace
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """A payload without content."""
-
-    def encode(self) -> bytes:
-        """No bytes."""
-        return b""
 
 
 @dataclass(frozen=True)
@@ -51,23 +42,18 @@ class FedAvgState(State):
     weights: Weights | None = None
 
 
-class FedAvg(Method):
-    """FedAvg's settings.
+class Averaged(Method):
+    """Weights up, their weighted average down: what FedAvg and dense zeroth-order methods share.
 
     Args (besides those of `Method`):
         global_rate: eta_g; 1 is plain averaging.
-        training: local training.
     """
 
-    name: Literal["fedavg"] = "fedavg"
-    code: ClassVar[int] = 2
-    about: ClassVar[str] = "all parameters trained and sent, averaged (AISTATS 2017)"
     dense: ClassVar[bool] = True
 
     blocks: Literal["one"] = "one"
     weighting: Weighting = "examples"
     global_rate: PositiveFloat = 1.0
-    training: LocalTraining = LocalTraining(optimizer="adamw", rate=3e-4)
 
     def start(self, layout: Layout, seed: int) -> FedAvgState:
         """The state before the first round."""
@@ -80,11 +66,6 @@ class FedAvg(Method):
     def plan(self, state: FedAvgState, number: int) -> Nothing:
         """Nothing but the round's number."""
         return Nothing()
-
-    def train(self, state: FedAvgState, plan: Nothing, client: Client) -> Weights:
-        """Train locally, send the weights."""
-        client.first_order(self.training)
-        return Weights(client.space.dense())
 
     def aggregate(self, state: FedAvgState, number: int, contributions: Sequence[Contribution]) -> Weights:
         """w + eta_g (sum_i c_i w_i - w), summed in double precision, rounded once to each tensor's dtype."""
@@ -106,7 +87,7 @@ class FedAvg(Method):
             position += size
         return Weights(b"".join(parts))
 
-    def apply(self, step: Weights, space: "ParameterSpace") -> None:
+    def apply(self, state: FedAvgState, step: Weights, space: "ParameterSpace") -> None:
         """Overwrite the weights."""
         if step.data:
             space.load_dense(step.data)
@@ -132,6 +113,25 @@ class FedAvg(Method):
     def decode_step(self, state: FedAvgState, data: bytes) -> Weights:
         """A step from its payload."""
         return self.decode_update(state, 0, data) if data else Weights(b"")
+
+
+class FedAvg(Averaged):
+    """FedAvg's settings.
+
+    Args (besides those of `Averaged`):
+        training: local training.
+    """
+
+    name: Literal["fedavg"] = "fedavg"
+    code: ClassVar[int] = 2
+    about: ClassVar[str] = "all parameters trained and sent, averaged (AISTATS 2017)"
+
+    training: LocalTraining = LocalTraining(optimizer="adamw", rate=3e-4)
+
+    def train(self, state: FedAvgState, plan: Nothing, client: Client) -> Weights:
+        """Train locally, send the weights."""
+        client.first_order(self.training)
+        return Weights(client.space.dense())
 
 
 def to_floats(data: bytes, dtype: str) -> Floats:

@@ -220,7 +220,7 @@ class Ferret(Method):
             sums.append(total.astype(np.float32))
         return FerretStep((Coefficients(contributions[0].update.seed, tuple(sums)),))
 
-    def apply(self, step: FerretStep, space: "ParameterSpace") -> None:
+    def apply(self, state: FerretState, step: FerretStep, space: "ParameterSpace") -> None:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
         from fedseed.parameters import Term  # the model's side: torch is there
 

@@ -1,5 +1,5 @@
 """The orbit: a base's digest and every step since. Base + orbit = model, exactly."""
 
-from fedseed.orbit.file import Header, Orbit, OrbitWriter, Record
+from fedseed.orbit.file import NO_DIGEST, Header, Orbit, OrbitWriter, Record
 
-__all__ = ["Header", "Orbit", "OrbitWriter", "Record"]
+__all__ = ["NO_DIGEST", "Header", "Orbit", "OrbitWriter", "Record"]

@@ -1,11 +1,13 @@
 """The orbit file, format 1: a header, then one record per step, each checked and chained to the one before.
 
     header   magic "fedorbit" | format u16 | stream version u16 | length u32 | zlib-compressed JSON | link (16 bytes)
-    record   length u32 | round u32 | payload | weights digest (16 bytes) | link (16 bytes)
+    record   length u32 | first round u32 | steps u32 | payload | weights digest (16 bytes) | link (16 bytes)
 
 Little-endian throughout. A link is a BLAKE2b-128 hash of the link before it and of everything since: it is the
 checksum and the chain in one, so that a flipped bit, a swapped record and a cut tail are each found at their record.
-The payload is the method's step, as it went over the wire. Free of torch but for `replay`.
+The payload is the method's step, as it went over the wire. When a run of a step-by-step method ends, neighbouring
+records are packed into one that holds many steps (FeedSign: a bit each); the digest is the last one's. A digest of
+zeros: not recorded. Free of torch but for `replay`.
 """
 
 import hashlib
@@ -15,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,7 +36,8 @@ FORMAT = 1
 LINK_BYTES = 16
 DIGEST_BYTES = 16
 _HEAD = struct.Struct("<8sHHI")
-_RECORD = struct.Struct("<II")
+_RECORD = struct.Struct("<III")
+NO_DIGEST = "00" * 16
 _MOST_HEADER = 1 << 26  # decompressed header: a million tensors would fit
 
 
@@ -110,20 +114,27 @@ class Record:
     Args:
         round: its number, from 1.
         payload: the method's step, encoded.
-        digest: hex digest of the trainable weights after the step.
+        digest: hex digest of the trainable weights after the step; zeros: not recorded.
     """
 
     round: int
     payload: bytes
-    digest: str
+    digest: str = NO_DIGEST
 
-    def encode(self) -> bytes:
-        """The record's bytes, without the link."""
-        return _RECORD.pack(len(self.payload), self.round) + self.payload + bytes.fromhex(self.digest)
+    def encode(self, steps: int = 1) -> bytes:
+        """The record's bytes, without the link; `payload` may be several steps, packed."""
+        return _RECORD.pack(len(self.payload), self.round, steps) + self.payload + bytes.fromhex(self.digest)
 
 
 def _link(previous: bytes, data: bytes) -> bytes:
     return hashlib.blake2b(previous + data, digest_size=LINK_BYTES).digest()
+
+
+def _unpack(method: Method, payload: bytes, steps: int) -> list[bytes]:
+    """A record's steps; memory stays bounded by the file's size."""
+    if not 1 <= steps <= max(1, 8 * len(payload)):
+        raise MessageError(f"{steps} steps in {len(payload)} bytes")
+    return method.unpack(payload, steps)
 
 
 class OrbitWriter:
@@ -139,6 +150,8 @@ class OrbitWriter:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
+        self._header = header
+        self._records: list[Record] = []  # of a step-by-step method, to be packed in the end
         try:
             self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115 (lives as long as the run)
         except OSError as error:
@@ -152,10 +165,33 @@ class OrbitWriter:
         data = record.encode()
         self._last = _link(self._last, data)
         self._write(data + self._last)
+        if self._header.method.stepwise:
+            self._records.append(record)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; a step-by-step method's records are packed first, and replaced in one go."""
         self._file.close()
+        if not self._records:
+            return
+        head = self._header.encode()
+        link = _link(b"", head)
+        out = head + link
+        for size, run in groupby(self._records, key=lambda r: len(r.payload)):
+            records = list(run)
+            for part in [records] if size else [[r] for r in records]:  # steps without content stay single
+                packed = self._header.method.pack([r.payload for r in part]) if size else b""
+                data = Record(part[0].round, packed, part[-1].digest).encode(len(part))
+                link = _link(link, data)
+                out += data + link
+        temporary = self.path.with_name(self.path.name + ".part")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(out)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except OSError as error:
+            raise OrbitError(f"{self.path}: the packed orbit can't be written: {error.strerror}") from error
 
     def _write(self, data: bytes) -> None:
         try:
@@ -210,9 +246,9 @@ class Orbit:
         position = end + LINK_BYTES
         while position < len(data):
             step = len(records) + 1
-            stop = position + _RECORD.size + DIGEST_BYTES
+            stop, steps = position + _RECORD.size + DIGEST_BYTES, 0
             if position + _RECORD.size <= len(data):
-                size, number = _RECORD.unpack_from(data, position)
+                size, number, steps = _RECORD.unpack_from(data, position)
                 stop += size
             if stop + LINK_BYTES > len(data):
                 raise OrbitError(f"{path}: step {step} is cut short or its length is damaged, at byte {position}")
@@ -221,7 +257,12 @@ class Orbit:
             if found != link:
                 raise OrbitError(f"{path}: step {step} is damaged or not in its place, at byte {position}")
             payload = data[position + _RECORD.size : stop - DIGEST_BYTES]
-            records.append(Record(number, payload, data[stop - DIGEST_BYTES : stop].hex()))
+            try:
+                payloads = [payload] if steps == 1 else _unpack(header.method, payload, steps)
+            except MessageError as error:
+                raise OrbitError(f"{path}: step {step}: {error}") from error
+            records += [Record(number + i, p) for i, p in enumerate(payloads[:-1])]
+            records.append(Record(number + steps - 1, payloads[-1], data[stop - DIGEST_BYTES : stop].hex()))
             position = stop + LINK_BYTES
         return cls(header, tuple(records), len(data))
 
@@ -259,18 +300,19 @@ class Orbit:
             raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
         method = self.header.method
         state = method.start(space.layout, self.header.seed)
+        if method.from_base:
+            space.keep_base()
         for position, record in enumerate(self.records[:count], start=1):
             try:
                 step = method.decode_step(state, record.payload)
             except MessageError as error:
                 raise OrbitError(f"step {position}: {error}") from error
-            method.apply(step, space)
+            method.apply(state, step, space)
             state = method.advance(state, step)
             if progress is not None:
                 progress(position)
         digest = space.digest()
-        if count and digest != self.records[count - 1].digest:
-            raise OrbitError(
-                f"after step {count} the weights' digest is {digest}, the run recorded {self.records[count - 1].digest}"
-            )
+        recorded = self.records[count - 1].digest if count else NO_DIGEST
+        if recorded not in (NO_DIGEST, digest):
+            raise OrbitError(f"after step {count} the weights' digest is {digest}, the run recorded {recorded}")
         return digest

@@ -36,6 +36,9 @@ class Domain(IntEnum):
     DATA_ORDER = 5  # the order in which a client sees its examples
     DROPOUT = 6  # seeds torch's own generator while a client trains
     PARTITION = 7  # who holds which example
+    COIN = 8  # FeedSign's coin for ties and for projections of exactly zero
+    ROUNDING = 9  # stochastic rounding of small steps
+    ATTACK = 10  # what simulated Byzantine clients send
 
 
 Words = NDArray[np.uint32]

@@ -39,7 +39,8 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> No
                 grid[row][1].annotate("zero-shot", (0.01, values[0]), xycoords=("axes fraction", "data"), color="0.4")
         _finish_axes(grid[row][0], "round", LABELS[metric])
         _finish_axes(grid[row][1], "payload bytes per client taking part, both ways", "")
-        grid[row][1].set_xscale("log")
+        if any(line.get("bytes_up", 0) for lines in runs.values() for line in lines):
+            grid[row][1].set_xscale("log")
     grid[0][0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

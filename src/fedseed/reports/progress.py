@@ -20,6 +20,10 @@ class Progress(Protocol):
         """A round is over; its line of metrics."""
         ...
 
+    def advance(self, number: int) -> None:
+        """A round is over that gets no line of its own."""
+        ...
+
     def warn(self, text: str) -> None:
         """Something a person should know; the run goes on."""
         ...
@@ -34,6 +38,9 @@ class Silent:
         yield
 
     def round(self, line: Mapping[str, Any]) -> None:
+        """Nothing to show."""
+
+    def advance(self, number: int) -> None:
         """Nothing to show."""
 
     def warn(self, text: str) -> None:
@@ -86,6 +93,11 @@ class Shown:
             self.console.print(
                 f"  round {line['round']:>{len(str(self._rounds))}}  {describe(line)}", highlight=False, soft_wrap=True
             )
+
+    def advance(self, number: int) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=number)
 
     def warn(self, text: str) -> None:
         """Print a warning."""

@@ -4,13 +4,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
 
 from fedseed.errors import NonFiniteError
 from fedseed.parameters import Floats, ParameterSpace
-from fedseed.randomness import Domain, derive, permutation
+from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.objectives import Objective
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
 
@@ -23,6 +24,7 @@ class Effort:
     forward_passes: int = 0
     backward_passes: int = 0
     losses: list[float] = field(default_factory=list)
+    skipped_steps: int = 0
 
 
 def batches(items: Sequence[Any], size: int, seed: int) -> Iterator[list[Any]]:
@@ -50,10 +52,18 @@ class LocalClient:
         seed: the run's seed.
         round: the round's number.
         number: the client's number.
+        in_place: whether training will change the weights, so that a copy is kept to put them back.
     """
 
     def __init__(
-        self, space: ParameterSpace, objective: Objective, items: Sequence[Any], seed: int, round: int, number: int
+        self,
+        space: ParameterSpace,
+        objective: Objective,
+        items: Sequence[Any],
+        seed: int,
+        round: int,
+        number: int,
+        in_place: bool = True,
     ) -> None:
         self.space = space
         self.objective = objective
@@ -62,7 +72,7 @@ class LocalClient:
         self.round = round
         self.number = number
         self.effort = Effort()
-        self._start = space.snapshot()
+        self._start = space.snapshot() if in_place else None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -75,11 +85,44 @@ class LocalClient:
 
     def delta(self) -> Floats:
         """w_start - w_now, a vector of length d."""
+        assert self._start is not None
         return self.space.difference(self._start)
 
     def put_back(self) -> None:
         """Undo the training: the weights of the round's beginning."""
-        self.space.restore(self._start)
+        if self._start is not None:
+            self.space.restore(self._start)
+
+    def batches(self, size: int) -> Iterator[list[Any]]:
+        """Endless batches of the client's examples, in an order that (seed, round, client) decides.
+
+        Raises:
+            NonFiniteError: the client has no examples.
+        """
+        if not self.items:
+            raise NonFiniteError("no usable example")
+        return batches(self.items, size, derive(self.seed, Domain.DATA_ORDER, self.round, self.number))
+
+    @torch.no_grad()
+    def loss(self, items: Sequence[Any]) -> float:
+        """The mean loss over all terms of `items` at the weights as they are; one forward pass, no dropout."""
+        self.space.model.eval()
+        self.effort.forward_passes += 1
+        with self.phase("local"):
+            losses = self.objective.losses(self.space.model, items).tolist()
+        return sum(losses) / sum(self.objective.weight(item) for item in items)
+
+    def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
+        """The same at w + scale * direction(k)."""
+        with self.space.perturbed(basis, k, scale):
+            loss = self.loss(items)
+        self.effort.losses.append(loss)
+        return loss
+
+    def skip(self, reason: str) -> None:
+        """Count a local step that was not usable; its losses, if not finite, count for nothing."""
+        self.effort.skipped_steps += 1
+        self.effort.losses = [loss for loss in self.effort.losses if isfinite(loss)]
 
     def first_order(self, training: LocalTraining) -> None:
         """Train the weights in place with a torch optimiser.
@@ -87,14 +130,10 @@ class LocalClient:
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the client has no examples.
         """
-        if not self.items:
-            raise NonFiniteError("no usable example")
         steps = training.steps
         if training.epochs is not None:
             steps = -(-training.epochs * len(self.items) // training.step_examples)
-        order = batches(
-            self.items, training.step_examples, derive(self.seed, Domain.DATA_ORDER, self.round, self.number)
-        )
+        order = self.batches(training.step_examples)
         model = self.space.model
         with self.phase("local"), torch.random.fork_rng():
             # dropout draws from torch's own generator: seed it per run, round and client
@@ -117,7 +156,7 @@ class LocalClient:
         terms = sum(self.objective.weight(item) for item in items)
         total = 0.0
         for at in range(0, len(items), micro_batch):
-            loss = self.objective.loss_sum(self.space.model, items[at : at + micro_batch]) / terms
+            loss = self.objective.losses(self.space.model, items[at : at + micro_batch]).sum() / terms
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             self.effort.forward_passes += 1
@@ -129,3 +168,68 @@ class LocalClient:
         if training.optimizer in ("sgd", "rmsprop"):
             options["momentum"] = training.momentum
         return getattr(torch.optim, OPTIMIZERS[training.optimizer])(self.space.parameters, **options)
+
+
+class JointClients:
+    """Clients that all look at the same perturbed weights: one forward pass over all their batches serves them all.
+
+    A simulation's short cut. A client's loss is the mean over its own examples of the joint batch, so votes and
+    projections are what the client alone would find, up to the float noise of another batch size.
+
+    Args:
+        clients: the clients of one round, none of which trains in place.
+    """
+
+    def __init__(self, clients: Sequence[LocalClient]) -> None:
+        self.members = [JointClient(client, self, index) for index, client in enumerate(clients)]
+        self._drawn: list[list[Any]] = []
+        self._size = 0
+        self._losses: dict[tuple[Basis, int, float], list[float]] = {}
+
+    def draw(self, number: int, size: int) -> list[Any]:
+        """The batch of member `number`; all members' batches are drawn at the first call."""
+        if not self._drawn:
+            self._size = size
+            self._drawn = [next(m.own.batches(size)) if m.own.items else [] for m in self.members]
+        if size != self._size:
+            raise ValueError("joint clients draw one batch of one size a round")
+        if not self._drawn[number]:
+            raise NonFiniteError("no usable example")
+        return self._drawn[number]
+
+    @torch.no_grad()
+    def loss(self, number: int, basis: Basis, k: int, scale: float) -> float:
+        """The loss of member `number` at w + scale * direction(k)."""
+        if (basis, k, scale) not in self._losses:
+            first = self.members[0].own
+            first.space.model.eval()
+            items = [item for batch in self._drawn for item in batch]
+            with first.phase("local"), first.space.perturbed(basis, k, scale):
+                losses = iter(first.objective.losses(first.space.model, items).tolist())
+            first.effort.forward_passes += 1
+            weight = first.objective.weight
+            self._losses[basis, k, scale] = [
+                sum(next(losses) for _ in batch) / sum(map(weight, batch)) if batch else 0.0 for batch in self._drawn
+            ]
+        return self._losses[basis, k, scale][number]
+
+
+class JointClient(LocalClient):
+    """One of `JointClients`, as a method sees it: its losses come from the joint pass."""
+
+    def __init__(self, own: LocalClient, together: JointClients, index: int) -> None:
+        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number, in_place=False)
+        self.own = own
+        self.effort = own.effort
+        self._together = together
+        self._index = index
+
+    def batches(self, size: int) -> Iterator[list[Any]]:
+        """The client's one batch."""
+        yield self._together.draw(self._index, size)
+
+    def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
+        """The client's loss at w + scale * direction(k)."""
+        loss = self._together.loss(self._index, basis, k, scale)
+        self.effort.losses.append(loss)
+        return loss

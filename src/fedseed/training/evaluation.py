@@ -17,7 +17,7 @@ def mean_loss(model: torch.nn.Module, objective: Objective, items: Sequence[Any]
     model.eval()
     total = 0.0
     for at in range(0, len(items), batch):
-        total += float(objective.loss_sum(model, items[at : at + batch]))
+        total += float(objective.losses(model, items[at : at + batch]).sum())
     return total / sum(objective.weight(item) for item in items)
 
 

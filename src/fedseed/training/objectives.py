@@ -23,8 +23,8 @@ class Objective(Protocol):
         """How many terms the item's loss is a sum of (response tokens, or 1)."""
         ...
 
-    def loss_sum(self, model: torch.nn.Module, items: Sequence[Any]) -> torch.Tensor:
-        """The sum of the items' losses over all their terms, float32, differentiable."""
+    def losses(self, model: torch.nn.Module, items: Sequence[Any]) -> torch.Tensor:
+        """Each item's loss, summed over its terms: float32, shape (items,), differentiable."""
         ...
 
 
@@ -89,22 +89,24 @@ class CausalLM:
             labels[row, item.response_start : n] = ids[row, item.response_start : n]
         return ids.to(device), mask.to(device), labels.to(device)
 
-    def loss_sum(self, model: torch.nn.Module, items: Sequence[Tokens]) -> torch.Tensor:
-        """Sum of -log p over the response tokens of all items."""
+    def losses(self, model: torch.nn.Module, items: Sequence[Tokens]) -> torch.Tensor:
+        """Sum of -log p over the response tokens of each item."""
         device = next(model.parameters()).device
         ids, mask, labels = self.collate(items, device)
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         targets = labels[:, 1:].reshape(-1)
         kept = targets != IGNORE  # only positions that carry loss go through the softmax
         predicted = logits[:, :-1].reshape(-1, logits.shape[-1])[kept]
-        return cross_entropy(predicted.float(), targets[kept], reduction="sum")
+        each = cross_entropy(predicted.float(), targets[kept], reduction="none")
+        rows = torch.arange(len(items), device=device).repeat_interleave(labels.shape[1] - 1)[kept]
+        return torch.zeros(len(items), device=device).index_add(0, rows, each)
 
 
 class Supervised:
     """(input, target) pairs of tensors for any torch module.
 
     Args:
-        loss: takes (model output, stacked targets) and returns the sum of the losses over the batch.
+        loss: takes (model output, stacked targets) and returns one loss for each pair, shape (batch,).
     """
 
     def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
@@ -118,8 +120,8 @@ class Supervised:
         """Each pair is one term."""
         return 1
 
-    def loss_sum(self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Sum of the pairs' losses."""
+    def losses(self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """The pairs' losses."""
         device = next(model.parameters()).device
         inputs = torch.stack([x for x, _ in items]).to(device)
         targets = torch.stack([y for _, y in items]).to(device)

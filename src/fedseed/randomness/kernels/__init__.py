@@ -8,6 +8,9 @@ from functools import cache
 from importlib import import_module
 from typing import Protocol, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedseed.randomness.kernels.reference import Floats, Spec
 
 IMPLEMENTATIONS = ("cpu", "reference")
@@ -18,6 +21,10 @@ class Kernels(Protocol):
 
     def direction(self, spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
         """Elements start..stop of direction k."""
+        ...
+
+    def element_words(self, seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
+        """One random word for each element."""
         ...
 
     def combine(self, spec: Spec, first: int, coefficients: Floats, start: int, stop: int, length: int) -> Floats:

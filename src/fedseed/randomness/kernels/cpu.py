@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange, types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from fedseed.randomness import entries
 from fedseed.randomness.kernels.reference import (
@@ -251,6 +252,28 @@ def _fold(sums, domain, number, x, key0, key1, start, from_span):  # type: ignor
             for i in range(n):
                 sums[s, (a + i) & (tile - 1)] += np.float64(v[at + i] * x[a - start + i])
             a += n
+
+
+@njit(cache=True, parallel=True)
+def _element_words(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    count = out.size
+    for chunk in prange((count + _CHUNK - 1) // _CHUNK):
+        a = chunk * _CHUNK
+        n = min(_CHUNK, count - a)
+        scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
+        block = (start + a) // 4
+        _fill_words(scratch, (start + a + n + 3) // 4 - block, block, domain, k, key0, key1)
+        at = start + a - 4 * block
+        for i in range(n):
+            out[a + i] = scratch[(at + i) & 3, (at + i) >> 2]
+
+
+def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
+    """One random 32-bit word for each of the elements start..stop."""
+    out = np.empty(stop - start, dtype=np.uint32)
+    key0, key1 = split_seed(seed)
+    _element_words(out, int(domain), k, _L(key0), _L(key1), start)
+    return out
 
 
 def _arguments(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], Any, Any]:

@@ -95,6 +95,12 @@ def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Flo
     return values[start - first * per_block :][: stop - start]
 
 
+def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
+    """One random 32-bit word for each of the elements start..stop: four elements share a Philox call."""
+    first = start // 4
+    return words(seed, domain, k, first, -(-stop // 4) - first).reshape(-1)[start - 4 * first :][: stop - start]
+
+
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width 1, 2, 4, ...
 

@@ -1,0 +1,33 @@
+"""Byzantine clients, in simulation.
+
+What a client *sends* is corrupted by `Method.corrupt` ("sign", "random", "noise"); what it *learns from* is corrupted
+here ("labels"). Both kinds keep to the protocol: their messages can't be told from honest ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedseed.randomness import Domain, permutation
+from fedseed.tasks.data import ClientData, Example
+
+
+def flip_labels(client: ClientData, seed: int, number: int) -> ClientData:
+    """The client's examples with each response (or target) taken from another example.
+
+    Args:
+        client: an honest client of `Example`s or (input, target) pairs.
+        seed: the run's seed.
+        number: the client's number.
+    """
+    order = permutation(seed, Domain.ATTACK, len(client.examples), number)
+    # a cycle through a random order: no example keeps its own response
+    giver = {int(order[i]): int(order[i - 1]) for i in range(len(order))}
+    return ClientData(client.name, [_with_target(client.examples, i, giver[i]) for i in range(len(client.examples))])
+
+
+def _with_target(examples: Sequence[Any], own: int, other: int) -> Any:
+    mine, given = examples[own], examples[other]
+    if isinstance(mine, Example):
+        return replace(mine, response=given.response)
+    return mine[0], given[1]

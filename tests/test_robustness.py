@@ -1,0 +1,21 @@
+import torch
+
+from fedseed.robustness import flip_labels
+from fedseed.tasks.data import ClientData, Example
+
+
+def test_no_example_keeps_its_own_response_and_none_is_lost():
+    client = ClientData("c", [Example(f"q{i}", f"a{i}") for i in range(9)])
+    flipped = flip_labels(client, 1, 3)
+    assert [e.prompt for e in flipped.examples] == [e.prompt for e in client.examples]
+    assert all(a.response != b.response for a, b in zip(client.examples, flipped.examples, strict=True))
+    assert {e.response for e in flipped.examples} == {e.response for e in client.examples}
+    assert flip_labels(client, 1, 3) == flipped != flip_labels(client, 1, 4)
+    assert client.examples[0] == Example("q0", "a0")  # the honest data is left alone
+
+
+def test_pairs_of_tensors():
+    client = ClientData("c", [(torch.tensor(float(i)), torch.tensor(i)) for i in range(4)])
+    flipped = flip_labels(client, 1, 0)
+    assert all(int(x) != int(y) for x, y in flipped.examples)
+    assert sorted(int(y) for _, y in flipped.examples) == [0, 1, 2, 3]
