@@ -18,7 +18,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.ledger import RunFolder
 from fedseed.federation.worker import Worker
 from fedseed.messages import FRAME_BYTES, Message
-from fedseed.methods import Method
+from fedseed.methods import FedKSeed, Method
 from fedseed.methods.base import Attack
 from fedseed.methods.fedavg import Weights
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
@@ -318,7 +318,7 @@ class Federation:
     def _finish(
         self, folder: RunFolder, orbit: OrbitWriter | None, summary: dict[str, Any], metrics: list[dict[str, Any]]
     ) -> None:
-        from fedseed.reports.pictures import draw_runs  # matplotlib takes a while to import
+        from fedseed.reports.pictures import draw_probabilities, draw_runs  # matplotlib takes a while to import
 
         if orbit is None:
             from safetensors.torch import save_file
@@ -329,6 +329,9 @@ class Federation:
         folder.write_summary(summary)
         folder.close()
         draw_runs({self.method.name: metrics}, folder.path / "metrics.png")
+        if isinstance(self.method, FedKSeed) and self.method.importance:
+            state: Any = self.coordinator.state
+            draw_probabilities(self.method.probabilities(state.step), folder.path / "probabilities.png")
 
     @staticmethod
     def _loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:

@@ -8,7 +8,15 @@ from typing import Any
 
 from fedseed.errors import FedseedError
 
-FILES = ("recipe.toml", "metrics.jsonl", "model.orbit", "model.safetensors", "summary.json", "metrics.png")
+FILES = (
+    "recipe.toml",
+    "metrics.jsonl",
+    "model.orbit",
+    "model.safetensors",
+    "summary.json",
+    "metrics.png",
+    "probabilities.png",
+)
 
 
 class RunFolder:

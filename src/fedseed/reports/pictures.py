@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
+from numpy.typing import NDArray
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -16,7 +18,7 @@ LABELS = {"loss": "held-out loss", "rouge_l": "held-out Rouge-L"}
 
 
 def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Loss and Rouge-L over rounds, and over the bytes a client has sent and received.
+    """Loss and Rouge-L over rounds, over the bytes a client has sent and received, and over forward passes.
 
     Args:
         runs: name of each run and its lines of metrics.
@@ -25,26 +27,57 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> No
     shown = [m for m in LABELS if any(m in line for lines in runs.values() for line in lines)]
     if not shown:
         return
-    figure, grid = plt.subplots(len(shown), 2, figsize=(9, 3.2 * len(shown)), squeeze=False, sharey="row")
+    figure, grid = plt.subplots(len(shown), 3, figsize=(12.5, 3.2 * len(shown)), squeeze=False, sharey="row")
     for row, metric in enumerate(shown):
         for colour, (name, lines) in zip(COLOURS * 9, runs.items(), strict=False):
-            sent = accumulate(line.get("bytes_up", 0) + line.get("bytes_down", 0) for line in lines)
-            points = [(line["round"], b, line[metric]) for line, b in zip(lines, sent, strict=True) if metric in line]
-            rounds, bytes_, values = zip(*points, strict=True)
             style = {"color": colour, "marker": "o", "markersize": 3.5, "linewidth": 1.6, "label": name}
+            measured = [i for i, line in enumerate(lines) if metric in line]
+            values = [lines[i][metric] for i in measured]
+            rounds = [lines[i]["round"] for i in measured]
             grid[row][0].plot(rounds, values, **style)
-            grid[row][1].plot(bytes_[1:], values[1:], **style)
-            grid[row][1].axhline(values[0], color="0.6", linewidth=0.8, linestyle=":")
+            for column, spent in ((1, _payload(lines)), (2, _forward_passes(lines))):
+                grid[row][column].plot([spent[i] for i in measured[1:]], values[1:], **style)
+                grid[row][column].axhline(values[0], color="0.6", linewidth=0.8, linestyle=":")
+                if spent[-1] > 0:
+                    grid[row][column].set_xscale("log")
             if colour == COLOURS[0]:
                 grid[row][1].annotate("zero-shot", (0.01, values[0]), xycoords=("axes fraction", "data"), color="0.4")
         _finish_axes(grid[row][0], "round", LABELS[metric])
         _finish_axes(grid[row][1], "payload bytes per client taking part, both ways", "")
-        if any(line.get("bytes_up", 0) for lines in runs.values() for line in lines):
-            grid[row][1].set_xscale("log")
+        _finish_axes(grid[row][2], "forward passes, all clients", "")
     grid[0][0].legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def draw_probabilities(probabilities: NDArray[np.floating], path: Path) -> None:
+    """FedKSeed-Pro's probabilities of its candidates, from the most to the least likely (FedKSeed, Fig. 13).
+
+    Args:
+        probabilities: shape (K,), adding up to 1.
+        path: PNG file to write.
+    """
+    figure, axes = plt.subplots(figsize=(6, 3.4))
+    relative = np.sort(np.asarray(probabilities, dtype=np.float64))[::-1] * len(probabilities)
+    axes.plot(np.arange(1, len(relative) + 1), relative, color=COLOURS[0], linewidth=1.8)
+    axes.axhline(1, color="0.6", linewidth=0.8, linestyle=":")
+    axes.annotate("uniform", (0.01, 1), xycoords=("axes fraction", "data"), color="0.4", va="bottom")
+    axes.set_title(f"most to least likely: {relative[0] / relative[-1]:.2f} times", fontsize=10)
+    _finish_axes(axes, "candidate, by rank", "probability times K")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _payload(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Bytes up and down of a client that takes part, up to and with each line."""
+    each = ((line.get("bytes_up", 0) + line.get("bytes_down", 0)) * line.get("rounds", 1) for line in lines)
+    return list(accumulate(each))
+
+
+def _forward_passes(lines: Sequence[Mapping[str, Any]]) -> list[int]:
+    return list(accumulate(line.get("forward_passes", 0) for line in lines))
 
 
 def _finish_axes(axes: Axes, x: str, y: str) -> None:
