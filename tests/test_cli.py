@@ -97,6 +97,7 @@ def test_other_failures_end_with_1_and_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(("what", "text"), [("methods", "ferret"), ("bases", "hadamard"), ("tasks", "instructions"),
+                                            ("tasks", "natural-instructions"), ("tasks", "sst2"),
                                             ("recipes", "quickstart-fedavg")])  # fmt: skip
 def test_list(what, text):
     done = fedseed("list", what)

@@ -15,6 +15,8 @@ import pytest
         "fedseed.federation.ledger",
         "fedseed.configuration",
         "fedseed.tasks.instructions",
+        "fedseed.tasks.natural_instructions",
+        "fedseed.tasks.sst2",
         "fedseed.cli",
     ],
 )

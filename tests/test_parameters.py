@@ -6,6 +6,7 @@ from fedseed import Basis, ParameterSpace
 from fedseed.parameters import Term, base_digest
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
+from fedseed.randomness.kernels.reference import Part
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -50,7 +51,7 @@ def test_add_is_the_reference_rounded_once(dtype, name, blocks, kernels, monkeyp
     bounds = space.layout.boundaries
     change = np.concatenate(
         [
-            reference.combine(basis.spec, 0, c, a, b, b - a)
+            reference.combine(reference.prepare([Part(basis.spec, 0, c)], b - a), a, b)
             for c, a, b in zip(coefficients, bounds[:-1], bounds[1:], strict=True)
         ]
     ) * np.float32(-0.37)

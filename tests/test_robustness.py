@@ -1,7 +1,7 @@
 import torch
 
 from fedseed.robustness import flip_labels
-from fedseed.tasks.data import ClientData, Example
+from fedseed.tasks.data import Choice, ClientData, Example
 
 
 def test_no_example_keeps_its_own_response_and_none_is_lost():
@@ -19,3 +19,11 @@ def test_pairs_of_tensors():
     flipped = flip_labels(client, 1, 0)
     assert all(int(x) != int(y) for x, y in flipped.examples)
     assert sorted(int(y) for _, y in flipped.examples) == [0, 1, 2, 3]
+
+
+def test_choices_get_another_option():
+    client = ClientData("c", [Choice(f"q{i}", ("a", "b", "c"), i % 3) for i in range(6)])
+    flipped = flip_labels(client, 1, 0)
+    assert all(
+        a.gold != b.gold and a.prompt == b.prompt for a, b in zip(client.examples, flipped.examples, strict=True)
+    )

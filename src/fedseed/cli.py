@@ -111,10 +111,9 @@ def _listing(what: str) -> list[tuple[str, str]]:
 
         return list(BASES.items())
     if what == "tasks":
-        from fedseed.tasks.families import families
+        from fedseed.tasks import TASKS
 
-        counts = ", ".join(f"{len(families(group))} {group}" for group in ("base", "train", "heldout"))
-        return [("instructions", f"the project's own generated instruction families ({counts})")]
+        return [(t.model_fields["name"].default, t.about) for t in TASKS]
     from fedseed.configuration import packaged_recipes, read_recipe
 
     return [(name, read_recipe(name).title) for name in packaged_recipes()]

@@ -1,23 +1,45 @@
 """Recipes: TOML files that say everything about a run, checked before anything is loaded."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from fedseed.errors import RecipeError
 from fedseed.methods import METHODS, FedAvg, FedKSeed, FedZO, FeedSign, Ferret, MeZO, ZOFedSGD
 from fedseed.robustness import flip_labels
-from fedseed.tasks.instructions import InstructionsTask
+from fedseed.tasks import TASKS, InstructionsTask, NaturalInstructionsTask, SST2Task
+from fedseed.tasks.data import Choice, TaskData
 
 if TYPE_CHECKING:
-    from fedseed.federation.engine import Federation
+    from fedseed.federation.engine import Evaluation, Federation
     from fedseed.reports.progress import Progress
+    from fedseed.training.objectives import CausalLM, Choices
 
+DEFAULT_TASK = "instructions"
+
+
+def _with_task_name(value: Any) -> Any:
+    """A `[task]` without a name is the project's own."""
+    return {"name": DEFAULT_TASK, **value} if isinstance(value, Mapping) else value
+
+
+AnyTask = Annotated[
+    InstructionsTask | NaturalInstructionsTask | SST2Task, Field(discriminator="name"), BeforeValidator(_with_task_name)
+]
 AnyMethod = Annotated[Ferret | FedKSeed | FeedSign | ZOFedSGD | MeZO | FedZO | FedAvg, Field(discriminator="name")]
 
 
@@ -76,7 +98,7 @@ class Recipe(_Table):
     seed: NonNegativeInt = 1
     rounds: PositiveInt
     model: ModelSettings = ModelSettings()
-    task: InstructionsTask = InstructionsTask()
+    task: AnyTask = InstructionsTask()
     federation: FederationSettings = FederationSettings()
     method: AnyMethod
     attack: AttackSettings | None = None
@@ -145,7 +167,7 @@ def explain(error: ValidationError, data: Mapping[str, Any]) -> str:
     """The first thing that is wrong, in one line: key, value, what is allowed."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    # the discriminated union puts the method's name into the path: leave out what is no key of the data
+    # a discriminated union puts the method's or task's name into the path: leave out what is no key of the data
     path: list[str] = []
     here: Any = data
     for part in first["loc"]:
@@ -164,7 +186,7 @@ def explain(error: ValidationError, data: Mapping[str, Any]) -> str:
     elif kind == "missing":
         text = f"{key}: missing"
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        names = ", ".join(str(m.model_fields["name"].default) for m in METHODS)
+        names = ", ".join(_kinds(path[0]))
         given = first["input"].get("name") if isinstance(first["input"], Mapping) else first["input"]
         text = f"{key}.name = {given!r}: choose one of {names}" if given is not None else f"{key}.name: missing"
     else:
@@ -173,15 +195,20 @@ def explain(error: ValidationError, data: Mapping[str, Any]) -> str:
     return " ".join(text.split()) + (f" (and {rest} more)" if rest > 0 else "")
 
 
+def _kinds(table: str) -> dict[str, type[BaseModel]]:
+    """The models that a table of the recipe may be, by name; none for a table that is always the same."""
+    kinds: Sequence[type[BaseModel]] = {"method": METHODS, "task": TASKS}.get(table, ())
+    return {str(kind.model_fields["name"].default): kind for kind in kinds}
+
+
 def _allowed(path: Sequence[str], data: Mapping[str, Any]) -> list[str]:
     """The keys a table of the recipe may have."""
     model: type[BaseModel] = Recipe
     here: Any = data
     for part in path:
         here = here.get(part, {}) if isinstance(here, Mapping) else {}
-        if model is Recipe and part == "method":
-            kinds: dict[Any, type[BaseModel]] = {m.model_fields["name"].default: m for m in METHODS}
-            model = kinds[here["name"]]
+        if model is Recipe and _kinds(part):
+            model = _kinds(part)[here.get("name", DEFAULT_TASK)]
         else:
             annotation = model.model_fields[part].annotation
             assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
@@ -195,12 +222,8 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
     """
-    import torch
-
     from fedseed.federation.engine import Federation
     from fedseed.models import choose_trainable, load_model
-    from fedseed.training.evaluation import language_metrics
-    from fedseed.training.objectives import CausalLM
 
     data = recipe.task.load()
     per_round = recipe.federation.count(len(data.clients))
@@ -209,7 +232,7 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
     settings = recipe.model
     model, tokenizer = load_model(settings.base, settings.dtype, settings.trust_remote_code)
     choose_trainable(model, settings.trainable)
-    objective = CausalLM(tokenizer, recipe.evaluation.max_length)
+    objective, evaluate = _objective(recipe.evaluation, data, tokenizer)
     clients, attackers = list(data.clients), []
     if recipe.attack is not None:
         if recipe.attack.clients > len(clients):
@@ -219,16 +242,7 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
             for number in attackers:
                 clients[number] = flip_labels(clients[number], recipe.seed, number)
 
-    def evaluate(module: torch.nn.Module) -> dict[str, float]:
-        metrics = {}
-        for prefix, examples in data.evaluation.items():
-            measured = language_metrics(
-                module, objective, examples, recipe.evaluation.max_new_tokens, recipe.evaluation.rouge
-            )
-            metrics.update({prefix + name: value for name, value in measured.items()})
-        return metrics
-
-    return Federation(
+    federation = Federation(
         model=model,
         clients=clients,
         method=recipe.method,
@@ -244,5 +258,31 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         attack=None if recipe.attack is None else recipe.attack.kind,
         attackers=attackers,
         recipe_text=recipe.to_toml(),
+        notes=data.notes,
         progress=progress,
     )
+    if objective.dropped:
+        limit = f"evaluation.max_length = {objective.max_length:,} tokens"
+        federation.notes += (f"{objective.dropped:,} of the clients' examples left out (over {limit})",)
+    return federation
+
+
+def _objective(settings: EvaluationSettings, data: TaskData, tokenizer: Any) -> "tuple[CausalLM | Choices, Evaluation]":
+    """The objective and the evaluation that go with what the task hands over."""
+    from fedseed.training.evaluation import choice_metrics, language_metrics
+    from fedseed.training.objectives import CausalLM, Choices
+
+    def over_sets(measure: "Callable[[Any, Sequence[Any]], dict[str, float]]") -> "Evaluation":
+        def evaluate(model: Any) -> dict[str, float]:
+            sets = ((prefix, measure(model, examples)) for prefix, examples in data.evaluation.items())
+            return {prefix + name: value for prefix, metrics in sets for name, value in metrics.items()}
+
+        return evaluate
+
+    first = next((example for client in data.clients for example in client.examples), None)
+    if isinstance(first, Choice):
+        choices = Choices(tokenizer, settings.max_length)
+        return choices, over_sets(lambda model, examples: choice_metrics(model, choices, examples))
+    language = CausalLM(tokenizer, settings.max_length)
+    new, rouge = settings.max_new_tokens, settings.rouge
+    return language, over_sets(lambda model, examples: language_metrics(model, language, examples, new, rouge))

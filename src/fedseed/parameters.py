@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,13 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 from fedseed.layout import ITEM_BYTES, BlockRule, Layout, TensorEntry, cut
-from fedseed.perturbation import PerturbedUse, can_exchange, direction_over
+from fedseed.moments import Moments, Rule
+from fedseed.perturbation import PerturbedUse, can_exchange
 from fedseed.randomness import Basis, Domain, kernels
+from fedseed.randomness.kernels.reference import Part
 
 Floats = NDArray[np.float32]
 Coefficients = NDArray[Any] | Sequence[float] | Sequence[NDArray[Any]]
 
-PIECE = 1 << 22  # elements worked on at a time: bounds the extra memory by 16 MiB a buffer
+PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,10 @@ class ParameterSpace:
         entries = tuple(TensorEntry(name, tuple(p.shape), _dtype_name(p)) for name, p in named)
         self.layout = Layout(entries, cut([e.size for e in entries], blocks))
         self._base: list[torch.Tensor] | None = None
+        self._moments: Moments | None = None
         ends = list(accumulate(e.size for e in entries))
-        self._starts = {id(p): (end - p.numel(), end) for p, end in zip(self.parameters, ends, strict=True)}
+        self._starts = {id(p): end - p.numel() for p, end in zip(self.parameters, ends, strict=True)}
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}  # where perturbed copies are made
 
     @property
     def size(self) -> int:
@@ -123,6 +126,19 @@ class ParameterSpace:
         """
         self._move(terms, scale, None, rounding)
 
+    def descend(self, terms: Sequence[Term], rule: Rule, rounding: tuple[int, int] | None = None) -> None:
+        """Give the sum of the terms to momentum or Adam as a gradient; the running averages are kept here.
+
+        Args:
+            terms: what to add up.
+            rule: the optimiser; the same one each time.
+            rounding: as in `add_terms`.
+        """
+        if self._moments is None or self._moments.rule != rule:
+            self._moments = Moments(rule, self.size, self.parameters[0].device)
+        self._moments.steps += 1
+        self._move_by_pieces(terms, 1.0, None, rounding, self._moments)
+
     def keep_base(self) -> None:
         """Keep a copy of the weights as they are: what `rebuild` starts from."""
         self._base = self.snapshot()
@@ -146,20 +162,47 @@ class ParameterSpace:
         base: Sequence[torch.Tensor] | None,
         rounding: tuple[int, int] | None,
     ) -> None:
-        """w = round((base or w) + scale * sum of the terms)."""
-        if not np.isfinite(scale):
-            raise ValueError(f"scale = {scale}: a finite number is needed")
-        per_block = [self._per_block(term.coefficients) for term in terms]
-        for block, start, stop in self._pieces():
-            length = self.layout.block_sizes[block]
-            total = np.zeros(stop - start, dtype=np.float32)
-            for term, coefficients in zip(terms, per_block, strict=True):
-                total += kernels.current().combine(
-                    term.basis.spec, term.first, coefficients[block], start, stop, length
-                )
-            total *= np.float32(scale)
-            with torch.no_grad():
-                self._accumulate(torch.from_numpy(total), start, base, rounding)
+        """w = round((base or w) + scale * sum of the terms): one read and one write of the weights."""
+        if rounding is not None:
+            self._move_by_pieces(terms, scale, base, rounding, None)
+            return
+        kernel = self._kernel()
+        for index, lo, hi, start, prepared in self._runs(terms, scale):
+            p = self.parameters[index]
+            flat = _flat(p)
+            source = flat if base is None else _flat(base[index])
+            kernel.move(
+                _operand(kernel, flat[lo:hi]), _operand(kernel, source[lo:hi]), _dtype_name(p), prepared, scale, start
+            )
+            _keep(p, flat)
+
+    def _move_by_pieces(
+        self,
+        terms: Sequence[Term],
+        scale: float,
+        base: Sequence[torch.Tensor] | None,
+        rounding: tuple[int, int] | None,
+        moments: Moments | None,
+    ) -> None:
+        """`_move` with a buffer, for what the kernels do not do: stochastic rounding, optimisers."""
+        kernel = self._kernel()
+        for index, first, last, begin, prepared in self._runs(terms, scale):
+            p = self.parameters[index]
+            flat = _flat(p)
+            source = flat if base is None else _flat(base[index])
+            for lo in range(first, last, PIECE):
+                hi = min(lo + PIECE, last)
+                start = begin + lo - first
+                total = torch.as_tensor(kernel.combine(prepared, start, start + hi - lo)).to(p.device)
+                change = total * float(np.float32(scale)) + 0.0 if moments is None else moments.change(total, start)
+                value = source[lo:hi].float() + change
+                if rounding is not None and p.dtype != torch.float32:
+                    words = kernels.load("cpu").element_words(
+                        rounding[0], Domain.ROUNDING, rounding[1], start, start + hi - lo
+                    )
+                    value = torch.from_numpy(stochastic(value.cpu().numpy(), words, _dtype_name(p))).to(p.device)
+                flat[lo:hi].copy_(value)
+            _keep(p, flat)
 
     def project(
         self, delta: torch.Tensor | Floats, basis: Basis, count: int | Sequence[int], first: int = 0
@@ -213,7 +256,7 @@ class ParameterSpace:
             scale: how far to move along it.
         """
         if can_exchange(self.model):
-            with PerturbedUse(partial(self._change, basis, k, scale), self._starts):
+            with PerturbedUse(Perturbation(self, Term(basis, np.ones(1, dtype=np.float32), k), scale)):
                 yield
             return
         saved = self.snapshot()
@@ -222,9 +265,6 @@ class ParameterSpace:
             yield
         finally:
             self.restore(saved)
-
-    def _change(self, basis: Basis, k: int, scale: float, place: tuple[int, int]) -> torch.Tensor:
-        return direction_over(basis, k, scale, self.layout.boundaries, *place)
 
     # -- the weights as they are -----------------------------------------------------------------------------------
 
@@ -244,13 +284,16 @@ class ParameterSpace:
 
     def difference(self, saved: Sequence[torch.Tensor]) -> Floats:
         """saved - w as one float32 vector of length d."""
-        out = np.empty(self.size, dtype=np.float32)
+        out = torch.empty(self.size, dtype=torch.float32)
         position = 0
         for p, s in zip(self.parameters, saved, strict=True):
-            part = s.float() - p.detach().float()
-            out[position : position + p.numel()] = part.reshape(-1).cpu().numpy()
+            part = out[position : position + p.numel()].view(p.shape)
+            if p.dtype == torch.float32 and p.device.type == "cpu":
+                torch.sub(s, p.detach(), out=part)
+            else:
+                part.copy_(s.float() - p.detach().float())
             position += p.numel()
-        return out
+        return out.numpy()
 
     def norm(self) -> float:
         """The Euclidean norm of w."""
@@ -293,36 +336,118 @@ class ParameterSpace:
             raise ValueError("coefficients: a value is NaN or infinite; the weights are unchanged")
         return arrays
 
-    def _pieces(self) -> Iterator[tuple[int, int, int]]:
-        """(block, start, stop) of runs of at most PIECE elements that lie in one block."""
-        for block, (a, b) in enumerate(pairwise(self.layout.boundaries)):
-            for start in range(a, b, PIECE):
-                yield block, start, min(start + PIECE, b)
+    def _kernel(self) -> kernels.Kernels:
+        """The kernels for the device the weights are on."""
+        return kernels.current(self.parameters[0].device.type if self.parameters else "cpu")
 
-    def _accumulate(
-        self,
-        change: torch.Tensor,
-        start: int,
-        base: Sequence[torch.Tensor] | None,
-        rounding: tuple[int, int] | None,
-    ) -> None:
-        """w[start : start + n] = round(float32(base or w) + change)."""
-        stop = start + change.numel()
-        position = 0
-        for index, p in enumerate(self.parameters):
-            a, b = max(start, position), min(stop, position + p.numel())
-            if a < b:
-                contiguous = p.data.is_contiguous()
-                flat = p.data.view(-1) if contiguous else p.data.reshape(-1)
-                old = flat if base is None else base[index].reshape(-1)
-                value = old[a - position : b - position].float() + change[a - start : b - start].to(p.device)
-                if rounding is not None and p.dtype != torch.float32:
-                    bits = kernels.current().element_words(rounding[0], Domain.ROUNDING, rounding[1], a, b)
-                    value = torch.from_numpy(stochastic(value.cpu().numpy(), bits, _dtype_name(p))).to(p.device)
-                flat[a - position : b - position].copy_(value)
-                if not contiguous:
-                    p.data.copy_(flat.view(p.shape))
-            position += p.numel()
+    def _runs(self, terms: Sequence[Term], scale: float) -> Iterator[tuple[int, int, int, int, Any]]:
+        """(tensor, its elements lo, hi, index of the first in the vector, sum prepared) for each tensor and block.
+
+        Raises:
+            ValueError: the scale or a coefficient is not finite, or the number of arrays is not that of the blocks.
+        """
+        if not np.isfinite(scale):
+            raise ValueError(f"scale = {scale}: a finite number is needed")
+        per_block = [self._per_block(term.coefficients) for term in terms]
+        kernel = self._kernel()
+        tensor = position = 0  # the tensor that the block reaches into, and where it begins
+        for block, (begin, end) in enumerate(pairwise(self.layout.boundaries)):
+            parts = [Part(t.basis.spec, t.first, c[block]) for t, c in zip(terms, per_block, strict=True)]
+            prepared = kernel.prepare(parts, end - begin)
+            while begin < end:
+                size = self.layout.tensors[tensor].size
+                stop = min(end, position + size)
+                if begin < stop:
+                    yield tensor, begin - position, stop - position, begin, prepared
+                begin = stop
+                if stop == position + size:
+                    position += size
+                    tensor += 1
+
+
+class Perturbation:
+    """w + scale * direction, tensor by tensor or in parts of tensors: what `PerturbedUse` hands out.
+
+    Args:
+        space: the parameter space.
+        term: the direction.
+        scale: how far to move along it.
+    """
+
+    def __init__(self, space: ParameterSpace, term: Term, scale: float) -> None:
+        self._space = space
+        self._scale = scale
+        self._kernel = space._kernel()
+        self._part = Part(term.basis.spec, term.first, np.asarray(term.coefficients, dtype=np.float32))
+        self._prepared: dict[int, Any] = {}
+        self.on_cpu = not space.parameters or space.parameters[0].device.type == "cpu"
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._space._starts
+
+    def scratch(self, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """Memory for `count` elements that is used again and again: what it held before is lost."""
+        there = self._space._scratch.get(dtype)
+        if there is None or len(there) < count:
+            there = self._space._scratch[dtype] = torch.empty(count, dtype=dtype)
+        return there
+
+    def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
+        """out = elements lo..hi of the perturbed parameter, flat."""
+        flat = _flat(parameter)
+        start = self._space._starts[id(parameter)]
+        boundaries = self._space.layout.boundaries
+        block = int(np.searchsorted(boundaries, start + lo, side="right")) - 1
+        at = lo
+        while at < hi:
+            end = min(hi, boundaries[block + 1] - start)
+            if at < end:
+                self._kernel.move(
+                    _operand(self._kernel, out[at - lo : end - lo]), _operand(self._kernel, flat[at:end]),
+                    _dtype_name(parameter), self._of(block), self._scale, start + at,
+                )  # fmt: skip
+            at, block = end, block + 1
+
+    def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+        """Rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
+        start = self._space._starts[id(parameter)]
+        boundaries = self._space.layout.boundaries
+        block = int(np.searchsorted(boundaries, start, side="right")) - 1
+        if start + parameter.numel() > boundaries[block + 1] or not parameter.is_contiguous():
+            return None
+        kernel, count = self._kernel, len(rows)
+        out = torch.empty(count, parameter.shape[1], dtype=parameter.dtype, device=parameter.device)
+        flat, target = _operand(kernel, _flat(parameter)), _operand(kernel, out.view(-1))
+        kernel.move_rows(
+            target.reshape(count, -1), flat.reshape(parameter.shape[0], -1), _operand(kernel, rows),
+            _dtype_name(parameter), self._of(block), self._scale, start,
+        )  # fmt: skip
+        return out
+
+    def _of(self, block: int) -> Any:
+        if block not in self._prepared:
+            self._prepared[block] = self._kernel.prepare([self._part], self._space.layout.block_sizes[block])
+        return self._prepared[block]
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in order: the tensor's own memory if it is contiguous, else a copy."""
+    return tensor.detach().reshape(-1)
+
+
+def _keep(parameter: torch.Tensor, flat: torch.Tensor) -> None:
+    """Write back what `_flat` had to copy."""
+    if not parameter.is_contiguous():
+        parameter.detach().copy_(flat.view(parameter.shape))
+
+
+def _operand(kernel: kernels.Kernels, flat: torch.Tensor) -> Any:
+    """A tensor as the kernels take it: itself on a GPU, otherwise an array on the same memory."""
+    if kernel.TENSORS:
+        return flat
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        return flat.view(torch.int16).numpy().view(np.uint16)
+    return flat.numpy()
 
 
 def stochastic(values: Floats, bits: NDArray[np.uint32], dtype: str) -> Floats:

@@ -1,19 +1,22 @@
 """Looking at a model from w + scale * v without changing w.
 
 While the mode below is active, every torch function that is given one of the space's parameters gets a perturbed copy
-of it instead, made on the fly and freed after use: the extra memory is the largest tensor a function takes. The
-weights are never written, so they can't drift. Because the exchange happens where a parameter is *used*, tied weights,
-modules that reach for another module's weight, norm layers and functional code all see the perturbed value.
+of it instead, made on the fly. The weights are never written, so they can't drift. Because the exchange happens where a
+parameter is *used*, tied weights, modules that reach for another module's weight, norm layers and functional code all
+see the perturbed value.
+
+The copies cost little: where a function's result can't alias its weights, they are made in memory that the next call
+uses again; an embedding gets the rows it looks up; a large matrix product is done a slice of rows at a time.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from fedseed.randomness import Basis
+if TYPE_CHECKING:
+    from fedseed.parameters import Perturbation
 
 # what asks a tensor about itself, not for its values: no copy is made for these
 _ASKS = {
@@ -22,6 +25,12 @@ _ASKS = {
     "data_ptr", "__len__", "__hash__", "__repr__", "requires_grad_", "register_hook",
 }  # fmt: skip
 _VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that hand out values
+# functions that take weights and return something new, never a view of them
+_CONSUMERS = {
+    functional.linear, functional.layer_norm, functional.group_norm, functional.batch_norm, functional.conv1d,
+    functional.conv2d, functional.conv3d, torch.addmm, torch.layer_norm, torch.conv1d, torch.conv2d, torch.conv3d,
+}  # fmt: skip
+LARGE = 1 << 22  # elements of a matrix beyond which a product is done in slices: a copy then takes 16 MiB at most
 
 
 def can_exchange(model: torch.nn.Module) -> bool:
@@ -35,14 +44,12 @@ class PerturbedUse(TorchFunctionMode):
     """Hands w + scale * v to torch functions instead of w.
 
     Args:
-        change: maps a parameter to its float32 change, scale * v, flat.
-        parameters: the parameters that are exchanged.
+        perturbation: makes perturbed copies of the parameters it contains.
     """
 
-    def __init__(self, change: Any, parameters: Mapping[int, Any]) -> None:
+    def __init__(self, perturbation: "Perturbation") -> None:
         super().__init__()
-        self._change = change
-        self._parameters = parameters
+        self._perturbation = perturbation
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch in place of `func`; the mode is off inside."""
@@ -50,38 +57,78 @@ class PerturbedUse(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _ASKS or (name in ("__get__", "__set__") and not self._hands_out_values(func)):
             return func(*args, **kwargs)
+        if not torch.is_grad_enabled():  # a graph would hold on to the copies
+            if func is functional.embedding and not kwargs:
+                rows = self._looked_up(*args)
+                if rows is not None:
+                    return rows
+            if func is functional.linear and self._is_large(args[1] if len(args) > 1 else kwargs["weight"]):
+                return self._sliced(*args, **kwargs)
+            if func in _CONSUMERS and self._perturbation.on_cpu:
+                return self._with_scratch(func, args, kwargs)
         return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
 
     def _hands_out_values(self, func: Any) -> bool:
         owner = (resolve_name(func) or "").removesuffix(".__get__")
         return owner.rpartition(".")[2] in _VIEWS
 
+    def _ours(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value in self._perturbation
+
     def _exchange(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._perturbed(value) if id(value) in self._parameters else value
+            if value not in self._perturbation:
+                return value
+            out = torch.empty(value.numel(), dtype=value.dtype, device=value.device)
+            self._perturbation.copy(value, 0, value.numel(), out)
+            return out.view(value.shape)
         if type(value) in (list, tuple):
             return type(value)(self._exchange(v) for v in value)
         if type(value) is dict:
             return {k: self._exchange(v) for k, v in value.items()}
         return value
 
-    def _perturbed(self, parameter: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            change = self._change(self._parameters[id(parameter)]).to(parameter.device).view(parameter.shape)
-            return change.add_(parameter.float()).to(parameter.dtype)
+    def _with_scratch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """func with copies in memory that is used again."""
+        wanted = [v for v in (*args, *kwargs.values()) if self._ours(v)]
+        if not wanted or len({v.dtype for v in wanted}) > 1:
+            return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
+        memory = self._perturbation.scratch(wanted[0].dtype, sum(v.numel() for v in wanted))
+        at = 0
+        copies = {}
+        for v in wanted:
+            copies[id(v)] = memory[at : at + v.numel()].view(v.shape)
+            self._perturbation.copy(v, 0, v.numel(), memory[at : at + v.numel()])
+            at += v.numel()
+        return func(*(copies.get(id(a), a) for a in args), **{k: copies.get(id(v), v) for k, v in kwargs.items()})
 
+    def _looked_up(
+        self,
+        ids: torch.Tensor,
+        weight: torch.Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        *_: Any,
+    ) -> torch.Tensor | None:
+        """An embedding: only the rows that are asked for; None where that is not less work, or not possible."""
+        if not self._ours(weight) or max_norm is not None or ids.numel() >= weight.shape[0]:
+            return None
+        rows = self._perturbation.rows(weight, ids.reshape(-1))
+        return None if rows is None else rows.view(*ids.shape, weight.shape[1])
 
-def direction_over(
-    basis: Basis, k: int, scale: float, boundaries: tuple[int, ...], start: int, stop: int
-) -> torch.Tensor:
-    """scale * direction(k) over elements start..stop of a vector cut into blocks at `boundaries`."""
-    out = np.empty(stop - start, dtype=np.float32)
-    at = start
-    block = int(np.searchsorted(boundaries, start, side="right")) - 1
-    while at < stop:
-        end = min(stop, boundaries[block + 1])
-        length = boundaries[block + 1] - boundaries[block]
-        out[at - start : end - start] = basis.direction(k, at, end, length)
-        at, block = end, block + 1
-    out *= np.float32(scale)
-    return torch.from_numpy(out)
+    def _is_large(self, weight: torch.Tensor) -> bool:
+        return self._ours(weight) and self._perturbation.on_cpu and weight.numel() > LARGE
+
+    def _sliced(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """A product with a large matrix, some rows of it at a time."""
+        rows, width = weight.shape
+        step = max(1, LARGE // width)
+        bias = self._exchange(bias)
+        out = torch.empty(*input.shape[:-1], rows, dtype=input.dtype, device=input.device)
+        memory = self._perturbation.scratch(weight.dtype, step * width)
+        for a in range(0, rows, step):
+            b = min(a + step, rows)
+            part = memory[: (b - a) * width]
+            self._perturbation.copy(weight, a * width, b * width, part)
+            out[..., a:b] = functional.linear(input, part.view(b - a, width), None if bias is None else bias[a:b])
+        return out

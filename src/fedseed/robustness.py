@@ -9,14 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from fedseed.randomness import Domain, permutation
-from fedseed.tasks.data import ClientData, Example
+from fedseed.tasks.data import Choice, ClientData, Example
 
 
 def flip_labels(client: ClientData, seed: int, number: int) -> ClientData:
     """The client's examples with each response (or target) taken from another example.
 
+    A `Choice` gets the next option as the right one: another example's is often the same.
+
     Args:
-        client: an honest client of `Example`s or (input, target) pairs.
+        client: an honest client of `Example`s, `Choice`s or (input, target) pairs.
         seed: the run's seed.
         number: the client's number.
     """
@@ -30,4 +32,6 @@ def _with_target(examples: Sequence[Any], own: int, other: int) -> Any:
     mine, given = examples[own], examples[other]
     if isinstance(mine, Example):
         return replace(mine, response=given.response)
+    if isinstance(mine, Choice):
+        return replace(mine, gold=(mine.gold + 1) % len(mine.options))
     return mine[0], given[1]

@@ -47,6 +47,8 @@ def federation(method, clients=5, dtype=torch.float32, **settings):
 
 METHODS = {
     "mezo": (MeZO(**QUICK, estimates=2), 1),
+    "mezo-adam": (MeZO(**QUICK, estimates=2, optimizer="adam"), 1),
+    "zo-momentum": (ZOFedSGD(**QUICK, optimizer="momentum"), 5),
     "zo-own": (ZOFedSGD(**QUICK), 5),
     "zo-shared": (ZOFedSGD(**QUICK, seeds="shared"), 5),
     "zo-byte": (ZOFedSGD(**QUICK, seeds="shared", scalars="byte"), 5),
@@ -77,9 +79,10 @@ def test_each_method_learns_and_the_same_recipe_gives_the_same_run(name, tmp_pat
     ("name", "small_steps"),
     [
         (name, small_steps)
-        for name in ("mezo", "zo-own", "zo-shared", "feedsign-votes", "fedkseed")
+        for name in ("mezo", "mezo-adam", "zo-momentum", "zo-own", "zo-shared", "feedsign-votes", "fedkseed")
         for small_steps in ("nearest", "stochastic", "from-base")
-        if (name, small_steps) != ("zo-own", "from-base")  # refused by the settings
+        # refused by the settings
+        if small_steps != "from-base" or name not in ("zo-own", "mezo-adam", "zo-momentum")
     ],
 )
 def test_the_orbit_is_the_model_at_every_logged_step(name, dtype, small_steps, tmp_path):
@@ -530,3 +533,5 @@ def test_settings_that_do_not_go_together():
         ZOFedSGD(small_steps="from-base")
     with pytest.raises(ValueError, match="rate"):
         FeedSign(rate=0.0)
+    with pytest.raises(ValueError, match='needs optimizer = "sgd"'):
+        FeedSign(small_steps="from-base", optimizer="adam")

@@ -3,13 +3,19 @@
 import numba
 import numpy as np
 import pytest
+import torch
 
 from fedseed.randomness import BASES, Basis
 from fedseed.randomness.kernels import load
+from fedseed.randomness.kernels.reference import Part, from_float
 
 REFERENCE, CPU = load("reference"), load("cpu")
 # (first element, elements): across tiles, chunks, spans and 32 bits; multiples of nothing
 RUNS = [(0, 1), (3, 17), (1000, 4097), (4093, 10_007), (2**20 - 77, 20_011), (2**33 + 5, 513)]
+
+
+def combine(kernels, spec, first, c, start, stop, length):
+    return kernels.combine(kernels.prepare([Part(spec, first, c)], length), start, stop)
 
 
 def same_bits(a, b):
@@ -27,7 +33,7 @@ def test_combine_project_and_direction(name, start, count, directions, first):
     c[directions // 2 :: 5] = 0
     x = rng.normal(size=count).astype(np.float32)
     ends = (start, start + count, length)
-    same_bits(REFERENCE.combine(spec, first, c, *ends), CPU.combine(spec, first, c, *ends))
+    same_bits(combine(REFERENCE, spec, first, c, *ends), combine(CPU, spec, first, c, *ends))
     same_bits(
         REFERENCE.project(spec, first, directions, x, start, length),
         CPU.project(spec, first, directions, x, start, length),
@@ -41,8 +47,68 @@ def test_many_directions(name):
     rng = np.random.default_rng(1)
     spec = Basis(name, 99, size=4096).spec
     c, x = rng.normal(size=4096).astype(np.float32), rng.normal(size=301).astype(np.float32)
-    same_bits(REFERENCE.combine(spec, 0, c, 4000, 4301, 301), CPU.combine(spec, 0, c, 4000, 4301, 301))
+    same_bits(combine(REFERENCE, spec, 0, c, 4000, 4301, 301), combine(CPU, spec, 0, c, 4000, 4301, 301))
     same_bits(REFERENCE.project(spec, 0, 4096, x, 4000, 301), CPU.project(spec, 0, 4096, x, 4000, 301))
+
+
+def stored(values, dtype):
+    return values if dtype == "float32" else from_float(values, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(("start", "count"), RUNS)
+@pytest.mark.parametrize("directions", [1, 7])
+def test_moved_weights(name, dtype, start, count, directions):
+    """Several bases at once; into other memory, in place, and row by row."""
+    rng = np.random.default_rng(4)
+    length = max(count, 5000)
+    c = rng.normal(size=directions).astype(np.float32)
+    parts = [Part(Basis(name, 7, size=64).spec, 3, c)]
+    if directions > 1:
+        parts += [Part(Basis("normal", 8).spec, 0, c), Part(Basis("hadamard", 9, size=8192).spec, 8190, c)]
+    w = stored(rng.normal(size=count).astype(np.float32), dtype)
+    expected = np.empty_like(w)
+    REFERENCE.move(expected, w, dtype, REFERENCE.prepare(parts, length), -1.3, start)
+    assert count == 1 or (expected != w).any()
+    out, same = np.empty_like(w), w.copy()
+    CPU.move(out, w, dtype, CPU.prepare(parts, length), -1.3, start)
+    CPU.move(same, same, dtype, CPU.prepare(parts, length), -1.3, start)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(same, expected)
+    width = min(count, 7)
+    matrix = w[: count // width * width].reshape(-1, width)
+    rows = np.array([len(matrix) - 1, 0, len(matrix) // 2])
+    some = np.empty((3, width), dtype=w.dtype)
+    CPU.move_rows(some, matrix, rows, dtype, CPU.prepare(parts, length), -1.3, start)
+    np.testing.assert_array_equal(some, expected[: matrix.size].reshape(-1, width)[rows])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("change", [0.0, 1e-8, 3e-5, -0.7, 1e4, 3e38])
+def test_every_16_bit_number_is_read_and_rounded_as_torch_does(dtype, change):
+    kind = getattr(torch, dtype)
+    every = np.arange(1 << 16, dtype=np.uint16)
+    every = every[torch.isfinite(torch.from_numpy(every.view(np.int16)).view(kind).float()).numpy()]
+    n = len(every)
+    part = [Part(Basis("rademacher", 5).spec, 0, np.ones(1, dtype=np.float32))]
+    signs = torch.from_numpy(CPU.direction(part[0].spec, 0, 0, n, n))
+    values = torch.from_numpy(every.view(np.int16)).view(kind)
+    expected = (values.float() + (signs * change + 0.0)).to(kind).view(torch.int16).numpy().view(np.uint16)
+    for kernels in (REFERENCE, CPU):
+        out = np.empty_like(every)
+        with np.errstate(over="ignore"):
+            kernels.move(out, every, dtype, kernels.prepare(part, n), change, 0)
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_nothing_to_add_leaves_the_weights():
+    for kernels in (REFERENCE, CPU):
+        for parts in ([], [Part(Basis("hadamard", 1).spec, 0, np.zeros(3, dtype=np.float32))]):
+            w = np.linspace(-1, 1, 9000, dtype=np.float32)
+            before = w.copy()
+            kernels.move(w, w, "float32", kernels.prepare(parts, 9000), 0.5, 0)
+            same_bits(w, before)
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -55,7 +121,7 @@ def test_thread_count_does_not_matter(name):
     available = numba.get_num_threads()
     for threads in (1, available):
         numba.set_num_threads(threads)
-        results.append((CPU.combine(spec, 0, c, 11, 11 + n, n), CPU.project(spec, 0, 5, x, 11, n)))
+        results.append((combine(CPU, spec, 0, c, 11, 11 + n, n), CPU.project(spec, 0, 5, x, 11, n)))
     same_bits(results[0][0], results[1][0])
     same_bits(results[0][1], results[1][1])
 
@@ -69,7 +135,7 @@ def test_operations_agree_with_single_directions(name):
     v = np.stack([basis.direction(j, start, start + n, length=n) for j in range(k)]).astype(np.float64)
     c, x = rng.normal(size=k).astype(np.float32), rng.normal(size=n).astype(np.float32)
     scale = np.sqrt(basis.variance(n))
-    combined = CPU.combine(basis.spec, 0, c, start, start + n, n)
+    combined = combine(CPU, basis.spec, 0, c, start, start + n, n)
     np.testing.assert_allclose(combined, c @ v, atol=3e-5 * scale)
     projected = CPU.project(basis.spec, 0, k, x, start, n)
     np.testing.assert_allclose(projected, v @ x, atol=1e-5 * scale * np.sqrt(n) * 10)

@@ -5,6 +5,7 @@ import pytest
 
 from fedseed.randomness import BASES, Basis
 from fedseed.randomness.kernels import load
+from fedseed.randomness.kernels.reference import Part
 
 CPU = load("cpu")
 
@@ -12,7 +13,7 @@ CPU = load("cpu")
 def reconstruct(basis, delta, count):
     d = len(delta)
     gamma = CPU.project(basis.spec, 0, count, delta, 0, d).astype(np.float64) / (basis.variance(d) * count)
-    return CPU.combine(basis.spec, 0, gamma.astype(np.float32), 0, d, d)
+    return CPU.combine(CPU.prepare([Part(basis.spec, 0, gamma.astype(np.float32))], d), 0, d)
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -72,6 +72,7 @@ class Federation:
             "labels" only names them: their data was changed by `fedseed.robustness.flip_labels`.
         attackers: the numbers of the Byzantine clients.
         recipe_text: the complete recipe, written beside the results.
+        notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
         progress: shows the run going on.
     """
 
@@ -92,6 +93,7 @@ class Federation:
         attack: Attack | None = None,
         attackers: Sequence[int] = (),
         recipe_text: str | None = None,
+        notes: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
@@ -106,6 +108,7 @@ class Federation:
         self.evaluate_every = evaluate_every
         self.out = None if out is None else Path(out)
         self.recipe_text = recipe_text
+        self.notes = tuple(notes)
         self.attack: Attack | None = attack
         self.attackers = frozenset(attackers) if attack is not None else frozenset()
         if any(not 0 <= a < len(named) for a in self.attackers):
@@ -164,6 +167,8 @@ class Federation:
         began = time.perf_counter()
         pending: list[dict[str, Any]] = []  # a step-by-step method's rounds since the last line
         with self.progress.running(self.method.name, self.rounds):
+            for note in self.notes:
+                self.progress.note(note)
             for number in range(self.rounds + 1):
                 evaluate = number % self.evaluate_every == 0 or number == self.rounds
                 log = evaluate or not self.method.stepwise
@@ -294,6 +299,7 @@ class Federation:
             "blocks": len(layout.block_sizes),
             "clients": len(self.items),
             "clients_per_round": self.coordinator.per_round,
+            "data_notes": list(self.notes),
             "baseline": {name: metrics[0][name] for name in measured},
             "final": {name: metrics[-1][name] for name in measured},
             "payload_bytes_up": mean("bytes_up"),

@@ -136,7 +136,10 @@ class FeedSign(Stepwise):
         from dp_accounting.pld import common, privacy_loss_distribution
 
         votes = rounds * self.votes_per_round
-        one = privacy_loss_distribution.from_privacy_parameters(common.DifferentialPrivacyParameters(self.epsilon, 0.0))
+        # an (epsilon, 0)-private vote loses +epsilon or -epsilon: steps of epsilon hold its losses without rounding
+        one = privacy_loss_distribution.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(self.epsilon, 0.0), value_discretization_interval=self.epsilon
+        )
         spent = one.self_compose(votes).get_epsilon_for_delta(PRIVACY_DELTA)
         return {
             "epsilon_per_vote": self.epsilon,

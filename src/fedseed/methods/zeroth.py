@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.layout import Layout
@@ -93,9 +93,31 @@ class StepState(State):
 
 
 class Stepwise(ZerothOrder):
-    """A zeroth-order method whose round is one step along directions that the step's number names."""
+    """A zeroth-order method whose round is one step along directions that the step's number names.
+
+    Args (besides those of `ZerothOrder`):
+        optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published), "momentum" or "adam"
+            (`fedseed.moments`; 4 or 8 bytes of memory per parameter; a replay restores its averages).
+        beta1: decay of the average gradient, for momentum and Adam.
+        beta2: decay of the average squared gradient, for Adam.
+        adam_eps: keeps Adam's denominator away from zero.
+    """
 
     stepwise: ClassVar[bool] = True
+
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_eps: PositiveFloat = 1e-8
+
+    @model_validator(mode="after")
+    def _base_needs_plain_steps(self) -> "Stepwise":
+        if self.optimizer != "sgd" and self.from_base:
+            raise ValueError(
+                f'small_steps = "from-base" needs optimizer = "sgd": a step of {self.optimizer} is no sum of '
+                'coefficients; "stochastic" loses no small steps either'
+            )
+        return self
 
     @property
     def per_step(self) -> int:
@@ -145,7 +167,12 @@ class Stepwise(ZerothOrder):
     def add(self, state: StepState, terms: "list[Term]", space: "ParameterSpace") -> None:
         """w <- w - eta (sum of the terms), rounded as the settings say."""
         rounding = (state.seed, state.done) if self.small_steps == "stochastic" else None
-        space.add_terms(terms, scale=-self.rate, rounding=rounding)
+        if self.optimizer == "sgd":
+            space.add_terms(terms, scale=-self.rate, rounding=rounding)
+            return
+        from fedseed.moments import Rule
+
+        space.descend(terms, Rule(self.optimizer, self.rate, self.beta1, self.beta2, self.adam_eps), rounding)
 
 
 def corrupt_scalars(scalars: Floats, kind: Attack, drawn: np.ndarray[Any, np.dtype[np.uint32]]) -> Floats:

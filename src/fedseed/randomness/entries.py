@@ -35,6 +35,7 @@ TWO_POW_MINUS_31 = F(2.0**-31)
 # a chunk's products are added into LANES single-precision sums (element index modulo LANES), the lanes into a
 # double-precision sum, and the chunks' sums one after the other in double precision within a span;
 # the spans' sums likewise. Chunks and spans start at multiples of their size in the global element index.
-LANES = 16
+# `hadamard` has a single-precision sum per span and column instead (the reference says more).
+LANES = 32
 CHUNK = 4096
 SPAN = 1 << 20

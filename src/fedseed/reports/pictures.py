@@ -14,11 +14,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # told apart by colour-blind readers
-LABELS = {"loss": "held-out loss", "rouge_l": "held-out Rouge-L"}
+LABELS = {"loss": "held-out loss", "rouge_l": "held-out Rouge-L", "accuracy": "held-out accuracy, %"}
 
 
 def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Loss and Rouge-L over rounds, over the bytes a client has sent and received, and over forward passes.
+    """Loss and Rouge-L or accuracy over rounds, the bytes a client has sent and received, and forward passes.
 
     Args:
         runs: name of each run and its lines of metrics.

@@ -24,6 +24,10 @@ class Progress(Protocol):
         """A round is over that gets no line of its own."""
         ...
 
+    def note(self, text: str) -> None:
+        """Something about the run's data, said when it starts."""
+        ...
+
     def warn(self, text: str) -> None:
         """Something a person should know; the run goes on."""
         ...
@@ -43,6 +47,9 @@ class Silent:
     def advance(self, number: int) -> None:
         """Nothing to show."""
 
+    def note(self, text: str) -> None:
+        """Nothing to show."""
+
     def warn(self, text: str) -> None:
         """Nothing to show."""
 
@@ -54,6 +61,8 @@ def describe(line: Mapping[str, Any]) -> str:
         parts.append(f"held-out loss {line['loss']:.3f}")
     if "rouge_l" in line:
         parts.append(f"Rouge-L {line['rouge_l']:.1f}")
+    if "accuracy" in line:
+        parts.append(f"accuracy {line['accuracy']:.1f}")
     if line.get("train_loss") is not None:
         parts.append(f"local loss {line['train_loss']:.3f}")
     if "bytes_up" in line:
@@ -98,6 +107,10 @@ class Shown:
         """Move the bar."""
         if self._bar is not None:
             self._bar.update(self._task, completed=number)
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(f"  {text}", highlight=False, soft_wrap=True, markup=False)
 
     def warn(self, text: str) -> None:
         """Print a warning."""

@@ -17,9 +17,8 @@ def human_bytes(count: float) -> str:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{metrics[name]:.{digits}f}" if name in metrics else "-" for name, digits in (("loss", 3), ("rouge_l", 1))
-    ] + [
+    score = "accuracy" if "accuracy" in metrics else "rouge_l"
+    return [f"{metrics[name]:.{digits}f}" if name in metrics else "-" for name, digits in (("loss", 3), (score, 1))] + [
         f"{metrics[name]:.{digits}f}" for name, digits in (("unseen_loss", 3), ("unseen_rouge_l", 1)) if name in metrics
     ]
 
@@ -35,7 +34,8 @@ def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Tabl
     title = f"{first['parameters']:,} parameters, {first['clients']} clients, {first['clients_per_round']} a round"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("\nmethod", no_wrap=True)
-    for heading in ("\nrounds", "held-out\nloss", "held-out\nRouge-L", *unseen, "bytes\nup", "bytes\ndown", "\ntime"):
+    score = "accuracy" if "accuracy" in first["baseline"] else "Rouge-L"
+    for heading in ("\nrounds", "held-out\nloss", f"held-out\n{score}", *unseen, "bytes\nup", "bytes\ndown", "\ntime"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_row("zero-shot", "0", *_numbers(first["baseline"]), "-", "-", "-")
     for name, summary in summaries:

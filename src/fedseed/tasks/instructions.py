@@ -1,17 +1,20 @@
 """The project's own many-task instruction set, dealt to clients family by family."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
+from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
-from fedseed.tasks.families import Instance, families, split
+from fedseed.tasks.families import GROUPS, Instance, families, split
 from fedseed.tasks.prompts import short_prompt
 
+_COUNTS = ", ".join(f"{len(families(group))} {group}" for group in GROUPS)
 
-class InstructionsTask(BaseModel):
+
+class InstructionsTask(Task):
     """Settings of the "instructions" task.
 
     Args:
@@ -25,9 +28,9 @@ class InstructionsTask(BaseModel):
         seed: draws instances and deals families; apart from the run's seed, so that runs share their data.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
     name: Literal["instructions"] = "instructions"
+    about: ClassVar[str] = f"the project's own generated instruction families ({_COUNTS})"
+
     clients: PositiveInt = 20
     families_per_client: PositiveInt = 2
     examples: PositiveInt = 200

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fedseed.tasks.data import Example
+from fedseed.tasks.data import Choice, Example
 from fedseed.tasks.metrics import rouge_l
-from fedseed.training.objectives import CausalLM, Objective
+from fedseed.training.objectives import CausalLM, Choices, Objective
 
 
 @torch.no_grad()
@@ -68,3 +68,27 @@ def language_metrics(
         responses = generate(model, objective, [e.prompt for e in examples], max_new_tokens)
         metrics["rouge_l"] = rouge_l(responses, [e.response for e in examples])
     return metrics
+
+
+@torch.no_grad()
+def choice_metrics(
+    model: torch.nn.Module, objective: Choices, examples: Sequence[Choice], batch: int = 32
+) -> dict[str, float]:
+    """Loss, and accuracy in percent: how often the right option has the highest score (the first of equal ones).
+
+    Raises:
+        ValueError: no example is usable.
+    """
+    model.eval()
+    items = objective.prepare(examples)
+    if not items:
+        raise ValueError(
+            f"none of {len(examples)} examples is usable: all are longer than {objective.max_length} tokens"
+        )
+    loss, right = 0.0, 0
+    for at in range(0, len(items), batch):
+        part = items[at : at + batch]
+        scores = objective.scores(model, part)
+        loss += float(objective.losses_of(scores, part).sum())
+        right += sum(row.index(max(row)) == item.gold for row, item in zip(scores.tolist(), part, strict=True))
+    return {"loss": loss / len(items), "accuracy": 100.0 * right / len(items)}

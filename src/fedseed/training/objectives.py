@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed.tasks.data import Example
+from fedseed.tasks.data import Choice, Example
 
 IGNORE = -100  # label of a token without loss
 
@@ -100,6 +100,80 @@ class CausalLM:
         each = cross_entropy(predicted.float(), targets[kept], reduction="none")
         rows = torch.arange(len(items), device=device).repeat_interleave(labels.shape[1] - 1)[kept]
         return torch.zeros(len(items), device=device).index_add(0, rows, each)
+
+
+@dataclass(frozen=True)
+class Options:
+    """A tokenised choice: the prompt with each option after it, and which one is right."""
+
+    sequences: tuple[Tokens, ...]
+    gold: int
+
+
+class Choices:
+    """Which of an example's options follows its prompt (MeZO's classification).
+
+    An option's score is its mean token log-probability after the prompt; the loss is the cross-entropy of the scores,
+    the prediction the highest. Nothing stands after an option, no EOS either.
+
+    Args:
+        tokenizer: a `transformers` tokenizer with an EOS token.
+        max_length: examples with a longer sequence are dropped and counted in `dropped`.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int = 1024) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.dropped = 0
+        self._language = CausalLM(tokenizer, max_length)
+
+    def prepare(self, examples: Sequence[Choice]) -> list[Options]:
+        """Tokenise; drop what is longer than `max_length`.
+
+        Raises:
+            ValueError: the tokenizer makes nothing of an option.
+        """
+        items = []
+        for example in examples:
+            prompt = self._language.prompt_ids(example.prompt)
+            sequences = []
+            for option in example.options:
+                ids = self.tokenizer(option, add_special_tokens=False)["input_ids"]
+                if not ids:
+                    raise ValueError(f"option {option!r} has no token")
+                sequences.append(Tokens((*prompt, *ids), len(prompt)))
+            if max(len(sequence.ids) for sequence in sequences) > self.max_length:
+                self.dropped += 1
+            else:
+                items.append(Options(tuple(sequences), example.gold))
+        return items
+
+    def weight(self, item: Options) -> int:
+        """Each choice is one term."""
+        return 1
+
+    def scores(self, model: torch.nn.Module, items: Sequence[Options]) -> torch.Tensor:
+        """Mean token log-probability of every option, all in one batch.
+
+        Returns:
+            float32, shape (items, most options), differentiable; -inf where an item has fewer options.
+        """
+        sequences = [sequence for item in items for sequence in item.sequences]
+        summed = self._language.losses(model, sequences)
+        lengths = torch.tensor([self._language.weight(s) for s in sequences], device=summed.device)
+        places = [(row, column) for row, item in enumerate(items) for column in range(len(item.sequences))]
+        rows, columns = torch.tensor(places, device=summed.device).T
+        empty = summed.new_full((len(items), max(len(item.sequences) for item in items)), -torch.inf)
+        return empty.index_put((rows, columns), -summed / lengths)
+
+    def losses_of(self, scores: torch.Tensor, items: Sequence[Options]) -> torch.Tensor:
+        """Cross-entropy of each item's scores, shape (items,)."""
+        gold = torch.tensor([item.gold for item in items], device=scores.device)
+        return cross_entropy(scores, gold, reduction="none")
+
+    def losses(self, model: torch.nn.Module, items: Sequence[Options]) -> torch.Tensor:
+        """-log p of each item's right option among its options."""
+        return self.losses_of(self.scores(model, items), items)
 
 
 class Supervised:

@@ -1,37 +1,51 @@
 """Implementations of the operations on directions. All give the same bits; they differ in speed.
 
-`reference` is plain NumPy, `cpu` is compiled by numba. The environment variable FEDSEED_KERNELS chooses one.
+`reference` is plain NumPy, `cpu` is compiled by numba, `triton` works on tensors where they are: on a GPU, or anywhere
+through Triton's interpreter (TRITON_INTERPRET=1; slow, for tests). Weights on the CPU are for `cpu`, those on a GPU for
+`triton`; the environment variable FEDSEED_KERNELS chooses another one.
 """
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-import numpy as np
-from numpy.typing import NDArray
+from fedseed.randomness.kernels.reference import Floats, Part, Spec
 
-from fedseed.randomness.kernels.reference import Floats, Spec
-
-IMPLEMENTATIONS = ("cpu", "reference")
+IMPLEMENTATIONS = ("cpu", "reference", "triton")
 
 
 class Kernels(Protocol):
     """What every implementation offers; see `reference` for the meaning of the arguments."""
 
-    def direction(self, spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
+    TENSORS: bool  # whether it takes and gives torch tensors in place of arrays
+
+    def direction(self, spec: Spec, k: int, start: int, stop: int, length: int) -> Any:
         """Elements start..stop of direction k."""
         ...
 
-    def element_words(self, seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
+    def element_words(self, seed: int, domain: int, k: int, start: int, stop: int) -> Any:
         """One random word for each element."""
         ...
 
-    def combine(self, spec: Spec, first: int, coefficients: Floats, start: int, stop: int, length: int) -> Floats:
-        """Sum of coefficients times directions, over elements start..stop."""
+    def prepare(self, parts: Sequence[Part], length: int) -> Any:
+        """What `combine` and `move` need of a sum of directions in a block of `length` elements."""
         ...
 
-    def project(self, spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> Floats:
+    def combine(self, prepared: Any, start: int, stop: int) -> Any:
+        """The sum over elements start..stop."""
+        ...
+
+    def move(self, out: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
+        """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
+        ...
+
+    def move_rows(self, out: Any, source: Any, rows: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
+        """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
+        ...
+
+    def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:
         """Inner products of x, which begins at element `start`, with directions."""
         ...
 
@@ -44,6 +58,6 @@ def load(name: str) -> Kernels:
     return cast(Kernels, import_module(f"fedseed.randomness.kernels.{name}"))
 
 
-def current() -> Kernels:
-    """The implementation in use."""
-    return load(os.environ.get("FEDSEED_KERNELS", "cpu"))
+def current(device: str = "cpu") -> Kernels:
+    """The implementation in use for a kind of device ("cpu", "cuda")."""
+    return load(os.environ.get("FEDSEED_KERNELS") or ("cpu" if device == "cpu" else "triton"))

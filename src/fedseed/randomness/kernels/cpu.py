@@ -1,26 +1,34 @@
 """Operations on directions for CPUs, compiled by numba: the reference's bits, without its temporary arrays.
 
-A chunk of CHUNK elements at a time, small enough for the first-level cache: its entries are generated into a
-buffer, then used. Chunks are independent, so threads share them out without changing a bit. Loops are written for
-LLVM's vectoriser; numba does not contract a multiplication and an addition unless asked to, so each one rounds.
+A chunk of CHUNK elements at a time, small enough for the first-level cache: the sum over directions is made there and
+added to the weights in the same pass, so that memory sees one read and one write of the weights. Chunks start at
+multiples of CHUNK in the global index, which makes all blocks of random words whole; they are independent, so threads
+share them out without changing a bit. Loops are written for LLVM's vectoriser; numba does not contract a
+multiplication and an addition unless asked to, so each one rounds.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, prange, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 from fedseed.randomness import entries
 from fedseed.randomness.kernels.reference import (
     Floats,
+    Part,
     Spec,
+    Stored,
     hadamard_tables,
     hadamard_transform,
     truncated_normal_constants,
 )
 from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1, Domain, split_seed
+
+TENSORS = False  # arrays in, arrays out
 
 _U = np.uint32
 _L = np.uint64
@@ -30,8 +38,10 @@ _W0, _W1 = _U(WEYL_0), _U(WEYL_1)
 _S32 = _L(32)
 _LOW = _L(0xFFFFFFFF)
 
-NORMAL, TRUNCATED_NORMAL, SIGNS = 0, 1, 2
-_KINDS = {"normal": NORMAL, "truncated_normal": TRUNCATED_NORMAL, "rademacher": SIGNS, "hadamard": SIGNS}
+NORMAL, TRUNCATED_NORMAL, SIGNS, TABLE = 0, 1, 2, 3
+_KINDS = {"normal": NORMAL, "truncated_normal": TRUNCATED_NORMAL, "rademacher": SIGNS, "hadamard": TABLE}
+_RUN = 16 * entries.CHUNK  # elements that a thread takes at a time
+_GROUP = 16  # directions that `project` takes at a time, so that their sums do not wait for each other
 _CHUNK, _LANES, _SPAN = entries.CHUNK, entries.LANES, entries.SPAN
 
 _LOG0, _LOG1, _LOG2, _LOG3, _LOG4, _LOG5 = entries.LOG
@@ -123,135 +133,376 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _fill(out, scratch, kind, domain, k, key0, key1, first, count, mass, bound):  # type: ignore[no-untyped-def]
-    """out[i] = entry first + i of direction k, rounded outwards to whole Philox blocks; returns where `first` is."""
-    if kind == SIGNS:
-        block = first // 128
-        blocks = (first + count + 127) // 128 - block
-        _fill_words(scratch, blocks, block, domain, k, key0, key1)
-        for b in range(blocks):
-            for w in range(4):
-                word = scratch[w, b]
-                base = 128 * b + 32 * w
-                for i in range(32):
-                    sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
-                    out[base + i] = _as_float(_U(sign | _U(0x3F800000)))
-        return first - 128 * block
-    block = first // 4
-    blocks = (first + count + 3) // 4 - block
-    _fill_words(scratch, blocks, block, domain, k, key0, key1)
+def _fill(v, words, kind, domain, k, key0, key1, block, blocks, mass, bound):  # type: ignore[no-untyped-def]
+    """v = the entries of `blocks` blocks of direction k from `block` on."""
+    _fill_words(words, blocks, block, domain, k, key0, key1)
     if kind == NORMAL:
         for b in range(blocks):
-            z0, z1 = _box_muller(scratch[0, b], scratch[1, b])
-            z2, z3 = _box_muller(scratch[2, b], scratch[3, b])
-            out[4 * b] = z0
-            out[4 * b + 1] = z1
-            out[4 * b + 2] = z2
-            out[4 * b + 3] = z3
+            z0, z1 = _box_muller(words[0, b], words[1, b])
+            z2, z3 = _box_muller(words[2, b], words[3, b])
+            v[4 * b] = z0
+            v[4 * b + 1] = z1
+            v[4 * b + 2] = z2
+            v[4 * b + 3] = z3
     else:
         for b in range(blocks):
-            for w in range(4):
-                out[4 * b + w] = _truncated(scratch[w, b], mass, bound)
-    return first - 4 * block
+            v[4 * b] = _truncated(words[0, b], mass, bound)
+            v[4 * b + 1] = _truncated(words[1, b], mass, bound)
+            v[4 * b + 2] = _truncated(words[2, b], mass, bound)
+            v[4 * b + 3] = _truncated(words[3, b], mass, bound)
 
 
-@njit(cache=True, parallel=True)
-def _combine(out, kind, domain, first_k, c, key0, key1, start, mass, bound):  # type: ignore[no-untyped-def]
-    count = out.size
-    chunks = (count + _CHUNK - 1) // _CHUNK
-    for chunk in prange(chunks):
-        a = chunk * _CHUNK
-        n = min(_CHUNK, count - a)
-        scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
-        v = np.empty(_CHUNK + 256, np.float32)
-        total = np.zeros(_CHUNK, np.float32)
-        for j in range(c.size):
-            cj = c[j]
-            if cj != _ZERO:
-                at = _fill(v, scratch, kind, domain, first_k + j, key0, key1, start + a, n, mass, bound)
-                for i in range(n):
-                    total[i] = total[i] + cj * v[at + i]
-        for i in range(n):
-            out[a + i] = total[i]
+@njit(cache=True)
+def _add_signed(total, words, blocks, coefficient):  # type: ignore[no-untyped-def]
+    """total += coefficient * signs."""
+    bits = _U(_as_int(coefficient))
+    for b in range(blocks):
+        for w in range(4):
+            word = words[w, b]
+            at = 128 * b + 32 * w
+            for i in range(32):
+                sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
+                total[at + i] += _as_float(_U(bits ^ sign))
 
 
-@njit(cache=True, parallel=True)
-def _combine_table(out, domain, number, table, key0, key1, start, add):  # type: ignore[no-untyped-def]
-    """out = (out +) D * tile(table)."""
-    count = out.size
-    tile = table.size
-    chunks = (count + _CHUNK - 1) // _CHUNK
-    for chunk in prange(chunks):
-        a = chunk * _CHUNK
-        n = min(_CHUNK, count - a)
-        scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
-        v = np.empty(_CHUNK + 256, np.float32)
-        at = _fill(v, scratch, SIGNS, domain, number, key0, key1, start + a, n, _ZERO, _ZERO)
-        if add:
-            for i in range(n):
-                out[a + i] = out[a + i] + v[at + i] * table[(start + a + i) & (tile - 1)]
+@njit(cache=True)
+def _add_table(total, words, blocks, table):  # type: ignore[no-untyped-def]
+    """total += signs * table."""
+    for b in range(blocks):
+        for w in range(4):
+            word = words[w, b]
+            at = 128 * b + 32 * w
+            for i in range(32):
+                sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
+                total[at + i] += _as_float(_U(_U(_as_int(table[at + i])) ^ sign))
+
+
+@njit(cache=True)
+def _add_scaled(total, v, count, coefficient):  # type: ignore[no-untyped-def]
+    """total += coefficient * v."""
+    for i in range(count):
+        total[i] = total[i] + coefficient * v[i]
+
+
+@njit(cache=True)
+def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[no-untyped-def]
+    """total[lo..hi] = the sum of all units over elements base + lo .. base + hi; base is a multiple of CHUNK."""
+    for i in range(_CHUNK):
+        total[i] = _ZERO
+    for u in range(units.size):
+        unit = units[u]
+        kind, domain, key0, key1 = unit.kind, unit.domain, unit.key0, unit.key1
+        begin, end = unit.begin, unit.end
+        if kind == TABLE:
+            from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
+            _fill_words(words, blocks, (base >> 7) + from_, domain, unit.first, key0, key1)
+            column = begin + (base & (end - begin - 1)) + 128 * from_
+            _add_table(total[128 * from_ :], words, blocks, payload[column:])
+        elif kind == SIGNS:
+            from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
+            for j in range(end - begin):
+                if payload[begin + j] != _ZERO:
+                    _fill_words(words, blocks, (base >> 7) + from_, domain, unit.first + j, key0, key1)
+                    _add_signed(total[128 * from_ :], words, blocks, payload[begin + j])
         else:
-            for i in range(n):
-                out[a + i] = _ZERO + v[at + i] * table[(start + a + i) & (tile - 1)]
+            from_, blocks = lo >> 2, ((hi + 3) >> 2) - (lo >> 2)
+            for j in range(end - begin):
+                coefficient = payload[begin + j]
+                if coefficient != _ZERO:
+                    k, block = unit.first + j, (base >> 2) + from_
+                    _fill(v, words, kind, domain, k, key0, key1, block, blocks, unit.mass, unit.bound)
+                    _add_scaled(total[4 * from_ :], v, 4 * blocks, coefficient)
+
+
+@intrinsic
+def _from_half(_context: Any, bits: Any) -> Any:
+    """float16 bits as float32; one instruction for many elements where the processor has it."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(bits), generate
+
+
+@intrinsic
+def _to_half(_context: Any, value: Any) -> Any:
+    """float16 bits of a float32, rounded to nearest, ties to even."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(value), generate
+
+
+@njit(inline="always")
+def _from_brain(bits):  # type: ignore[no-untyped-def]
+    """bfloat16 bits as float32."""
+    return _as_float(_U(_U(bits) << _U(16)))
+
+
+@njit(inline="always")
+def _to_brain(value):  # type: ignore[no-untyped-def]
+    """bfloat16 bits of a float32, rounded to nearest, ties to even."""
+    bits = _U(_as_int(value))
+    rounded = _U(_U(bits + _U(0x7FFF) + _U(_U(bits >> _U(16)) & _U(1))) >> _U(16))
+    return np.uint16(_U(0x7FC0) if _U(bits & _U(0x7FFFFFFF)) > _U(0x7F800000) else rounded)
+
+
+def _store(out, source, total, count, scale, half):  # type: ignore[no-untyped-def]
+    """out[i] = round(source[i] + (scale * total[i] + 0))."""
+
+
+@overload(_store)
+def _store_typed(out, source, total, count, scale, half):  # type: ignore[no-untyped-def]
+    if out.dtype == types.float32:
+
+        def single(out, source, total, count, scale, half):  # type: ignore[no-untyped-def]
+            for i in range(count):
+                out[i] = source[i] + (scale * total[i] + _ZERO)
+
+        return single
+
+    def sixteen(out, source, total, count, scale, half):  # type: ignore[no-untyped-def]
+        if half:
+            for i in range(count):
+                out[i] = _to_half(_from_half(source[i]) + (scale * total[i] + _ZERO))
+        else:
+            for i in range(count):
+                out[i] = _to_brain(_from_brain(source[i]) + (scale * total[i] + _ZERO))
+
+    return sixteen
+
+
+def _store_signs(out, source, words, table, scale, half):  # type: ignore[no-untyped-def]
+    """out = round(source + (scale * (signs * table) + 0)), one chunk."""
+
+
+@overload(_store_signs)
+def _store_signs_typed(out, source, words, table, scale, half):  # type: ignore[no-untyped-def]
+    if out.dtype == types.float32:
+
+        def single(out, source, words, table, scale, half):  # type: ignore[no-untyped-def]
+            for b in range(_CHUNK // 128):
+                for w in range(4):
+                    word = words[w, b]
+                    at = 128 * b + 32 * w
+                    for i in range(32):
+                        sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
+                        change = _as_float(_U(_U(_as_int(scale * table[at + i])) ^ sign))
+                        out[at + i] = source[at + i] + (change + _ZERO)
+
+        return single
+
+    def sixteen(out, source, words, table, scale, half):  # type: ignore[no-untyped-def]
+        for b in range(_CHUNK // 128):
+            for w in range(4):
+                word = words[w, b]
+                at = 128 * b + 32 * w
+                if half:
+                    for i in range(32):
+                        sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
+                        change = _as_float(_U(_U(_as_int(scale * table[at + i])) ^ sign))
+                        out[at + i] = _to_half(_from_half(source[at + i]) + (change + _ZERO))
+                else:
+                    for i in range(32):
+                        sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
+                        change = _as_float(_U(_U(_as_int(scale * table[at + i])) ^ sign))
+                        out[at + i] = _to_brain(_from_brain(source[at + i]) + (change + _ZERO))
+
+    return sixteen
+
+
+@njit(cache=True)
+def _copy(out, source, count):  # type: ignore[no-untyped-def]
+    """out[:count] = source[:count]; twice as fast as the assignment of a slice."""
+    for i in range(count):
+        out[i] = source[i]
+
+
+@njit(cache=True)
+def _move_run(out, to, source, at, start, count, half, units, payload, scale):  # type: ignore[no-untyped-def]
+    """`move` for `count` elements from index `start` on: out[to ...] of source[at ...]."""
+    words = np.empty((4, _CHUNK // 4), np.uint32)
+    v = np.empty(_CHUNK, np.float32)
+    total = np.empty(_CHUNK, np.float32)
+    old = np.empty(_CHUNK, source.dtype)
+    stop = start + count
+    base = start // _CHUNK * _CHUNK
+    only = units[0]
+    # one sign per element and nothing else to add up (a single direction, or all of a structured basis): no detour
+    direct = units.size == 1 and (only.kind == TABLE or (only.kind == SIGNS and only.end - only.begin == 1))
+    if direct and only.kind == SIGNS:
+        v[:] = payload[only.begin]
+    while base < stop:
+        lo, hi = max(start - base, 0), min(stop - base, _CHUNK)
+        done = base + lo - start
+        # a copy, because loops whose input may be their output are not vectorised
+        _copy(old, source[at + done :], hi - lo)
+        if direct and hi - lo == _CHUNK:
+            _fill_words(words, _CHUNK // 128, base >> 7, only.domain, only.first, only.key0, only.key1)
+            table = v if only.kind == SIGNS else payload[only.begin + (base & (only.end - only.begin - 1)) :]
+            _store_signs(out[to + done :], old, words, table, scale, half)
+        else:
+            _sum_chunk(total, v, words, base, lo, hi, units, payload)
+            _store(out[to + done :], old, total[lo:], hi - lo, scale, half)
+        base += _CHUNK
+
+
+@njit(cache=True, parallel=True)
+def _move(out, source, start, half, units, payload, scale):  # type: ignore[no-untyped-def]
+    stop = start + out.size
+    first = start // _RUN
+    for run in prange((stop + _RUN - 1) // _RUN - first):
+        a = max(start, (first + run) * _RUN)
+        b = min(stop, (first + run + 1) * _RUN)
+        _move_run(out, a - start, source, a - start, a, b - a, half, units, payload, scale)
+
+
+@njit(cache=True, parallel=True)
+def _move_rows(out, source, rows, width, start, half, units, payload, scale):  # type: ignore[no-untyped-def]
+    for i in prange(rows.size):
+        at = rows[i] * width
+        _move_run(out, i * width, source, at, start + at, width, half, units, payload, scale)
+
+
+@njit(cache=True)
+def _combine_run(out, start, begin, end, units, payload):  # type: ignore[no-untyped-def]
+    """out[begin - start ...] = the sum over elements begin..end."""
+    words = np.empty((4, _CHUNK // 4), np.uint32)
+    v = np.empty(_CHUNK, np.float32)
+    total = np.empty(_CHUNK, np.float32)
+    base = begin // _CHUNK * _CHUNK
+    while base < end:
+        lo, hi = max(begin - base, 0), min(end - base, _CHUNK)
+        _sum_chunk(total, v, words, base, lo, hi, units, payload)
+        _copy(out[base + lo - start :], total[lo:], hi - lo)
+        base += _CHUNK
+
+
+@njit(cache=True, parallel=True)
+def _combine(out, start, units, payload):  # type: ignore[no-untyped-def]
+    stop = start + out.size
+    first = start // _RUN
+    for run in prange((stop + _RUN - 1) // _RUN - first):
+        a = max(start, (first + run) * _RUN)
+        _combine_run(out, start, a, min(stop, (first + run + 1) * _RUN), units, payload)
+
+
+@njit(cache=True)
+def _load(chunk, x, base, lo, hi, start):  # type: ignore[no-untyped-def]
+    """chunk = elements base, base + 1, ... of x, zero outside lo..hi."""
+    chunk[:lo] = _ZERO
+    _copy(chunk[lo:], x[base + lo - start :], hi - lo)
+    chunk[hi:] = _ZERO
+
+
+@njit(cache=True)
+def _sum_signed(lanes, words, count, chunk):  # type: ignore[no-untyped-def]
+    """lanes[j, i] += sign of direction j * element i mod LANES, element by element."""
+    for b in range(_CHUNK // 128):
+        for w in range(4):
+            row = chunk[128 * b + 32 * w :]
+            for j in range(count):
+                word = words[j, w, b]
+                for i in range(32):
+                    sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
+                    lanes[j, i] += _as_float(_U(_U(_as_int(row[i])) ^ sign))
+
+
+@njit(cache=True)
+def _sum_products(lanes, v, chunk):  # type: ignore[no-untyped-def]
+    """lanes[i mod LANES] += v[i] * chunk[i]."""
+    for row in range(_CHUNK // _LANES):
+        for i in range(_LANES):
+            lanes[i] += v[_LANES * row + i] * chunk[_LANES * row + i]
+
+
+@njit(cache=True)
+def _fold_signed(sums, words, chunk):  # type: ignore[no-untyped-def]
+    """sums += signs * chunk."""
+    for b in range(_CHUNK // 128):
+        for w in range(4):
+            word = words[w, b]
+            at = 128 * b + 32 * w
+            for i in range(32):
+                sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
+                sums[at + i] += _as_float(_U(_U(_as_int(chunk[at + i])) ^ sign))
+
+
+@njit(cache=True)
+def _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass, bound):  # type: ignore[no-untyped-def]
+    """One span's part of a group of directions' products."""
+    directions = sums.shape[1]
+    groups = (directions + _GROUP - 1) // _GROUP
+    stop = start + x.size
+    first_span = start // _SPAN
+    span = first_span + task // groups
+    words = np.empty((_GROUP, 4, _CHUNK // 4), np.uint32)
+    v = np.empty(_CHUNK, np.float32)
+    chunk = np.empty(_CHUNK, np.float32)
+    lanes = np.empty((_GROUP, _LANES), np.float32)
+    j0 = (task % groups) * _GROUP
+    count = min(_GROUP, directions - j0)
+    base = max(start, span * _SPAN) // _CHUNK * _CHUNK
+    end = min(stop, (span + 1) * _SPAN)
+    while base < end:
+        lo, hi = max(start - base, 0), min(end - base, _CHUNK)
+        _load(chunk, x, base, lo, hi, start)
+        lanes[:count] = _ZERO
+        if kind == SIGNS:
+            for j in range(count):
+                _fill_words(words[j], _CHUNK // 128, base >> 7, domain, first_k + j0 + j, key0, key1)
+            _sum_signed(lanes, words, count, chunk)
+        else:
+            for j in range(count):
+                k = first_k + j0 + j
+                _fill(v, words[0], kind, domain, k, key0, key1, base >> 2, _CHUNK // 4, mass, bound)
+                _sum_products(lanes[j], v, chunk)
+        for j in range(count):
+            total = 0.0
+            for lane in range(_LANES):
+                total += np.float64(lanes[j, lane])
+            sums[span - first_span, j0 + j] += total
+        base += _CHUNK
 
 
 @njit(cache=True, parallel=True)
 def _project(sums, kind, domain, first_k, x, key0, key1, start, mass, bound):  # type: ignore[no-untyped-def]
     """sums[s, j] = the part of <direction j, x> that lies in span s, in the order that `entries` fixes."""
-    spans, directions = sums.shape
-    group = max(1, min(16, directions // 4))  # directions a thread takes at a time
-    groups = (directions + group - 1) // group
+    for task in prange(sums.shape[0] * ((sums.shape[1] + _GROUP - 1) // _GROUP)):
+        _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass, bound)
+
+
+@njit(cache=True)
+def _project_serial(sums, kind, domain, first_k, x, key0, key1, start, mass, bound):  # type: ignore[no-untyped-def]
+    for task in range(sums.shape[0] * ((sums.shape[1] + _GROUP - 1) // _GROUP)):
+        _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass, bound)
+
+
+@njit(cache=True)
+def _fold_span(sums, s, domain, number, x, key0, key1, start, from_span):  # type: ignore[no-untyped-def]
+    width = sums.shape[1]
     stop = start + x.size
-    first_span = start // _SPAN
-    for task in prange(spans * groups):
-        span = task // groups
-        scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
-        v = np.empty(_CHUNK + 256, np.float32)
-        a = max(start, (first_span + span) * _SPAN)
-        end = min(stop, (first_span + span + 1) * _SPAN)
-        j0 = (task % groups) * group
-        j1 = min(j0 + group, directions)
-        while a < end:
-            n = min(end, (a // _CHUNK + 1) * _CHUNK) - a
-            for j in range(j0, j1):
-                at = _fill(v, scratch, kind, domain, first_k + j, key0, key1, a, n, mass, bound)
-                lanes = np.zeros(_LANES, np.float32)
-                i = 0
-                while i < n and (a + i) % _LANES != 0:  # up to the first whole row of lanes
-                    lanes[(a + i) % _LANES] += v[at + i] * x[a - start + i]
-                    i += 1
-                rows = (n - i) // _LANES
-                for r in range(rows):
-                    base = i + r * _LANES
-                    for lane in range(_LANES):
-                        lanes[lane] += v[at + base + lane] * x[a - start + base + lane]
-                i += rows * _LANES
-                while i < n:
-                    lanes[(a + i) % _LANES] += v[at + i] * x[a - start + i]
-                    i += 1
-                total = 0.0
-                for lane in range(_LANES):
-                    total += np.float64(lanes[lane])
-                sums[span, j] += total
-            a += n
+    words = np.empty((4, _CHUNK // 4), np.uint32)
+    chunk = np.empty(_CHUNK, np.float32)
+    base = max(start, (from_span + s) * _SPAN) // _CHUNK * _CHUNK
+    end = min(stop, (from_span + s + 1) * _SPAN)
+    while base < end:
+        lo, hi = max(start - base, 0), min(end - base, _CHUNK)
+        _fill_words(words, _CHUNK // 128, base >> 7, domain, number, key0, key1)
+        if hi - lo == _CHUNK:
+            _fold_signed(sums[s, base & (width - 1) :], words, x[base - start :])
+        else:
+            _load(chunk, x, base, lo, hi, start)
+            _fold_signed(sums[s, base & (width - 1) :], words, chunk)
+        base += _CHUNK
 
 
 @njit(cache=True, parallel=True)
 def _fold(sums, domain, number, x, key0, key1, start, from_span):  # type: ignore[no-untyped-def]
-    """sums[s, j] = sum of D[i] x[i] over the elements i of span from_span + s with i mod B = j, in order."""
-    spans, tile = sums.shape
-    stop = start + x.size
-    for s in prange(spans):
-        scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
-        v = np.empty(_CHUNK + 256, np.float32)
-        a = max(start, (from_span + s) * _SPAN)
-        end = min(stop, (from_span + s + 1) * _SPAN)
-        while a < end:
-            n = min(end, (a // _CHUNK + 1) * _CHUNK) - a
-            at = _fill(v, scratch, SIGNS, domain, number, key0, key1, a, n, _ZERO, _ZERO)
-            for i in range(n):
-                sums[s, (a + i) & (tile - 1)] += np.float64(v[at + i] * x[a - start + i])
-            a += n
+    """sums[s, j] = sum of D[i] x[i] over the elements i of span from_span + s with i mod width = j, in order."""
+    for s in prange(sums.shape[0]):
+        _fold_span(sums, s, domain, number, x, key0, key1, start, from_span)
 
 
 @njit(cache=True, parallel=True)
@@ -276,55 +527,112 @@ def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDAr
     return out
 
 
-def _arguments(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], Any, Any]:
+_UNIT = np.dtype(
+    [("kind", "i8"), ("domain", "i8"), ("key0", "u8"), ("key1", "u8"), ("first", "i8"), ("begin", "i8"), ("end", "i8"),
+     ("mass", "f4"), ("bound", "f4")]
+)  # fmt: skip
+
+
+class Prepared(NamedTuple):
+    """Parts as the compiled loops take them: a row per unit, and coefficients or tables one after the other."""
+
+    units: NDArray[Any]
+    payload: Floats
+
+
+def _constants(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], np.float32, np.float32]:
     kind = _KINDS[spec.name]
     mass, bound = truncated_normal_constants(length) if kind == TRUNCATED_NORMAL else (_ZERO, _ZERO)
     domain = Domain.SIGNS if spec.name == "hadamard" else Domain.DIRECTION
     return kind, int(domain), split_seed(spec.seed), mass, bound
 
 
+def prepare(parts: Sequence[Part], length: int) -> Prepared:
+    """What `combine` and `move` need of a sum of directions in a block of `length` elements."""
+    rows, payload = [(SIGNS, 0, 0, 0, 0, 0, 0, _ZERO, _ZERO)], [np.zeros(0, np.float32)]  # nothing: there is always one
+    position = 0
+    for spec, first, coefficients in parts:
+        kind, domain, keys, mass, bound = _constants(spec, length)
+        if kind == TABLE:
+            # small tables side by side, so that a chunk's columns are one run
+            named = [
+                (number, np.tile(table, max(1, _CHUNK // spec.tile)))
+                for number, table in hadamard_tables(spec.tile, first, coefficients)
+            ]
+        else:
+            named = [(first, np.ascontiguousarray(coefficients, dtype=np.float32))]
+        for number, values in named:
+            rows.append((kind, domain, *keys, number, position, position + len(values), mass, bound))
+            payload.append(values)
+            position += len(values)
+    return Prepared(np.array(rows[1:] or rows, dtype=_UNIT), np.concatenate(payload))
+
+
 def direction(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
     """Elements start..stop of direction k."""
-    return combine(spec, k, np.ones(1, dtype=np.float32), start, stop, length)
+    return combine(prepare([Part(spec, k, np.ones(1, dtype=np.float32))], length), start, stop)
 
 
-def combine(spec: Spec, first: int, coefficients: Floats, start: int, stop: int, length: int) -> Floats:
-    """sum_j coefficients[j] * direction(first + j) over elements start..stop, added up in this order."""
-    kind, domain, (key0, key1), mass, bound = _arguments(spec, length)
-    if spec.name != "hadamard":
-        out = np.empty(stop - start, dtype=np.float32)
-        c = np.ascontiguousarray(coefficients, dtype=np.float32)
-        _combine(out, kind, domain, first, c, _L(key0), _L(key1), start, mass, bound)
-        return out
-    out = np.zeros(stop - start, dtype=np.float32)
-    for position, (number, table) in enumerate(hadamard_tables(spec.tile, first, coefficients)):
-        _combine_table(out, domain, number, table, _L(key0), _L(key1), start, position > 0)
+def combine(prepared: Prepared, start: int, stop: int) -> Floats:
+    """The sum of all parts over elements start..stop, added up term by term in their order."""
+    out = np.empty(stop - start, dtype=np.float32)
+    if len(out) <= _RUN:  # threads would take longer to start
+        _combine_run(out, start, start, stop, prepared.units, prepared.payload)
+    else:
+        _combine(out, start, prepared.units, prepared.payload)
     return out
+
+
+def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
+    """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
+    half = dtype == "float16"
+    if len(out) <= _RUN:  # threads would take longer to start
+        _move_run(out, 0, source, 0, start, len(out), half, prepared.units, prepared.payload, _F(scale))
+    else:
+        _move(out, source, start, half, prepared.units, prepared.payload, _F(scale))
+
+
+def move_rows(
+    out: Stored, source: Stored, rows: NDArray[np.int64], dtype: str, prepared: Prepared, scale: float, start: int
+) -> None:
+    """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
+    half, width = dtype == "float16", source.shape[1]
+    _move_rows(
+        out.reshape(-1), source.reshape(-1), rows, width, start, half, prepared.units, prepared.payload, _F(scale)
+    )
 
 
 def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> Floats:
     """<direction(first + j), x> for j < count, where x holds elements start, start + 1, ..."""
-    kind, domain, (key0, key1), mass, bound = _arguments(spec, length)
+    kind, domain, (key0, key1), mass, bound = _constants(spec, length)
     x = np.ascontiguousarray(x, dtype=np.float32)
     spans = -(-(start + x.size) // _SPAN) - start // _SPAN if x.size else 0
-    if spec.name != "hadamard":
+    if kind != TABLE:
         sums = np.zeros((spans, count))
-        _project(sums, kind, domain, first, x, _L(key0), _L(key1), start, mass, bound)
+        multiply = _project_serial if x.size * count <= _RUN else _project
+        multiply(sums, kind, domain, first, x, _L(key0), _L(key1), start, mass, bound)
         result = np.zeros(count)
         for row in sums:  # strictly in order
             result += row
         return result.astype(np.float32)
     result32 = np.zeros(count, dtype=np.float32)
     tile = spec.tile
+    width = max(tile, _CHUNK)
     for number in range(first // tile, -(-(first + count) // tile)):
-        folded = np.zeros(tile)
-        wave = max(1, (1 << 24) // tile)  # spans at a time: bounds the memory for their sums by 128 MiB
+        folded = np.zeros(width)
+        wave = max(1, (1 << 22) // width)  # spans at a time: bounds the memory for their sums by 16 MiB
         for from_span in range(0, spans, wave):
-            sums = np.zeros((min(wave, spans - from_span), tile))
-            _fold(sums, domain, number, x, _L(key0), _L(key1), start, start // _SPAN + from_span)
+            sums = np.zeros((min(wave, spans - from_span), width), dtype=np.float32)
+            if len(sums) == 1:
+                _fold_span(sums, 0, domain, number, x, _L(key0), _L(key1), start, start // _SPAN + from_span)
+            else:
+                _fold(sums, domain, number, x, _L(key0), _L(key1), start, start // _SPAN + from_span)
             for row in sums:
                 folded += row
-        transformed = hadamard_transform(folded)
+        columns = np.zeros(tile)
+        for row in folded.reshape(-1, tile):
+            columns += row
+        transformed = hadamard_transform(columns)
         low, high = max(first, number * tile), min(first + count, (number + 1) * tile)
         result32[low - first : high - first] = transformed[low - number * tile : high - number * tile]
     return result32

@@ -3,10 +3,13 @@
 Every other implementation gives the same bits as this one (`tests/randomness/test_kernels.py`). Functions take a
 `Spec`, which names the basis without depending on it, and work on one run of elements [start, stop) of the
 parameter vector, counted from the vector's beginning. `length` is the size of the block the run belongs to.
+
+Sums of directions are given as `Part`s and prepared once (`prepare`), then used on any number of runs of a block.
 """
 
+from collections.abc import Sequence
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +17,10 @@ from numpy.typing import NDArray
 from fedseed.randomness import entries, truncation
 from fedseed.randomness.stream import Domain, words
 
+TENSORS = False  # arrays in, arrays out
+
 Floats = NDArray[np.float32]
+Stored = NDArray[Any]  # float32, or the bits of a 16-bit dtype as uint16
 
 
 class Spec(NamedTuple):
@@ -23,6 +29,21 @@ class Spec(NamedTuple):
     name: str
     seed: int
     tile: int  # B, the Hadamard matrix' size; 1 for unstructured bases
+
+
+class Part(NamedTuple):
+    """sum_j coefficients[j] * direction(first + j) of one basis."""
+
+    spec: Spec
+    first: int
+    coefficients: Floats
+
+
+class Prepared(NamedTuple):
+    """Parts ready for use in a block of `length` elements. Other implementations have their own form."""
+
+    parts: tuple[Part, ...]
+    length: int
 
 
 def _polynomial(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
@@ -141,21 +162,73 @@ def direction(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
     return _unstructured(spec, k // spec.tile, start, stop, length) * signs
 
 
-def combine(spec: Spec, first: int, coefficients: Floats, start: int, stop: int, length: int) -> Floats:
-    """sum_j coefficients[j] * direction(first + j) over elements start..stop, added up in this order.
+def prepare(parts: Sequence[Part], length: int) -> Prepared:
+    """What `combine` and `move` need of a sum of directions in a block of `length` elements."""
+    return Prepared(tuple(parts), length)
 
-    Directions with coefficient zero are skipped. For `hadamard` the sum is D * tile(H^T c).
+
+def combine(prepared: Prepared, start: int, stop: int) -> Floats:
+    """The sum of all parts over elements start..stop, added up term by term in their order.
+
+    Directions with coefficient zero are skipped. The directions of a `hadamard` part that share a basis number make
+    one term, D * tile(H^T c).
     """
     total = np.zeros(stop - start, dtype=np.float32)
-    if spec.name == "hadamard":
-        column = np.arange(start, stop) % spec.tile
-        for number, table in hadamard_tables(spec.tile, first, coefficients):
-            total += _unstructured(spec, number, start, stop, length) * table[column]
-        return total
-    for j, coefficient in enumerate(coefficients):
-        if coefficient != 0:
-            total += coefficient * _unstructured(spec, first + j, start, stop, length)
+    for spec, first, coefficients in prepared.parts:
+        if spec.name == "hadamard":
+            column = np.arange(start, stop) % spec.tile
+            for number, table in hadamard_tables(spec.tile, first, coefficients):
+                total += _unstructured(spec, number, start, stop, prepared.length) * table[column]
+            continue
+        for j, coefficient in enumerate(coefficients):
+            if coefficient != 0:
+                total += coefficient * _unstructured(spec, first + j, start, stop, prepared.length)
     return total
+
+
+def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
+    """out = round(source + scale * sum): each operation in single precision, one rounding to the dtype at the end.
+
+    Args:
+        out: where the result goes, 1-D; may be `source`. 16-bit dtypes are given as their bits (uint16).
+        source: elements start, start + 1, ... of the weights.
+        dtype: "float32", "bfloat16" or "float16".
+        prepared: the sum of directions.
+        scale: multiplies it.
+        start: index of the first element in the parameter vector.
+    """
+    change = combine(prepared, start, start + len(source)) * entries.F(scale) + entries.F(0)  # no negative zero
+    out[:] = from_float(to_float(source, dtype) + change, dtype)
+
+
+def move_rows(
+    out: Stored, source: Stored, rows: NDArray[np.int64], dtype: str, prepared: Prepared, scale: float, start: int
+) -> None:
+    """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
+    width = source.shape[1]
+    for i, row in enumerate(rows):
+        move(out[i], source[row], dtype, prepared, scale, start + int(row) * width)
+
+
+def to_float(values: Stored, dtype: str) -> Floats:
+    """Stored weights as float32: exact."""
+    if dtype == "float32":
+        return values
+    if dtype == "float16":
+        return values.view(np.float16).astype(np.float32)
+    return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def from_float(values: Floats, dtype: str) -> Stored:
+    """Rounded to nearest, ties to even; beyond the dtype's range infinite."""
+    if dtype == "float32":
+        return values
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16)
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
 def _sum_in_order(values: NDArray[np.float32] | NDArray[np.float64], axis: int) -> NDArray[np.float64]:
@@ -197,15 +270,18 @@ def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: i
 def _project_hadamard(
     spec: Spec, first: int, count: int, x: Floats, start: int, length: int, spans: list[tuple[int, int]]
 ) -> Floats:
-    """Fold D * x into B double-precision sums, then one transform for all directions of a basis number."""
+    """Fold D * x into B sums, then one transform for all directions of a basis number.
+
+    Sums are single precision within a span (at most 256 numbers each), double precision from there on.
+    """
     result = np.zeros(count, dtype=np.float32)
     for number, group in groupby(range(first, first + count), key=lambda k: k // spec.tile):
-        folded = np.zeros(spec.tile)
+        width = max(spec.tile, entries.CHUNK)  # small tiles: several side by side, so that the work is the same
+        folded = np.zeros(width)
         for a, b in spans:
             products = _unstructured(spec, number, a, b, length) * x[a - start : b - start]
-            tiles = _aligned(products, a, spec.tile).astype(np.float64).reshape(-1, spec.tile)
-            folded += _sum_in_order(tiles, axis=0)
-        transformed = hadamard_transform(folded)
+            folded += _sum_in_order(_aligned(products, a, width).reshape(-1, width), axis=0)
+        transformed = hadamard_transform(_sum_in_order(folded.reshape(-1, spec.tile), axis=0))
         for k in group:
             result[k - first] = transformed[k % spec.tile]
     return result

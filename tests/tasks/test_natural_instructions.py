@@ -1,0 +1,130 @@
+import json
+
+import pytest
+
+from fedseed.errors import RecipeError
+from fedseed.tasks.natural_instructions import NaturalInstructionsTask
+
+
+def rows(count, text="x"):
+    return [(f"{text} {i}", [f"answer {i}", "second"]) for i in range(count)]
+
+
+def load(folder, **settings):
+    return NaturalInstructionsTask(path=str(folder), **settings).load()
+
+
+def test_each_train_task_is_a_client_and_test_tasks_are_evaluated_on(natural_instructions):
+    folder = natural_instructions(
+        train={"task001_a": rows(100, "a"), "task002_b": rows(54, "b")},
+        test={"task003_c": rows(40, "c"), "task004_d": rows(7, "d"), "task005_e": rows(1500, "e")},
+    )
+    data = load(folder)
+    assert [(c.name, len(c.examples)) for c in data.clients] == [("task001_a", 20), ("task002_b", 10)]  # 20%, floor
+    counts = {letter: sum(f"\n{letter} " in e.prompt for e in data.evaluation[""]) for letter in "cde"}
+    assert counts == {"c": 20, "d": 7, "e": 30}  # max(20, 2%), as far as there are so many
+    example = data.clients[0].examples[0]
+    number = example.response.removeprefix("answer ")  # the first output
+    assert example.prompt == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+        "response that appropriately completes the request.\n\n"
+        f"### Instruction:\nDo what task001_a says.\n\n### Input:\na {number}\n\n### Response:"
+    )
+    texts = [e.prompt for c in data.clients for e in c.examples] + [e.prompt for e in data.evaluation[""]]
+    assert len(set(texts)) == len(texts)  # nothing is drawn twice
+
+
+def test_without_an_input_the_other_template(natural_instructions):
+    folder = natural_instructions(train={"task001_a": [("", ["yes"])] * 20})
+    prompt = load(folder).clients[0].examples[0].prompt
+    assert prompt == (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nDo what task001_a says.\n\n### Response:"
+    )
+
+
+def test_what_is_left_out_is_counted(natural_instructions):
+    long = [("y" * 1025, ["no"])] * 6
+    folder = natural_instructions(
+        train={
+            "task001_a": [("y" * 1024, ["yes"])] * 20 + long,
+            "task002_b": rows(19),
+            "task003_c": rows(19) + long,  # enough only with those that are too long
+        },
+        test={"task004_d": long, "task005_e": rows(3) + long[:1]},
+    )
+    data = load(folder)
+    assert [c.name for c in data.clients] == ["task001_a"]
+    assert len(data.clients[0].examples) == 4 and all("y" * 1024 in e.prompt for e in data.clients[0].examples)
+    train, test = data.notes
+    assert "2 of 3 tasks left out (fewer than 20 usable instances)" in train and "1 tasks give 4 examples" in train
+    assert "12 of 70 instances left out (input over 1,024 characters)" in train
+    assert "1 of 2 tasks left out" in test and "7 of 10 instances left out" in test
+    assert [len(c.examples) for c in load(folder, min_instances=19).clients] == [4, 3, 3]
+    with pytest.raises(RecipeError, match=r"nothing is left of the data .*3 of 3 tasks left out"):
+        load(folder, min_instances=21)
+
+
+def test_the_same_seed_draws_the_same_whatever_else_is_listed(natural_instructions):
+    folder = natural_instructions()
+    first, again, other = load(folder), load(folder), load(folder, seed=1)
+    assert first == again
+    assert first.clients != other.clients
+    listed = folder / "splits" / "default" / "train_tasks.txt"
+    listed.write_text("\n".join(reversed(listed.read_text().split()[1:])))  # one task less, another order
+    assert load(folder).clients == list(reversed(first.clients[1:]))
+
+
+def spoil(folder, change):
+    path = folder / "tasks" / "task001_copy.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda c: c.pop("Definition"), r'task001_copy.json: no "Definition"'),
+        (lambda c: c.update(Definition="one text"), r"\"Definition\" = 'one text': a list is expected"),
+        (lambda c: c.update(Definition=[]), r'"Definition" must begin with a text'),
+        (lambda c: c.pop("Instances"), r'task001_copy.json: no "Instances"'),
+        (lambda c: c["Instances"][3].pop("input"), r'task001_copy.json: Instances\[3\]: no "input"'),
+        (lambda c: c["Instances"][3].pop("output"), r'Instances\[3\]: no "output"'),
+        (lambda c: c["Instances"][3].update(output=[]), r'Instances\[3\]: "output" must begin with a text'),
+        (lambda c: c["Instances"][4].update(input=7), r'Instances\[4\]: "input" = 7: text is expected'),
+        (lambda c: c["Instances"].insert(5, "text"), r"Instances\[5\]: a JSON object is expected"),
+    ],
+)
+def test_a_malformed_task_is_named_with_its_place(natural_instructions, change, text):
+    folder = natural_instructions()
+    spoil(folder, change)
+    with pytest.raises(RecipeError, match=text):
+        load(folder)
+
+
+def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):
+    with pytest.raises(RecipeError, match=r"task.path = .*nowhere.*no such folder; .*v2.8"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(RecipeError, match=r"train_tasks.txt: there is no such file; .*splits/default and tasks"):
+        load(tmp_path)
+    folder = natural_instructions()
+    listed = folder / "splits" / "default" / "test_tasks.txt"
+    listed.write_text("task900_test\ntask901_gone\n")
+    with pytest.raises(RecipeError, match=r"task901_gone.json: there is no such file; splits/default lists this task"):
+        load(folder)
+    listed.write_text("task900_test\ntask900_test\n")
+    with pytest.raises(RecipeError, match=r"test_tasks.txt: task900_test is listed 2 times"):
+        load(folder)
+    listed.write_text("\n")
+    with pytest.raises(RecipeError, match=r"test_tasks.txt: it lists no task"):
+        load(folder)
+    (folder / "tasks" / "task001_copy.json").write_text('{"Definition": [')
+    with pytest.raises(RecipeError, match=r"task001_copy.json: not valid JSON"):
+        load(folder)
+    (folder / "tasks" / "task001_copy.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(RecipeError, match=r"task001_copy.json: not UTF-8"):
+        load(folder)
+    (folder / "tasks" / "task001_copy.json").write_text("[]")
+    with pytest.raises(RecipeError, match=r"task001_copy.json: a JSON object is expected"):
+        load(folder)
