@@ -1,6 +1,14 @@
 import json
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it; before torch is imported
 
 import pytest
+import torch
+
+# Without a GPU, Triton's interpreter stands in for one. Triton reads this when a module with kernels is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 import json
+import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -102,3 +104,73 @@ def test_other_failures_end_with_1_and_one_line(tmp_path):
 def test_list(what, text):
     done = fedseed("list", what)
     assert done.returncode == 0 and text in done.stdout
+
+
+def test_a_killed_run_is_resumed(finished, tmp_path):
+    """Killed when the first round is on disk, taken up in a new process: the same files as if nothing had happened."""
+    folder = tmp_path / "run"
+    words = ["run", "quickstart-ferret", *SETS, "--out", folder]
+    code = "from fedseed.cli import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        lines = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
+        if lines.count("\n") > 1:
+            process.kill()
+        time.sleep(0.005)
+    again = fedseed(*words)
+    assert again.returncode == 1
+    if "unfinished" in again.stderr:  # otherwise it was faster than the kill
+        assert "--resume" in again.stderr
+    changed = fedseed(*words, "--set", "rounds=3", "--resume")
+    assert changed.returncode == 2 and "rounds is 2 there, 3 here" in changed.stderr
+    resumed = fedseed(*words, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed after round" in resumed.stdout or "is finished: nothing is changed" in resumed.stdout
+    assert (folder / "model.orbit").read_bytes() == (finished[0] / "model.orbit").read_bytes()
+    lines = [[json.loads(t) for t in (f / "metrics.jsonl").read_text().splitlines()] for f in (folder, finished[0])]
+    for line in (*lines[0], *lines[1]):
+        del line["seconds"]
+    assert lines[0] == lines[1]
+    once_more = fedseed(*words, "--resume")
+    assert once_more.returncode == 0 and "is finished: nothing is changed" in once_more.stdout
+
+
+def test_orbit_commands(finished, tmp_path):
+    orbit = finished[0] / "model.orbit"
+    done = fedseed("orbit", "verify", orbit, "--replay")
+    assert done.returncode == 0, done.stderr
+    assert "2 steps up to 2: checksums, chain and contents are right" in done.stdout
+    assert "complete" in done.stdout and "2 recorded digests are right" in done.stdout
+    done = fedseed("orbit", "rollback", orbit, "--to", 1, "--out", tmp_path / "one.orbit")
+    assert done.returncode == 0 and "1 steps" in done.stdout
+    assert "not complete" in fedseed("orbit", "info", tmp_path / "one.orbit").stdout
+    assert "the same up to step 1" in fedseed("orbit", "diff", orbit, tmp_path / "one.orbit").stdout
+    assert "the same base, settings and 2 steps" in fedseed("orbit", "diff", orbit, orbit).stdout
+    done = fedseed("orbit", "compact", orbit, "--out", tmp_path / "small.orbit")
+    assert done.returncode == 1 and "every step of ferret counts" in done.stderr
+    assert fedseed("orbit", "keygen", tmp_path / "key").returncode == 0
+    assert fedseed("orbit", "sign", tmp_path / "one.orbit", "--key", tmp_path / "key").returncode == 0
+    signed = ["orbit", "verify", tmp_path / "one.orbit", "--key", tmp_path / "key.pub"]
+    assert "the signature is that of key.pub" in fedseed(*signed).stdout
+    done = fedseed("orbit", "verify", orbit, "--key", tmp_path / "key.pub", "--signature", tmp_path / "one.orbit.sig")
+    assert done.returncode == 1 and "not this key's signature" in done.stderr
+
+
+def test_replay_to_a_step_finds_the_base_by_digest_and_says_what_the_model_is(finished, tmp_path):
+    from importlib.resources import files
+
+    orbit = finished[0] / "model.orbit"
+    shutil.copytree(str(files("fedseed") / "base" / "small"), tmp_path / "bases" / "b")
+    words = ["orbit", "replay", orbit, "--upto", 1, "--base", tmp_path / "bases", "--out", tmp_path / "model"]
+    done = fedseed(*words)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (finished[0] / "metrics.jsonl").read_text().splitlines()]
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert lines[1]["weights_digest"] in done.stdout and lines[1]["weights_digest"] in card
+    for text in ("1 of 2", "ferret", "directions", "--upto 1", "`small`"):
+        assert text in card
+    assert str(tmp_path) not in card
+    done = fedseed("orbit", "replay", orbit, "--base", tmp_path, "--out", tmp_path / "other")
+    assert done.returncode == 2 and "no base with digest" in done.stderr
+    done = fedseed("orbit", "replay", orbit, "--upto", 3, "--out", tmp_path / "other")
+    assert done.returncode == 1 and "the orbit has steps 0 to 2" in done.stderr

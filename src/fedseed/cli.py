@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.orbit.commands import app as orbit_app
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
 # on a machine that is busy with something else makes short operations ten times slower; sleeping at once makes them
@@ -23,7 +24,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-orbit_app = typer.Typer(help="Look at, and replay, orbits.", no_args_is_help=True)
 app.add_typer(orbit_app, name="orbit")
 console = Console()
 
@@ -45,10 +45,11 @@ def run(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")] = False,
 ) -> None:
     """Run a federation in this process."""
     folder = out or Path("runs") / Path(recipe).stem
-    summary = _run(recipe, set_ or [], folder)
+    summary = _run(recipe, set_ or [], folder, resume)
     from fedseed.reports.tables import comparison_table
 
     console.print(comparison_table([(summary["method"], summary)]))
@@ -83,13 +84,31 @@ def compare(
     console.print(f"Picture: {out / 'compare.png'}")
 
 
-def _run(recipe: str, overrides: list[str], folder: Path) -> dict[str, Any]:
+@app.command()
+def bench(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
+    set_: SetOption = None,
+) -> None:
+    """Say what a recipe will cost on this machine: seconds by phase, bytes, the whole run."""
+    from fedseed.bench import measure
+    from fedseed.configuration import read_recipe
+    from fedseed.reports.tables import cost_table
+
+    checked = read_recipe(recipe, set_ or [])
+    _quiet()
+    with console.status("running one round, shortened"):
+        cost = measure(checked)
+    for part in cost_table(cost):
+        console.print(part)
+
+
+def _run(recipe: str, overrides: list[str], folder: Path, resume: bool = False) -> dict[str, Any]:
     from fedseed.configuration import build, read_recipe
     from fedseed.reports.progress import Shown
 
     checked = read_recipe(recipe, overrides)
     _quiet()
-    return build(checked, out=folder, progress=Shown(console)).run().summary
+    return build(checked, out=folder, progress=Shown(console)).run(resume).summary
 
 
 @app.command("list")
@@ -119,67 +138,11 @@ def _listing(what: str) -> list[tuple[str, str]]:
     return [(name, read_recipe(name).title) for name in packaged_recipes()]
 
 
-@orbit_app.command()
-def info(path: Annotated[Path, typer.Argument(help="The orbit file.")]) -> None:
-    """Show what an orbit holds."""
-    from fedseed.orbit import Orbit
-
-    orbit = Orbit.open(path)
-    header = orbit.header
-    layout = header.layout
-    rows: list[tuple[str, str]] = [
-        ("base", f"{header.base} ({header.dtype})"),
-        ("base digest", header.base_digest),
-        ("parameters", f"{layout.size:,} in {len(layout.tensors)} tensors, {len(layout.block_sizes)} blocks"),
-        ("method", header.method.name),
-        ("settings", ", ".join(f"{k}={v}" for k, v in header.method.model_dump(exclude={"name", "training"}).items())),
-        ("seed", str(header.seed)),
-        ("steps", str(len(orbit))),
-        (
-            "file size",
-            f"{orbit.size:,} bytes ({layout.dense_bytes / max(orbit.size, 1):,.0f} times less than the model)",
-        ),
-    ]
-    if orbit.records:
-        rows.append(("final digest", orbit.records[-1].digest))
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    console.print(table)
-
-
-@orbit_app.command()
-def replay(
-    path: Annotated[Path, typer.Argument(help="The orbit file.")],
-    out: Annotated[Path, typer.Option(help="Folder to write the model to; must not hold one.")],
-    base: Annotated[str | None, typer.Option(help="The base; by default what the orbit names.")] = None,
-    upto: Annotated[int | None, typer.Option(help="Apply only this many steps.")] = None,
-) -> None:
-    """Rebuild the model and write a folder that transformers loads."""
-    from fedseed.orbit import Orbit
-
-    orbit = Orbit.open(path)
-    if (out / "config.json").exists():
-        raise FedseedError(f"{out} holds a model already: choose another folder with --out")
-    _quiet()
-    from fedseed.models import load_model
-
-    model, tokenizer = load_model(base or orbit.header.base, orbit.header.dtype)
-    count = len(orbit) if upto is None else upto
-    with console.status(f"replaying {count} steps"):
-        digest = orbit.replay(model, upto)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    console.print(f"{count} steps applied; digest {digest}", highlight=False)
-    console.print(f"Model: {out}")
-
-
 def _quiet() -> None:
     """Keep transformers' own progress bars and advice off the screen."""
-    from transformers.utils import logging
+    from fedseed.models import quiet
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    quiet()
 
 
 def main() -> None:

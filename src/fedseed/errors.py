@@ -17,5 +17,9 @@ class OrbitError(FedseedError):
     """An orbit can't be read, does not fit the base, or is damaged; the text says where."""
 
 
+class StorageError(FedseedError):
+    """A file can't be written: the disk is full, the folder read-only; nothing is left half-written."""
+
+
 class NonFiniteError(FedseedError):
     """A loss or a value on a client became NaN or infinite: that client sends nothing."""

@@ -59,6 +59,39 @@ def load_model(base: str, dtype: str = "float32", trust_remote_code: bool = Fals
     return model, tokenizer
 
 
+def find_base(place: str, dtype: str, digest: str) -> tuple[Any, Any]:
+    """The base with a digest: at `place`, or in one of the folders in it.
+
+    Args:
+        place: as `load_model` takes it, or a folder that holds folders with models.
+        dtype: the dtype to load it in; the digest depends on it.
+        digest: what `fedseed.parameters.base_digest` must give.
+
+    Raises:
+        RecipeError: nothing there can be loaded, or no folder in it has this digest.
+    """
+    from fedseed.parameters import base_digest
+
+    folder = Path(place).expanduser()
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return load_model(place, dtype)  # the replay compares the digest
+    found = sorted(path.parent for path in folder.glob("*/config.json"))
+    for path in found:
+        model, tokenizer = load_model(str(path), dtype)
+        if base_digest(model) == digest:
+            return model, tokenizer
+    names = ", ".join(path.name for path in found) or "no folder with a model"
+    raise RecipeError(f"{place}: no base with digest {digest} ({names} there)")
+
+
+def quiet() -> None:
+    """Keep transformers' own progress bars and advice off the screen."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
     """Let only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
 

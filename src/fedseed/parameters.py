@@ -1,7 +1,7 @@
 """ParameterSpace: a model's trainable tensors as one vector in blocks, and what can be done to it."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,7 +15,7 @@ from fedseed.layout import ITEM_BYTES, BlockRule, Layout, TensorEntry, cut
 from fedseed.moments import Moments, Rule
 from fedseed.perturbation import PerturbedUse, can_exchange
 from fedseed.randomness import Basis, Domain, kernels
-from fedseed.randomness.kernels.reference import Part
+from fedseed.randomness.kernels.reference import Part, project_finish
 
 Floats = NDArray[np.float32]
 Coefficients = NDArray[Any] | Sequence[float] | Sequence[NDArray[Any]]
@@ -126,6 +126,33 @@ class ParameterSpace:
         """
         self._move(terms, scale, None, rounding)
 
+    def add_steps(self, steps: Sequence[tuple[Sequence[Term], float]]) -> None:
+        """`add_terms` for one step after the other, in one pass over w: the same roundings, so the same bits.
+
+        Args:
+            steps: (terms, scale) of each step.
+
+        Raises:
+            ValueError: as `add` does; the weights are unchanged then.
+        """
+        checked = []
+        for terms, scale in steps:
+            if not np.isfinite(scale):
+                raise ValueError(f"scale = {scale}: a finite number is needed")
+            checked.append(([(t.basis.spec, t.first, self._per_block(t.coefficients)) for t in terms], scale))
+        if not checked:
+            return
+        kernel = self._kernel()
+        for index, lo, hi, start, prepared in self._tensors(
+            lambda block, length: kernel.prepare_steps(
+                [([Part(s, first, c[block]) for s, first, c in terms], scale) for terms, scale in checked], length
+            )
+        ):
+            p = self.parameters[index]
+            flat = _flat(p)
+            kernel.move_steps(_operand(kernel, flat[lo:hi]), _dtype_name(p), prepared, start)
+            _keep(p, flat)
+
     def descend(self, terms: Sequence[Term], rule: Rule, rounding: tuple[int, int] | None = None) -> None:
         """Give the sum of the terms to momentum or Adam as a gradient; the running averages are kept here.
 
@@ -210,7 +237,8 @@ class ParameterSpace:
         """V^T delta: inner products with `count` directions.
 
         Args:
-            delta: vector of length d (float32, bfloat16 or float16 tensor, or float32 array).
+            delta: vector of length d (float32, bfloat16 or float16 tensor, or float32 array). If the weights are on a
+                GPU, a tensor there is used where it is.
             basis: where the directions come from.
             count: how many directions for the whole vector, or one number per block.
             first: index of the first direction.
@@ -221,10 +249,13 @@ class ParameterSpace:
         Raises:
             ValueError: delta has not length d, or the number of counts is not that of the blocks.
         """
+        kernel = self._kernel()
         if isinstance(delta, torch.Tensor):
-            delta = delta.detach().to("cpu", torch.float32).reshape(-1).numpy()
+            delta = delta.detach().reshape(-1)
+            if not kernel.TENSORS:
+                delta = delta.to("cpu", torch.float32).numpy()
         if delta.shape != (self.size,):
-            raise ValueError(f"delta has shape {delta.shape}, the space has {self.size} parameters")
+            raise ValueError(f"delta has shape {tuple(delta.shape)}, the space has {self.size} parameters")
         blocks = len(self.layout.block_sizes)
         whole = isinstance(count, int | np.integer)
         counts = [int(count)] * blocks if isinstance(count, int | np.integer) else [int(c) for c in count]
@@ -234,13 +265,39 @@ class ParameterSpace:
         for block, length in enumerate(self.layout.block_sizes):
             start = self.layout.boundaries[block]
             x = delta[start : start + length]
-            parts.append(kernels.current().project(basis.spec, first, counts[block], x, start, length))
+            parts.append(kernel.project(basis.spec, first, counts[block], x, start, length))
         if not whole:
             return parts
         total = np.zeros(counts[0], dtype=np.float64)
         for part in parts:
             total += part
         return total.astype(np.float32)
+
+    def project_change(self, saved: Sequence[torch.Tensor], basis: Basis, counts: Sequence[int]) -> list[Floats]:
+        """V^T (saved - w), block by block, without a vector of length d.
+
+        Args:
+            saved: what `snapshot` returned.
+            basis: where the directions come from.
+            counts: K_l for each block.
+
+        Returns:
+            One float32 array per block.
+        """
+        products = Projection(self, basis, counts)
+        for index, (p, s) in enumerate(zip(self.parameters, saved, strict=True)):
+            for lo, hi, part in _differences(s, p):
+                products.add(index, part, lo, hi)
+        return products.finish()
+
+    def change_norms(self, saved: Sequence[torch.Tensor]) -> NDArray[np.float64]:
+        """|saved - w| for each block."""
+        squares = np.zeros(len(self.layout.block_sizes))
+        for p, s in zip(self.parameters, saved, strict=True):
+            for lo, hi, part in _differences(s, p):
+                for block, a, b in self._overlaps(self._starts[id(p)] + lo, hi - lo):
+                    squares[block] += float(part[a:b].double().square().sum())
+        return np.sqrt(squares)
 
     @contextmanager
     def perturbed(self, basis: Basis, k: int, scale: float) -> Iterator[None]:
@@ -276,7 +333,7 @@ class ParameterSpace:
         """Copies of the trainable tensors."""
         return [p.detach().clone() for p in self.parameters]
 
-    def restore(self, saved: Sequence[torch.Tensor]) -> None:
+    def restore(self, saved: Iterable[torch.Tensor]) -> None:
         """Put back what `snapshot` returned."""
         with torch.no_grad():
             for p, s in zip(self.parameters, saved, strict=True):
@@ -336,6 +393,17 @@ class ParameterSpace:
             raise ValueError("coefficients: a value is NaN or infinite; the weights are unchanged")
         return arrays
 
+    def _overlaps(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """(block, lo, hi): which of the elements start, start + 1, ... lie in which block, counted from `start`."""
+        boundaries = self.layout.boundaries
+        block = int(np.searchsorted(boundaries, start, side="right")) - 1
+        lo = 0
+        while lo < count:
+            hi = min(count, boundaries[block + 1] - start)
+            if lo < hi:
+                yield block, lo, hi
+            lo, block = max(lo, hi), block + 1
+
     def _kernel(self) -> kernels.Kernels:
         """The kernels for the device the weights are on."""
         return kernels.current(self.parameters[0].device.type if self.parameters else "cpu")
@@ -350,10 +418,18 @@ class ParameterSpace:
             raise ValueError(f"scale = {scale}: a finite number is needed")
         per_block = [self._per_block(term.coefficients) for term in terms]
         kernel = self._kernel()
+
+        def prepare(block: int, length: int) -> Any:
+            parts = [Part(t.basis.spec, t.first, c[block]) for t, c in zip(terms, per_block, strict=True)]
+            return kernel.prepare(parts, length)
+
+        yield from self._tensors(prepare)
+
+    def _tensors(self, prepare: Callable[[int, int], Any]) -> Iterator[tuple[int, int, int, int, Any]]:
+        """`_runs`, with what prepare(block, its length) returned for the block."""
         tensor = position = 0  # the tensor that the block reaches into, and where it begins
         for block, (begin, end) in enumerate(pairwise(self.layout.boundaries)):
-            parts = [Part(t.basis.spec, t.first, c[block]) for t, c in zip(terms, per_block, strict=True)]
-            prepared = kernel.prepare(parts, end - begin)
+            prepared = prepare(block, end - begin)
             while begin < end:
                 size = self.layout.tensors[tensor].size
                 stop = min(end, position + size)
@@ -396,17 +472,11 @@ class Perturbation:
         """out = elements lo..hi of the perturbed parameter, flat."""
         flat = _flat(parameter)
         start = self._space._starts[id(parameter)]
-        boundaries = self._space.layout.boundaries
-        block = int(np.searchsorted(boundaries, start + lo, side="right")) - 1
-        at = lo
-        while at < hi:
-            end = min(hi, boundaries[block + 1] - start)
-            if at < end:
-                self._kernel.move(
-                    _operand(self._kernel, out[at - lo : end - lo]), _operand(self._kernel, flat[at:end]),
-                    _dtype_name(parameter), self._of(block), self._scale, start + at,
-                )  # fmt: skip
-            at, block = end, block + 1
+        for block, a, b in self._space._overlaps(start + lo, hi - lo):
+            self._kernel.move(
+                _operand(self._kernel, out[a:b]), _operand(self._kernel, flat[lo + a : lo + b]),
+                _dtype_name(parameter), self._of(block), self._scale, start + lo + a,
+            )  # fmt: skip
 
     def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """Rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
@@ -428,6 +498,68 @@ class Perturbation:
         if block not in self._prepared:
             self._prepared[block] = self._kernel.prepare([self._part], self._space.layout.block_sizes[block])
         return self._prepared[block]
+
+
+class Projection:
+    """V^T x for a vector that comes in parts, each scaled: sums are kept, not the vector.
+
+    Args:
+        space: the parameter space.
+        basis: where the directions come from.
+        counts: K_l for each block.
+    """
+
+    def __init__(self, space: ParameterSpace, basis: Basis, counts: Sequence[int]) -> None:
+        if len(counts) != len(space.layout.block_sizes):
+            raise ValueError(f"{len(counts)} counts for {len(space.layout.block_sizes)} blocks")
+        self._space = space
+        self._spec = basis.spec
+        self._counts = [int(c) for c in counts]
+        self._kernel = space._kernel()
+        self._sums: list[Any] = [0.0] * len(counts)
+
+    def add(self, index: int, values: torch.Tensor, lo: int = 0, hi: int | None = None, scale: float = 1.0) -> None:
+        """Add scale * values.
+
+        Args:
+            index: which tensor of the space they belong to.
+            values: its elements lo..hi in order (all by default), float32.
+            lo: where they begin in the tensor.
+            hi: where they end.
+            scale: multiplies them.
+        """
+        space = self._space
+        start = space._starts[id(space.parameters[index])] + lo
+        flat = values.detach().reshape(-1)
+        for block, a, b in space._overlaps(start, len(flat) if hi is None else hi - lo):
+            sums = self._kernel.project_sums(
+                self._spec, 0, self._counts[block], _operand(self._kernel, flat[a:b]), start + a,
+                space.layout.block_sizes[block],
+            )  # fmt: skip
+            self._sums[block] = self._sums[block] + scale * sums
+
+    def finish(self) -> list[Floats]:
+        """One float32 array per block."""
+        return [
+            project_finish(self._spec, 0, count, np.asarray(sums, dtype=np.float64))
+            if np.ndim(sums)
+            else np.zeros(count, dtype=np.float32)  # nothing was added there
+            for count, sums in zip(self._counts, self._sums, strict=True)
+        ]
+
+
+def _differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(lo, hi, a - b in float32) for pieces of two tensors."""
+    a, b = _flat(a), _flat(b)
+    room = torch.empty(min(len(a), PIECE), dtype=torch.float32, device=b.device)
+    for lo in range(0, len(a), PIECE):
+        hi = min(lo + PIECE, len(a))
+        part = room[: hi - lo]
+        if b.dtype == torch.float32:
+            torch.sub(a[lo:hi], b[lo:hi], out=part)
+        else:
+            part.copy_(a[lo:hi].float() - b[lo:hi].float())
+        yield lo, hi, part
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ _CONSUMERS = {
     functional.linear, functional.layer_norm, functional.group_norm, functional.batch_norm, functional.conv1d,
     functional.conv2d, functional.conv3d, torch.addmm, torch.layer_norm, torch.conv1d, torch.conv2d, torch.conv3d,
 }  # fmt: skip
-LARGE = 1 << 22  # elements of a matrix beyond which a product is done in slices: a copy then takes 16 MiB at most
+LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
 
 
 def can_exchange(model: torch.nn.Module) -> bool:
@@ -58,8 +58,8 @@ class PerturbedUse(TorchFunctionMode):
         if name in _ASKS or (name in ("__get__", "__set__") and not self._hands_out_values(func)):
             return func(*args, **kwargs)
         if not torch.is_grad_enabled():  # a graph would hold on to the copies
-            if func is functional.embedding and not kwargs:
-                rows = self._looked_up(*args)
+            if func is functional.embedding:
+                rows = self._looked_up(*args, **kwargs)
                 if rows is not None:
                     return rows
             if func is functional.linear and self._is_large(args[1] if len(args) > 1 else kwargs["weight"]):
@@ -104,31 +104,36 @@ class PerturbedUse(TorchFunctionMode):
 
     def _looked_up(
         self,
-        ids: torch.Tensor,
+        input: torch.Tensor,
         weight: torch.Tensor,
         padding_idx: int | None = None,
         max_norm: float | None = None,
         *_: Any,
+        **__: Any,
     ) -> torch.Tensor | None:
         """An embedding: only the rows that are asked for; None where that is not less work, or not possible."""
-        if not self._ours(weight) or max_norm is not None or ids.numel() >= weight.shape[0]:
+        if not self._ours(weight) or max_norm is not None or input.numel() >= weight.shape[0]:
             return None
-        rows = self._perturbation.rows(weight, ids.reshape(-1))
-        return None if rows is None else rows.view(*ids.shape, weight.shape[1])
+        rows = self._perturbation.rows(weight, input.reshape(-1))
+        return None if rows is None else rows.view(*input.shape, weight.shape[1])
 
     def _is_large(self, weight: torch.Tensor) -> bool:
         return self._ours(weight) and self._perturbation.on_cpu and weight.numel() > LARGE
 
     def _sliced(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """A product with a large matrix, some rows of it at a time."""
+        """A product with a large matrix, some rows of it at a time: a slice stays in the cache while it is used."""
         rows, width = weight.shape
         step = max(1, LARGE // width)
+        flat = input.reshape(-1, width)
         bias = self._exchange(bias)
-        out = torch.empty(*input.shape[:-1], rows, dtype=input.dtype, device=input.device)
+        out = torch.empty(len(flat), rows, dtype=input.dtype, device=input.device)
         memory = self._perturbation.scratch(weight.dtype, step * width)
         for a in range(0, rows, step):
             b = min(a + step, rows)
             part = memory[: (b - a) * width]
             self._perturbation.copy(weight, a * width, b * width, part)
-            out[..., a:b] = functional.linear(input, part.view(b - a, width), None if bias is None else bias[a:b])
-        return out
+            if bias is None:
+                torch.mm(flat, part.view(b - a, width).t(), out=out[:, a:b])
+            else:
+                torch.addmm(bias[a:b], flat, part.view(b - a, width).t(), out=out[:, a:b])
+        return out.view(*input.shape[:-1], rows)

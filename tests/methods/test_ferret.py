@@ -3,12 +3,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
+from fedseed.federation.engine import Federation
 from fedseed.layout import Layout, TensorEntry
 from fedseed.methods.base import Contribution
 from fedseed.methods.ferret import Coefficients, FerretStep, proportional
+from fedseed.training.client import LocalClient
+from fedseed.training.objectives import Supervised
+from fedseed.training.settings import LocalTraining
 
 SIZES = (300, 20, 700, 80)
 BOUNDARIES = (0, 300, 320, 1020, 1100)
@@ -226,24 +231,105 @@ def test_wrong_updates_are_refused():
         method.decode_step(state, good.encode() * 2)
 
 
-def test_an_update_that_overflows_is_not_sent():
-    class Client:
-        number, round = 0, 1
-
-        def __init__(self):
-            self.space = space()
-
-        def first_order(self, training):
-            pass
-
-        def delta(self):
-            return np.full(1100, 3e38, dtype=np.float32)
-
-        def phase(self, name):
-            import contextlib
-
-            return contextlib.nullcontext()
-
-    method = Ferret(directions=4, blocks="one", basis="rademacher")
+@pytest.mark.parametrize("allocation", ["norm", "size"])
+def test_an_update_that_overflows_is_not_sent(allocation):
+    where = space()
+    before = where.snapshot()
+    client = LocalClient(where, None, [], 1, 1, 0)
+    client.first_order = lambda training: [p.data.fill_(-3e38) for p in where.parameters]
+    method = Ferret(directions=4, blocks="one", basis="rademacher", allocation=allocation)
+    state = method.start(LAYOUT, 1)
     with pytest.raises(NonFiniteError), np.errstate(all="ignore"):
-        method.train(method.start(LAYOUT, 1), method.plan(method.start(LAYOUT, 1), 1), Client())
+        method.train(state, method.plan(state, 1), client)
+    client.put_back()
+    assert all(torch.equal(a, b) for a, b in zip(before, where.parameters, strict=True))
+
+
+# -- streaming -----------------------------------------------------------------------------------------------------
+
+
+def regression():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(9, 7), torch.nn.Tanh(), torch.nn.Linear(7, 7), torch.nn.Linear(7, 2))
+    net[2].weight = torch.nn.Parameter(net[2].weight.detach().t())  # not contiguous
+    g = torch.Generator().manual_seed(1)
+    items = [(torch.randn(9, generator=g), torch.randn(2, generator=g)) for _ in range(40)]
+    return net, items, Supervised(lambda out, y: ((out - y) ** 2).mean(-1))
+
+
+class Tied(torch.nn.Module):
+    """An embedding, padded, that is the output layer too, and another that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(11, 6, padding_idx=0)
+        self.places = torch.nn.Embedding(5, 6)
+        self.hidden = torch.nn.Linear(6, 6)
+
+    def forward(self, ids):
+        x = self.words(ids)
+        x *= 2.0  # in place
+        x = torch.tanh(self.hidden(x + self.places(torch.arange(5))))
+        return (x @ self.words.weight.T).mean(1)
+
+
+def language():
+    torch.manual_seed(0)
+    g = torch.Generator().manual_seed(1)
+    items = [(torch.randint(0, 4, (5,), generator=g), torch.tensor(i % 11)) for i in range(40)]
+    return Tied(), items, Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
+
+
+@pytest.mark.parametrize("problem", [regression, language])
+@pytest.mark.parametrize("basis", ["hadamard", "rademacher", "truncated_normal"])
+@pytest.mark.parametrize("blocks", ["one", "tensor", 3])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_decay):
+    """Gradient by gradient, or from the change at the end: within 1e-4 of the largest; the weights are put back."""
+    training = LocalTraining(rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)
+    gammas = []
+    for streaming in (False, True):
+        net, items, objective = problem()
+        where = ParameterSpace(net, blocks)
+        method = Ferret(
+            directions=200, basis=basis, blocks=blocks, allocation="size", training=training, streaming=streaming
+        )
+        client = LocalClient(where, objective, items, 1, 1, 0, spill=method.spills_start)
+        before = where.digest()
+        state = method.start(where.layout, 1)
+        gammas.append(np.concatenate(method.train(state, method.plan(state, 1), client).gammas))
+        assert where.digest() != before and all(p.grad is None for p in where.parameters)
+        client.put_back()
+        assert where.digest() == before
+        assert {"local", "projection"} <= set(client.effort.seconds)
+    np.testing.assert_allclose(gammas[1], gammas[0], atol=1e-4 * np.abs(gammas[0]).max())
+    assert np.abs(gammas[0]).max() > 0
+
+
+def test_a_streaming_run_is_the_ordinary_run_within_rounding():
+    digests, losses = set(), []
+    for streaming in (False, True):
+        net, items, objective = regression()
+        training = LocalTraining(rate=0.05, steps=4, batch=5, accumulation=1)
+        method = Ferret(
+            directions=64, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
+            streaming=streaming,
+        )  # fmt: skip
+        run = Federation(net, [items[:20], items[20:]], method, objective, rounds=5, seed=2, evaluation={"": items})
+        summary = run.run().summary
+        digests.add(summary["weights_digest"])
+        losses.append(summary["final"]["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4) and len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"allocation": "norm"}, {"training": {"optimizer": "adamw"}}, {"training": {"momentum": 0.9}},
+     {"training": {"accumulation": 4}}, {"training": {"clip": 1.0}}],
+)  # fmt: skip
+def test_streaming_says_what_it_needs(change):
+    good = {"allocation": "size", "streaming": True, "training": {"accumulation": 1}}
+    Ferret(**good)
+    training = {**good["training"], **change.pop("training", {})}
+    with pytest.raises(ValueError, match="streaming needs"):
+        Ferret(**{**good, **change, "training": training})

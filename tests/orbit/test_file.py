@@ -1,13 +1,23 @@
+import json
 import struct
+import tempfile
+import tracemalloc
+import zlib
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedseed import FedAvg, Ferret, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.orbit import Header, OrbitWriter, Record
+from fedseed.orbit.file import FORMAT, link
 from fedseed.parameters import base_digest
+from fedseed.randomness.stream import STREAM_VERSION
 
 METHOD = Ferret(directions=4, basis="hadamard", blocks=2, allocation="uniform", seeds="shared", global_rate=0.5)
 
@@ -46,52 +56,164 @@ def test_replay_to_any_step_gives_the_runs_bits(tmp_path, dtype):
     assert seen == [1, 2, 3]
 
 
-def test_every_changed_byte_is_found(tmp_path):
-    """Exhaustive: each byte of a small orbit, one bit of it flipped; nothing passes and nothing else is raised."""
+FRAME = 16 + 16 + 16
+STEP = FRAME + (8 + 8 + 16)  # the seed, two counts, four coefficients
+
+
+def test_every_changed_byte_is_found_and_the_step_named(tmp_path):
+    """Exhaustive: each byte of a small orbit, each of its bits flipped; nothing passes and nothing else is raised."""
     write(tmp_path / "a.orbit")
     data = (tmp_path / "a.orbit").read_bytes()
-    damaged = tmp_path / "b.orbit"
+    head = len(data) - 3 * STEP - FRAME
     for position in range(len(data)):
-        damaged.write_bytes(data[:position] + bytes([data[position] ^ (1 << position % 8)]) + data[position + 1 :])
-        with pytest.raises(OrbitError):
-            Orbit.open(damaged)
+        for bit in range(8):
+            changed = data[:position] + bytes([data[position] ^ (1 << bit)]) + data[position + 1 :]
+            with pytest.raises(OrbitError) as found:
+                Orbit.parse(changed)
+            if position >= head:  # the end record counts as a fourth step
+                assert f"step {(position - head) // STEP + 1} is damaged" in str(found.value)
 
 
-def test_every_cut_is_found_but_between_records(tmp_path):
+def test_every_cut_is_found_and_only_a_torn_tail_is_cut_back(tmp_path):
+    """Exhaustive; a cut between records leaves an orbit that says it is not complete."""
     write(tmp_path / "a.orbit")
     data = (tmp_path / "a.orbit").read_bytes()
-    record = 12 + (8 + 8 + 16) + 16 + 16
-    whole = {len(data) - i * record: 3 - i for i in range(4)}
+    header = Orbit.parse(data).header
+    head = len(data) - 3 * STEP - FRAME
+    path = tmp_path / "b.orbit"
     for length in range(len(data)):
-        (tmp_path / "b.orbit").write_bytes(data[:length])
-        if length in whole:  # a shorter orbit: what a run that stopped earlier has written
-            assert len(Orbit.open(tmp_path / "b.orbit")) == whole[length]
+        path.write_bytes(data[:length])
+        if length < head:
+            for attempt in (lambda: Orbit.open(path), lambda: OrbitWriter(path, header, resume=True)):
+                with pytest.raises(OrbitError, match=r"not an orbit file|header is damaged or cut short"):
+                    attempt()
+            continue
+        whole, rest = divmod(length - head, STEP)
+        if rest:
+            with pytest.raises(OrbitError, match=f"step {whole + 1} is cut short"):
+                Orbit.open(path)
         else:
-            with pytest.raises(OrbitError):
-                Orbit.open(tmp_path / "b.orbit")
+            assert len(Orbit.open(path)) == whole and not Orbit.open(path).complete
+        writer = OrbitWriter(path, header, resume=True)
+        assert (writer.cut is not None) == (rest > 0)
+        if rest:
+            assert f"step {whole + 1} is cut short" in writer.cut and f"cut back to step {whole}" in writer.cut
+        assert len(writer.take()) == whole
+        writer.release()
+        assert path.read_bytes() == data[: head + whole * STEP]
 
 
-def test_a_swapped_record_is_found_and_the_step_named(tmp_path):
+def test_a_run_that_goes_on_ends_in_the_same_bytes(tmp_path):
     write(tmp_path / "a.orbit")
     data = (tmp_path / "a.orbit").read_bytes()
-    record = 12 + (8 + 8 + 16) + 16 + 16
-    head, first, second, third = (
-        data[: -3 * record],
-        data[-3 * record : -2 * record],
-        data[-2 * record : -record],
-        data[-record:],
-    )
-    (tmp_path / "b.orbit").write_bytes(head + first + third + second)
-    with pytest.raises(OrbitError, match="step 2 is damaged or not in its place"):
-        Orbit.open(tmp_path / "b.orbit")
+    whole = Orbit.parse(data)
+    head = len(data) - 3 * STEP - FRAME
+    for length in [head, head + 7, head + STEP, head + 2 * STEP - 1, head + 3 * STEP, len(data) - 1, len(data)]:
+        for tail in (b"", b"\0" * 30, b"\0" * 300):  # zeros: what a power cut may leave
+            path = tmp_path / "b.orbit"
+            path.write_bytes(data[:length] + (b"" if length == len(data) else tail))
+            if tail and (length - head) % STEP:
+                continue  # not what a write leaves
+            writer = OrbitWriter(path, whole.header, resume=True)
+            for record in whole.steps():
+                if record.round > writer.last:
+                    writer.append(record)
+            writer.close()
+            assert path.read_bytes() == data
+
+
+def test_damage_before_the_last_record_is_never_cut_off(tmp_path):
+    write(tmp_path / "a.orbit")
+    data = (tmp_path / "a.orbit").read_bytes()
+    header = Orbit.parse(data).header
+    second = len(data) - 2 * STEP - FRAME
+    for position in range(second, second + STEP):
+        changed = data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
+        (tmp_path / "b.orbit").write_bytes(changed)
+        with pytest.raises(OrbitError, match=r"step 2 is damaged.*nothing is cut off.*rollback --to 1"):
+            OrbitWriter(tmp_path / "b.orbit", header, resume=True)
+        assert (tmp_path / "b.orbit").read_bytes() == changed
+
+
+def test_a_swapped_record_is_told_from_a_damaged_one(tmp_path):
+    write(tmp_path / "a.orbit")
+    data = (tmp_path / "a.orbit").read_bytes()
+    head, rest = data[: -3 * STEP - FRAME], data[-3 * STEP - FRAME :]
+    first, second, third, end = (rest[i * STEP : (i + 1) * STEP] for i in range(4))
+    with pytest.raises(OrbitError, match="step 3 stands where step 2 belongs"):
+        Orbit.parse(head + first + third + second + end)
+    with pytest.raises(OrbitError, match="step 2 stands where step 1 belongs"):
+        Orbit.parse(head + second + third + end)
+    with pytest.raises(OrbitError, match="80 bytes after the end"):
+        Orbit.parse(data + first)
+    write(tmp_path / "other.orbit", dtype=torch.bfloat16)  # the same steps of another run
+    foreign = (tmp_path / "other.orbit").read_bytes()[-2 * STEP - FRAME : -STEP - FRAME]
+    with pytest.raises(OrbitError, match="step 2 is damaged, or follows other steps"):
+        Orbit.parse(head + first + foreign + third + end)
 
 
 def test_a_forged_length_asks_for_no_memory(tmp_path):
-    write(tmp_path / "a.orbit", steps=0)
+    write(tmp_path / "a.orbit")
     data = (tmp_path / "a.orbit").read_bytes()
-    (tmp_path / "b.orbit").write_bytes(data + struct.pack("<III", 0xFFFFFFFF, 1, 1) + b"\0" * 50)
-    with pytest.raises(OrbitError, match="step 1 is cut short"):
-        Orbit.open(tmp_path / "b.orbit")
+    head = data[: -3 * STEP - FRAME]
+    bomb = zlib.compress(b" " * (1 << 24), 9)[: 1 << 12]
+    tracemalloc.start()
+    for size, steps in ((0xFFFFFFFF, 1), (0xFFFFFFF0, 0xFFFFFFFF), (2, 0xFFFFFFFF), (2, 17), (0, 2)):
+        forged = struct.pack("<III", size, 1, steps)
+        forged += struct.pack("<I", zlib.crc32(forged)) + bytes(min(size, 50)) + bytes(16)
+        forged += link(head[-16:], forged)
+        with pytest.raises(OrbitError, match="step 1"):
+            Orbit.parse(head + forged)
+    start = struct.pack("<8sHHI", b"fedorbit", FORMAT, STREAM_VERSION, len(bomb)) + bomb
+    with pytest.raises(OrbitError, match="header"):
+        Orbit.parse(start + link(b"", start))
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_the_reader_only_ever_raises_orbit_errors(data):
+    """Arbitrary bytes, damaged files, and files whose every checksum is right but whose content is not."""
+    whole = sample_orbit()
+    kind = data.draw(st.sampled_from(["arbitrary", "after the magic", "mutated", "resealed", "header"]))
+    if kind == "arbitrary":
+        content = data.draw(st.binary(max_size=400))
+    elif kind == "after the magic":
+        content = whole[:12] + data.draw(st.binary(max_size=400))
+    elif kind == "mutated":
+        content = bytearray(whole)
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, len(content) - 1))
+            content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=6))
+    elif kind == "resealed":
+        content = Orbit.parse(whole).start
+        for _ in range(data.draw(st.integers(1, 3))):
+            payload = data.draw(st.binary(max_size=60))
+            head = struct.pack("<III", len(payload), data.draw(st.integers(0, 4)), data.draw(st.integers(0, 70)))
+            record = head + struct.pack("<I", zlib.crc32(head)) + payload + bytes(16)
+            content += record + link(content[-16:], record)
+    else:
+        table = json.loads(zlib.decompress(whole[16 : 16 + struct.unpack_from("<I", whole, 12)[0]]))
+        key = data.draw(st.sampled_from(sorted(table)))
+        leaf = st.none() | st.integers() | st.text(max_size=3) | st.floats()
+        table[key] = data.draw(leaf | st.lists(leaf, max_size=3) | st.dictionaries(st.text(max_size=3), leaf))
+        packed = zlib.compress(json.dumps(table).encode())
+        start = whole[:12] + struct.pack("<I", len(packed)) + packed
+        content = start + link(b"", start)
+    try:
+        orbit = Orbit.parse(bytes(content))
+        orbit.check_steps()
+        list(orbit.steps())
+    except OrbitError:
+        pass
+
+
+@cache
+def sample_orbit():
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "a.orbit")
+        return (Path(folder) / "a.orbit").read_bytes()
 
 
 def test_versions_are_refused_by_name(tmp_path):
@@ -140,7 +262,7 @@ def test_a_digest_that_the_run_did_not_have_is_reported(tmp_path):
 def test_an_orbit_is_never_overwritten(tmp_path):
     write(tmp_path / "a.orbit")
     before = (tmp_path / "a.orbit").read_bytes()
-    with pytest.raises(OrbitError, match="can't be created"):
+    with pytest.raises(OrbitError, match="there is an orbit already"):
         write(tmp_path / "a.orbit")
     assert (tmp_path / "a.orbit").read_bytes() == before
 

@@ -1,6 +1,6 @@
 """The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,9 +52,13 @@ class Coordinator:
 
     def open(self, number: int) -> list[int]:
         """Begin a round: the clients that take part, drawn from (seed, round), in ascending order."""
-        clients = sample(self.seed, Domain.SAMPLING, len(self.examples), self.per_round, direction=number)
+        clients = self.sampled(number)
         self._open = Round(number, clients)
         return clients
+
+    def sampled(self, number: int) -> list[int]:
+        """The clients that take part in a round, whether it was, is or will be."""
+        return sample(self.seed, Domain.SAMPLING, len(self.examples), self.per_round, direction=number)
 
     def plan(self, client: int) -> bytes:
         """The message that asks a client to take part in the open round."""
@@ -101,6 +105,15 @@ class Coordinator:
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
         self._open = None
         return Message(Kind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
+
+    def catch_up(self, payloads: Iterable[bytes]) -> None:
+        """Go on after steps of an earlier session, given as an orbit holds them.
+
+        Raises:
+            MessageError: not steps of this method.
+        """
+        for payload in payloads:
+            self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
 
     def _current(self) -> Round:
         if self._open is None:

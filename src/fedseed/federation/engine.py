@@ -13,9 +13,13 @@ from typing import Any
 
 import torch
 
-from fedseed.errors import MessageError, RecipeError
+from fedseed.durable import replacing
+from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
+from fedseed.federation import checkpoint
+from fedseed.federation.checkpoint import Checkpoint
 from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.ledger import RunFolder
+from fedseed.federation.downloads import Downloads, restored
+from fedseed.federation.ledger import RunFolder, read_metrics, read_summary
 from fedseed.federation.worker import Worker
 from fedseed.messages import FRAME_BYTES, Message
 from fedseed.methods import FedKSeed, Method
@@ -115,6 +119,9 @@ class Federation:
             raise RecipeError(f"attackers {sorted(self.attackers)}: clients are numbered 0 to {len(named) - 1}")
         self.progress = progress or Silent()
         self._warned = False
+        self._started = False
+        self._orbit: OrbitWriter | None = None
+        self._downloads = Downloads(method, len(named))
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
         base_dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         digest = base_digest(model)
@@ -152,28 +159,53 @@ class Federation:
 
         return build(read_recipe(path, overrides), out=out, progress=progress)
 
-    def run(self) -> RunResult:
-        """Run all rounds; returns (and writes, if there is a folder) metrics and summary."""
-        folder = None if self.out is None else RunFolder(self.out)
-        orbit = None
-        if folder is not None:
-            if self.recipe_text is not None:
-                folder.write_text("recipe.toml", self.recipe_text)
-            if not self.method.dense:
-                orbit = OrbitWriter(folder.path / "model.orbit", self.header)
+    def run(self, resume: bool = False) -> RunResult:
+        """Run all rounds; returns (and writes, if there is a folder) metrics and summary.
+
+        Args:
+            resume: go on where the run in the folder stopped, whatever stopped it, to the same end as if it had not;
+                start if the folder is empty. A finished run's results are returned as they are.
+
+        Raises:
+            FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
+        """
+        if self._started:
+            raise FedseedError("this federation has run already: its model is no longer the base; make a new one")
+        if resume and self.out is None:
+            raise RecipeError("resume needs a folder (out)")
+        folder = None if self.out is None else RunFolder(self.out, self.recipe_text, resume)
+        if folder is not None and folder.finished:
+            self.progress.note(f"the run in {folder.path} is finished: nothing is changed")
+            return RunResult(read_summary(folder.path), read_metrics(folder.path), folder.path)
+        self._started = True
+        try:
+            return self._run(folder)
+        finally:
+            if folder is not None:
+                folder.release()
+            if self._orbit is not None:
+                self._orbit.release()
+
+    def _run(self, folder: RunFolder | None) -> RunResult:
         metrics: list[dict[str, Any]] = []
-        steps: list[bytes] = []  # encoded steps so far (a dense method's newest only)
-        synced = [0] * len(self.items)  # how many steps each client has received
-        began = time.perf_counter()
         pending: list[dict[str, Any]] = []  # a step-by-step method's rounds since the last line
+        began = time.perf_counter()
         with self.progress.running(self.method.name, self.rounds):
             for note in self.notes:
                 self.progress.note(note)
-            for number in range(self.rounds + 1):
+            done = 0  # the last round that counts
+            if folder is not None:
+                done = self._take_up(folder)
+                metrics, pending = folder.take_up(done)
+                earlier = sum(spent for line in [*metrics, *pending] for spent in line["seconds"].values())
+                began -= earlier  # what earlier sessions took, but for loading
+            # an interrupted run may have its last round's step, but not yet its line of metrics
+            first = done if pending or not metrics else done + 1
+            for number in range(first, self.rounds + 1):
                 evaluate = number % self.evaluate_every == 0 or number == self.rounds
                 log = evaluate or not self.method.stepwise
-                if number:
-                    pending.append(self._round(number, steps, synced, orbit, log))
+                if number > done:
+                    pending.append(self._round(number, folder, log))
                 if not log:
                     self.progress.advance(number)
                     continue
@@ -181,6 +213,7 @@ class Federation:
                 pending = []
                 if evaluate:
                     start = time.perf_counter()
+                    self.worker.space.model.eval()
                     line.update(self._evaluate(self.worker.space.model))
                     line.setdefault("seconds", {})["evaluation"] = time.perf_counter() - start
                 line.setdefault("weights_digest", self.worker.space.digest())
@@ -188,29 +221,66 @@ class Federation:
                 if folder is not None:
                     folder.add_metrics(line)
                 self.progress.round(line)
-        if orbit is not None:
-            orbit.close()
-        summary = self._summary(metrics, time.perf_counter() - began, orbit)
+        if self._orbit is not None:
+            self._orbit.close()
+        summary = self._summary(metrics, time.perf_counter() - began)
         if folder is not None:
-            self._finish(folder, orbit, summary, metrics)
+            self._draw(folder, metrics)
+            folder.finish(summary)
         return RunResult(summary, metrics, None if folder is None else folder.path)
+
+    # -- taking up an interrupted run ------------------------------------------------------------------------------
+
+    def _take_up(self, folder: RunFolder) -> int:
+        """Bring weights and states to the last round that counts; returns its number, 0 in a new folder."""
+        path = folder.path / ("model.safetensors" if self.method.dense else "model.orbit")
+        if folder.has_rounds and not path.exists():
+            raise FedseedError(f"{folder.path}: {path.name} is missing, and with it what the run has learnt")
+        done, sizes = self._take_up_weights(path) if self.method.dense else self._take_up_orbit(path)
+        picked = [self.coordinator.sampled(number) for number in range(1, done + 1)]
+        self._downloads = restored(self.method, sizes, picked, len(self.items))
+        if done:
+            self.progress.note(f"resumed after round {done} of {self.rounds}")
+        if done > self.rounds:
+            raise RecipeError(f"{folder.path}: the run there has {done} rounds, this one is to have {self.rounds}")
+        return done
+
+    def _take_up_orbit(self, path: Path) -> tuple[int, list[int]]:
+        there = path.exists()
+        self._orbit = OrbitWriter(path, self.header, resume=there)
+        if self._orbit.cut is not None:
+            self.progress.warn(self._orbit.cut)
+        if not there:
+            return 0, []
+        orbit = self._orbit.take()
+        if orbit.header.first > 1:
+            raise OrbitError(f"{path} is compacted: a run can't go on from it")
+        self.worker.catch_up(orbit.steps())
+        self.coordinator.catch_up(record.payload for record in orbit.steps())
+        return orbit.last, [len(record.payload) for record in orbit.steps()]
+
+    def _take_up_weights(self, path: Path) -> tuple[int, list[int]]:
+        if not path.exists():
+            return 0, []
+        at = checkpoint.load(path, self.worker.space, self.header)
+        sizes = [0] * at.round
+        if at.changed:  # a dense step is the weights themselves
+            step = self.worker.space.dense()
+            sizes[at.changed - 1] = len(step)
+            self.coordinator.catch_up([step])
+            self.worker.state = self.method.advance(self.worker.state, self.method.decode_step(self.worker.state, step))
+        return at.round, sizes
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
-    def _round(
-        self, number: int, steps: list[bytes], synced: list[int], orbit: OrbitWriter | None, log: bool
-    ) -> dict[str, Any]:
+    def _round(self, number: int, folder: RunFolder | None, log: bool) -> dict[str, Any]:
         """One round; returns its line of metrics. `log`: it will be a line of its own, with a digest."""
         seconds: dict[str, float] = {}
-        bytes_up, bytes_down, losses, skipped = [], [], [], []
+        bytes_up, bytes_down, losses, skipped, refused = [], [], [], [], 0
         picked = self.coordinator.open(number)
         plans = [self.coordinator.plan(client) for client in picked]
         for client, plan in zip(picked, plans, strict=True):
-            missed: list[bytes] = []
-            if not self.method.plan_carries_model:
-                missed = steps[-1:] if self.method.dense else steps[synced[client] :]
-            bytes_down.append(sum(len(m) - FRAME_BYTES for m in [plan, *missed]))
-            synced[client] = len(steps)
+            bytes_down.append(len(plan) - FRAME_BYTES + self._downloads.of(client))
         answers = self.worker.train_all(plans, picked, [self.items[client] for client in picked])
         for client, answer in zip(picked, answers, strict=True):
             name = self.names[client]
@@ -228,6 +298,7 @@ class Federation:
             try:
                 self.coordinator.receive(message, client)
             except MessageError as error:
+                refused += 1
                 skipped.append({"client": name, "reason": f"refused: {error}"})
                 self.progress.warn(f"round {number}: the update of {name} is refused: {error}")
         start = time.perf_counter()
@@ -237,15 +308,12 @@ class Federation:
         norm = self.worker.apply(step)
         seconds["rebuild"] = time.perf_counter() - start
         digest = self.worker.space.digest() if log else NO_DIGEST
-        if orbit is not None:  # on disk before the round counts
-            orbit.append(Record(number, step[FRAME_BYTES:], digest))
-        if self.method.dense:
-            steps.clear()
-        steps.append(step)
+        self._downloads.add(len(step) - FRAME_BYTES)
         line = {
             "round": number,
             "clients": [self.names[c] for c in picked],
             "skipped": skipped,
+            "refused": refused,
             "train_loss": sum(losses) / len(losses) if losses else None,
             "bytes_up": sum(bytes_up) / len(picked),
             "bytes_down": sum(bytes_down) / len(picked),
@@ -265,6 +333,13 @@ class Federation:
                     f"round {number}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
                     f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
                 )
+        if folder is not None:  # in this order; on disk before the round counts
+            folder.add_progress(line)
+            if self._orbit is not None:
+                self._orbit.append(Record(number, step[FRAME_BYTES:], digest))
+            else:
+                at = Checkpoint(number, self._downloads.changed)
+                checkpoint.save(folder.path / "model.safetensors", self.worker.space, self.header, at)
         return line
 
     def _corrupt(self, data: bytes, number: int, client: int) -> bytes:
@@ -279,7 +354,7 @@ class Federation:
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
-    def _summary(self, metrics: list[dict[str, Any]], seconds: float, orbit: OrbitWriter | None) -> dict[str, Any]:
+    def _summary(self, metrics: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
         rounds = metrics[1:]
         measured = [name for name, value in metrics[0].items() if isinstance(value, float)]
         phases: dict[str, float] = {"total": seconds}
@@ -310,34 +385,28 @@ class Federation:
             "backward_passes": sum(line["backward_passes"] for line in rounds),
             "skipped": sum(len(line["skipped"]) for line in rounds),
             "skipped_steps": sum(line["skipped_steps"] for line in rounds),
-            "refused": len(self.coordinator.refused),
+            "refused": sum(line["refused"] for line in rounds),
             "attack": None if self.attack is None else {"kind": self.attack, "clients": len(self.attackers)},
             "privacy": self.method.privacy(self.rounds),
             "seconds": phases,
             "peak_memory_bytes": peak_memory(),
             "base_digest": self.header.base_digest,
             "weights_digest": metrics[-1]["weights_digest"],
-            "orbit_bytes": None if orbit is None else orbit.path.stat().st_size,
+            "orbit_bytes": None if self._orbit is None else self._orbit.path.stat().st_size,
             "threads": torch.get_num_threads(),
         }
 
-    def _finish(
-        self, folder: RunFolder, orbit: OrbitWriter | None, summary: dict[str, Any], metrics: list[dict[str, Any]]
-    ) -> None:
-        from fedseed.reports.pictures import draw_probabilities, draw_runs  # matplotlib takes a while to import
+    def _draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
+        # matplotlib takes a while to import
+        from fedseed.reports.pictures import LABELS, draw_probabilities, draw_runs
 
-        if orbit is None:
-            from safetensors.torch import save_file
-
-            space = self.worker.space
-            named = {e.name: p.detach() for e, p in zip(space.layout.tensors, space.parameters, strict=True)}
-            save_file(named, folder.path / "model.safetensors")
-        folder.write_summary(summary)
-        folder.close()
-        draw_runs({self.method.name: metrics}, folder.path / "metrics.png")
+        if any(name in metrics[0] for name in LABELS):
+            with replacing(folder.path / "metrics.png") as picture:
+                draw_runs({self.method.name: metrics}, picture)
         if isinstance(self.method, FedKSeed) and self.method.importance:
             state: Any = self.coordinator.state
-            draw_probabilities(self.method.probabilities(state.step), folder.path / "probabilities.png")
+            with replacing(folder.path / "probabilities.png") as picture:
+                draw_probabilities(self.method.probabilities(state.step), picture)
 
     @staticmethod
     def _loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:
@@ -355,7 +424,7 @@ def merge_rounds(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged["rounds"] = len(lines)
     if len(lines) == 1:
         return merged
-    for key in ("forward_passes", "backward_passes", "skipped_steps"):
+    for key in ("forward_passes", "backward_passes", "skipped_steps", "refused"):
         merged[key] = sum(line[key] for line in lines)
     for key in ("bytes_up", "bytes_down"):
         merged[key] = sum(line[key] for line in lines) / len(lines)

@@ -1,6 +1,6 @@
 """The side that holds a model: applies steps and trains for the clients it hosts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 from fedseed.errors import NonFiniteError
 from fedseed.messages import Kind, Message
 from fedseed.methods import Method
+from fedseed.orbit import Record
+from fedseed.orbit.replay import catch_up
 from fedseed.parameters import ParameterSpace
 from fedseed.training.client import Effort, JointClient, JointClients, LocalClient
 from fedseed.training.objectives import Objective
@@ -68,7 +70,8 @@ class Worker:
         message = Message.decode(plan_message)
         message.expect(Kind.PLAN, self.method.code, message.round)
         in_place = self.method.trains_in_place
-        local = LocalClient(self.space, self.objective, items, self.seed, message.round, client, in_place)
+        spill = self.method.spills_start
+        local = LocalClient(self.space, self.objective, items, self.seed, message.round, client, in_place, spill)
         return message, local
 
     def _answer(self, message: Message, local: LocalClient, seen_as: JointClient | None = None) -> Answer:
@@ -99,3 +102,11 @@ class Worker:
         self.method.apply(self.state, step, self.space)
         self.state = self.method.advance(self.state, step)
         return norm if norm is None or np.isfinite(norm) else None
+
+    def catch_up(self, records: Iterable[Record]) -> None:
+        """Apply recorded steps from where the weights are: after a restart, or as a client that joins late.
+
+        Raises:
+            OrbitError: a step is not valid, or the weights differ from the digest recorded last.
+        """
+        self.state = catch_up(self.method, self.state, self.space, records)

@@ -82,8 +82,16 @@ class Client(Protocol):
         """Train the weights in place. Raises NonFiniteError if a loss is not finite."""
         ...
 
-    def delta(self) -> Floats:
-        """w_start - w_now, a vector of length d."""
+    def change_norms(self) -> NDArray[np.float64]:
+        """|w_start - w_now| for each block."""
+        ...
+
+    def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
+        """V^T (w_start - w_now), counts[l] directions for block l."""
+        ...
+
+    def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
+        """Train with plain SGD; the same products, summed up gradient by gradient. Raises NonFiniteError."""
         ...
 
     def batches(self, size: int) -> Iterator[list[Any]]:
@@ -119,6 +127,11 @@ class Method(BaseModel, ABC):
     plan_carries_model: ClassVar[bool] = False  # clients need no steps: the plan tells them the model
     trains_in_place: ClassVar[bool] = True  # `train` changes the weights (they are put back)
     stepwise: ClassVar[bool] = False  # a round is one optimiser step: there are thousands, logged in groups
+
+    @property
+    def spills_start(self) -> bool:
+        """Whether the weights a client starts from are kept in a file while it trains, not in memory."""
+        return False
 
     @property
     def looks_together(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.layout import BlockRule, Layout
@@ -104,6 +104,10 @@ class Ferret(Method):
             |Delta_l| estimated from the last step, which everybody knows, so that all clients agree ("size" at first).
         seeds: "per-client" (published; the step carries every client's seed and coefficients) or "shared".
         exact: coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512 directions a block.
+        streaming: project each gradient as backward produces it, then apply and free it: neither the gradients nor a
+            copy of the start weights are kept in memory (the copy is in a temporary file meanwhile). For plain SGD
+            with one micro-batch a step, and allocations that do not look at the change. In 16 bit, steps that the
+            weights round away count all the same.
         global_rate: eta_g.
         training: local training.
     """
@@ -118,9 +122,32 @@ class Ferret(Method):
     allocation: Literal["norm", "sqrt", "uniform", "size", "previous"] = "norm"
     seeds: Literal["per-client", "shared"] = "per-client"
     exact: bool = False
+    streaming: bool = False
     global_rate: PositiveFloat = 1.0
     weighting: Weighting = "equal"
     training: LocalTraining = LocalTraining()
+
+    @model_validator(mode="after")
+    def _streaming_is_linear(self) -> "Ferret":
+        wrong = []
+        if self.streaming:
+            training = self.training
+            if training.optimizer != "sgd" or training.momentum:
+                wrong.append('training.optimizer = "sgd" without momentum')
+            if training.accumulation != 1:
+                wrong.append("training.accumulation = 1 (use training.batch)")
+            if training.clip is not None:
+                wrong.append("no training.clip (it needs the norm of the whole gradient)")
+            if self.allocation in ("norm", "sqrt"):
+                wrong.append('allocation = "size", "uniform" or "previous"')
+        if wrong:
+            raise ValueError(f"streaming needs {'; '.join(wrong)}")
+        return self
+
+    @property
+    def spills_start(self) -> bool:
+        """With `streaming`."""
+        return self.streaming
 
     def start(self, layout: Layout, seed: int) -> FerretState:
         """The state before the first round. Raises ValueError if there are more blocks than directions to share."""
@@ -142,15 +169,23 @@ class Ferret(Method):
 
     def train(self, state: FerretState, plan: FerretPlan, client: Client) -> Coefficients:
         """Train locally, then project the change (Algorithm 1, steps 2 and 3)."""
-        client.first_order(self.training)
+        seed = plan.seed
+        if seed is None:
+            seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
+        basis = self._basis(seed)
+        if self.streaming:
+            counts = self.allocate(state)
+            products = client.project_gradients(self.training, basis, [int(c) for c in counts])
+        else:
+            client.first_order(self.training)
+            with client.phase("projection"):
+                norms = client.change_norms() if self.allocation in ("norm", "sqrt") else None
+                if norms is not None and not np.isfinite(norms).all():
+                    raise NonFiniteError("the local update is not finite: a weight overflowed")
+                counts = self.allocate(state, norms)
+                products = client.project_change(basis, [int(c) for c in counts])
         with client.phase("projection"):
-            seed = plan.seed
-            if seed is None:
-                seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
-            delta = client.delta()
-            if not np.isfinite(delta).all():
-                raise NonFiniteError("the local update is not finite: a weight overflowed")
-            gammas = self.coefficients(state, self._basis(seed), delta, client.space)
+            gammas = self._scaled(state, basis, products, counts, client.space)
         if not all(np.isfinite(g).all() for g in gammas):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
         return Coefficients(seed, tuple(gammas))
@@ -167,7 +202,13 @@ class Ferret(Method):
         bounds = state.layout.boundaries
         norms = np.array([np.linalg.norm(delta[a:b].astype(np.float64)) for a, b in pairwise(bounds)])
         counts = self.allocate(state, norms)
-        products = space.project(delta, basis, [int(c) for c in counts])
+        products = list(space.project(delta, basis, [int(c) for c in counts]))
+        return self._scaled(state, basis, products, counts, space)
+
+    def _scaled(
+        self, state: FerretState, basis: Basis, products: list[Floats], counts: Counts, space: "ParameterSpace"
+    ) -> list[Floats]:
+        """gamma_l from V_l^T Delta_l."""
         if self.exact:
             return [self._least_squares(basis, space, block, p) for block, p in enumerate(products)]
         rho = [basis.variance(size) for size in state.layout.block_sizes]
@@ -176,7 +217,7 @@ class Ferret(Method):
             for p, r, c in zip(products, rho, counts, strict=True)
         ]
 
-    def allocate(self, state: FerretState, norms: NDArray[np.floating]) -> Counts:
+    def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
         """K_l for each block.
 
         Args:
@@ -185,11 +226,11 @@ class Ferret(Method):
         """
         sizes = np.array(state.layout.block_sizes, dtype=np.float64)
         rho = np.array([self._basis(0).variance(int(s)) for s in sizes])
-        if self.allocation == "norm":
+        if self.allocation == "norm" and norms is not None:
             largest = norms.max()
             relative = norms / largest if largest > 0 else np.zeros_like(norms)
             return np.maximum(2, np.floor(self.directions * relative)).astype(np.int64)
-        if self.allocation == "sqrt":
+        if self.allocation == "sqrt" and norms is not None:
             return proportional(self.directions, np.sqrt(norms / rho))  # Prop. 2
         if self.allocation == "uniform":
             return proportional(self.directions, np.ones_like(sizes))

@@ -1,44 +1,47 @@
-"""The orbit file, format 1: a header, then one record per step, each checked and chained to the one before.
+"""The orbit file, format 2: a header, then one record per step, each checked and chained to the one before.
 
-    header   magic "fedorbit" | format u16 | stream version u16 | length u32 | zlib-compressed JSON | link (16 bytes)
-    record   length u32 | first round u32 | steps u32 | payload | weights digest (16 bytes) | link (16 bytes)
+    header   magic "fedorbit" | format u16 | stream version u16 | length u32 | zlib-compressed JSON | link
+    record   length u32 | first step u32 | steps u32 | CRC-32 of these u32 | payload | digest | link
 
-Little-endian throughout. A link is a BLAKE2b-128 hash of the link before it and of everything since: it is the
-checksum and the chain in one, so that a flipped bit, a swapped record and a cut tail are each found at their record.
-The payload is the method's step, as it went over the wire. When a run of a step-by-step method ends, neighbouring
-records are packed into one that holds many steps (FeedSign: a bit each); the digest is the last one's. A digest of
-zeros: not recorded. Free of torch but for `replay`.
+Little-endian throughout, digest and link 16 bytes; docs/orbit-format.md has it to the byte. A link is a BLAKE2b-128
+hash of the link before it and of everything since: checksum and chain in one. The CRC guards the length, so that a cut
+tail and a damaged length are told apart. The payload is the method's step, as it went over the wire, or many of them
+packed (FeedSign: a bit each); the digest is that of the weights after the last one, zeros: not recorded. A record of no
+steps says that the run is over and the file whole. Free of torch but for `replay`.
 """
 
 import hashlib
 import json
-import os
 import struct
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedseed.durable import replacing
 from fedseed.errors import MessageError, OrbitError
-from fedseed.layout import Layout
+from fedseed.layout import ITEM_BYTES, Layout
 from fedseed.methods import METHODS, Method
+from fedseed.methods.base import State
 from fedseed.randomness.stream import STREAM_VERSION
 
 if TYPE_CHECKING:
     import torch
 
 MAGIC = b"fedorbit"
-FORMAT = 1
+FORMAT = 2
 LINK_BYTES = 16
 DIGEST_BYTES = 16
-_HEAD = struct.Struct("<8sHHI")
-_RECORD = struct.Struct("<III")
 NO_DIGEST = "00" * 16
-_MOST_HEADER = 1 << 26  # decompressed header: a million tensors would fit
+_START = struct.Struct("<8sHHI")
+_HEAD = struct.Struct("<IIII")
+_FRAME = _HEAD.size + DIGEST_BYTES + LINK_BYTES  # a record's bytes besides its payload
+_INFLATION = 256  # a header's JSON is at most this many times longer than it is compressed
+MOST_PACKED = 1 << 16  # steps in a record, and bytes of their payloads before packing
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Header:
         method: the method with all its settings.
         seed: the run's seed.
         trainable: name patterns of the trainable parameters, None for all.
+        first: number of the first step that is held; above 1 only in a compacted orbit.
     """
 
     base: str
@@ -62,6 +66,7 @@ class Header:
     method: Method
     seed: int
     trainable: tuple[str, ...] | None = None
+    first: int = 1
 
     def encode(self) -> bytes:
         """The header's bytes, without the link."""
@@ -69,13 +74,14 @@ class Header:
             "base": self.base,
             "base_digest": self.base_digest,
             "dtype": self.dtype,
+            "first": self.first,
             "layout": self.layout.to_json(),
             "method": self.method.model_dump(),
             "seed": self.seed,
             "trainable": self.trainable,
         }
         packed = zlib.compress(json.dumps(data, sort_keys=True, separators=(",", ":")).encode(), 9)
-        return _HEAD.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
+        return _START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
 
     @classmethod
     def decode(cls, packed: bytes) -> "Header":
@@ -86,25 +92,86 @@ class Header:
         """
         try:
             inflate = zlib.decompressobj()
-            text = inflate.decompress(packed, _MOST_HEADER)
+            text = inflate.decompress(packed, _INFLATION * len(packed) + 1)
             if not inflate.eof:
-                raise OrbitError("orbit header: larger than 64 MiB or cut short")
+                raise OrbitError(f"orbit header: cut short, or more than {_INFLATION} times its compressed length")
             data: dict[str, Any] = json.loads(text)
             name = data["method"]["name"]
             kinds = {m.model_fields["name"].default: m for m in METHODS}
             if name not in kinds:
                 raise OrbitError(f"orbit header: method {name!r} is unknown to this version of fedseed")
-            return cls(
+            header = cls(
                 base=str(data["base"]),
                 base_digest=str(data["base_digest"]),
                 dtype=str(data["dtype"]),
                 layout=Layout.from_json(data["layout"]),
                 method=TypeAdapter[Method](kinds[name]).validate_python(data["method"]),
                 seed=int(data["seed"]),
-                trainable=None if data["trainable"] is None else tuple(data["trainable"]),
+                trainable=None if data["trainable"] is None else tuple(map(str, data["trainable"])),
+                first=int(data["first"]),
             )
-        except (zlib.error, KeyError, TypeError, ValueError, ValidationError) as error:
+            header.check()
+            return header
+        except (zlib.error, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError,
+                ValidationError) as error:  # fmt: skip
             raise OrbitError(f"orbit header is not valid: {error}") from error
+
+    def check(self) -> None:
+        """Check what the types do not say.
+
+        Raises:
+            ValueError: what is wrong.
+        """
+        unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
+        if unknown:
+            raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
+        if any(side < 0 for t in self.layout.tensors for side in t.shape):
+            raise ValueError("a tensor with a negative side")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed {self.seed}: from 0 to 2**64 - 1")
+        if self.first < 1 or (self.first > 1 and not self.method.plan_carries_model):
+            raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
+
+    def start(self) -> State:
+        """The method's state before the first step.
+
+        Raises:
+            OrbitError: the settings do not fit the layout.
+        """
+        try:
+            return self.method.start(self.layout, self.seed)
+        except ValueError as error:
+            raise OrbitError(f"orbit header is not valid: {error}") from error
+
+    def differences(self, other: "Header") -> list[str]:
+        """What differs, one line each, such as "method.rate: 0.1, 0.2"; the base counts by its digest."""
+        lines = []
+        for field in fields(self):
+            a, b = getattr(self, field.name), getattr(other, field.name)
+            if a == b or field.name in ("base", "first"):
+                continue
+            if field.name == "method":
+                mine, yours = flat(a.model_dump()), flat(b.model_dump())
+                for key in [*mine, *(k for k in yours if k not in mine)]:
+                    if key not in mine or key not in yours or mine[key] != yours[key]:
+                        lines.append(f"method.{key}: {mine.get(key, 'not there')}, {yours.get(key, 'not there')}")
+            elif field.name == "layout":
+                lines.append(f"layout: {_layout(a)}, {_layout(b)}")
+            else:
+                lines.append(f"{field.name}: {a}, {b}")
+        return lines
+
+
+def _layout(layout: Layout) -> str:
+    return f"{layout.size:,} parameters in {len(layout.tensors)} tensors and {len(layout.block_sizes)} blocks"
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    out = {}
+    for key, value in table.items():
+        out.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return out
 
 
 @dataclass(frozen=True)
@@ -121,85 +188,69 @@ class Record:
     payload: bytes
     digest: str = NO_DIGEST
 
-    def encode(self, steps: int = 1) -> bytes:
-        """The record's bytes, without the link; `payload` may be several steps, packed."""
-        return _RECORD.pack(len(self.payload), self.round, steps) + self.payload + bytes.fromhex(self.digest)
+
+@dataclass(frozen=True)
+class Part:
+    """A record as the file has it: one step, or many packed.
+
+    Args:
+        first: the number of its first step.
+        steps: how many; none in the record that ends a file.
+        payload: the step's payload, or `method.pack` of many.
+        digest: hex digest of the trainable weights after the last one; zeros: not recorded.
+    """
+
+    first: int
+    steps: int
+    payload: bytes
+    digest: str = NO_DIGEST
+
+    @property
+    def last(self) -> int:
+        """The number of its last step."""
+        return self.first + self.steps - 1
+
+    def encode(self) -> bytes:
+        """The record's bytes, without the link."""
+        head = struct.pack("<III", len(self.payload), self.first, self.steps)
+        return head + struct.pack("<I", zlib.crc32(head)) + self.payload + bytes.fromhex(self.digest)
+
+    def unpack(self, method: Method) -> Iterator[Record]:
+        """Its steps.
+
+        Raises:
+            MessageError: the payload can't be that many steps.
+        """
+        if self.steps == 0 and not self.payload:
+            return
+        if self.steps == 1:
+            yield Record(self.first, self.payload, self.digest)
+            return
+        if not 1 <= self.steps <= MOST_PACKED or not self.payload:
+            raise MessageError(f"{self.steps} steps in {len(self.payload)} bytes")
+        payloads = method.unpack(self.payload, self.steps)
+        for number, payload in enumerate(payloads, start=self.first):
+            yield Record(number, payload, self.digest if number == self.last else NO_DIGEST)
 
 
-def _link(previous: bytes, data: bytes) -> bytes:
+def link(previous: bytes, data: bytes) -> bytes:
+    """The hash that checks `data` and chains it to what comes before."""
     return hashlib.blake2b(previous + data, digest_size=LINK_BYTES).digest()
 
 
-def _unpack(method: Method, payload: bytes, steps: int) -> list[bytes]:
-    """A record's steps; memory stays bounded by the file's size."""
-    if not 1 <= steps <= max(1, 8 * len(payload)):
-        raise MessageError(f"{steps} steps in {len(payload)} bytes")
-    return method.unpack(payload, steps)
-
-
-class OrbitWriter:
-    """Appends records to a new orbit file; each is on disk before `append` returns.
+@dataclass(frozen=True)
+class Damage:
+    """The first thing that is wrong in a file.
 
     Args:
-        path: the file; it must not exist.
-        header: what replay needs.
-
-    Raises:
-        OrbitError: the file exists or can't be written.
+        position: where the record begins.
+        text: what is wrong.
+        torn: only the file's last record is affected, as when a write was interrupted: it may be cut off.
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
-        self.path = path
-        self._header = header
-        self._records: list[Record] = []  # of a step-by-step method, to be packed in the end
-        try:
-            self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115 (lives as long as the run)
-        except OSError as error:
-            raise OrbitError(f"{path}: the orbit can't be created: {error.strerror}") from error
-        head = header.encode()
-        self._last = _link(b"", head)
-        self._write(head + self._last)
-
-    def append(self, record: Record) -> None:
-        """Write one step."""
-        data = record.encode()
-        self._last = _link(self._last, data)
-        self._write(data + self._last)
-        if self._header.method.stepwise:
-            self._records.append(record)
-
-    def close(self) -> None:
-        """Close the file; a step-by-step method's records are packed first, and replaced in one go."""
-        self._file.close()
-        if not self._records:
-            return
-        head = self._header.encode()
-        link = _link(b"", head)
-        out = head + link
-        for size, run in groupby(self._records, key=lambda r: len(r.payload)):
-            records = list(run)
-            for part in [records] if size else [[r] for r in records]:  # steps without content stay single
-                packed = self._header.method.pack([r.payload for r in part]) if size else b""
-                data = Record(part[0].round, packed, part[-1].digest).encode(len(part))
-                link = _link(link, data)
-                out += data + link
-        temporary = self.path.with_name(self.path.name + ".part")
-        try:
-            with open(temporary, "wb") as file:
-                file.write(out)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except OSError as error:
-            raise OrbitError(f"{self.path}: the packed orbit can't be written: {error.strerror}") from error
-
-    def _write(self, data: bytes) -> None:
-        try:
-            self._file.write(data)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise OrbitError(f"{self.path}: the orbit can't be written: {error.strerror}") from error
+    position: int
+    text: str
+    torn: bool
 
 
 @dataclass(frozen=True)
@@ -208,16 +259,40 @@ class Orbit:
 
     Args:
         header: what replay needs.
-        records: the steps in order.
-        size: the file's size in bytes.
+        parts: the records as the file has them.
+        start: the header's bytes with the link.
+        end: the last link, which the next record is chained to.
+        size: how many bytes of the file were read.
+        complete: whether the file says that the run is over; False while it goes on, and where the end is cut off.
     """
 
     header: Header
-    records: tuple[Record, ...]
+    parts: tuple[Part, ...]
+    start: bytes
+    end: bytes
     size: int
+    complete: bool
 
     def __len__(self) -> int:
-        return len(self.records)
+        return sum(part.steps for part in self.parts)
+
+    @property
+    def last(self) -> int:
+        """The number of the last step; `header.first` - 1 if there is none."""
+        return self.parts[-1].last if self.parts else self.header.first - 1
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        """All steps."""
+        return tuple(self.steps())
+
+    def steps(self, upto: int | None = None) -> Iterator[Record]:
+        """The steps one after the other, up to and with number `upto`."""
+        for part in self.parts:
+            for record in part.unpack(self.header.method):
+                if upto is not None and record.round > upto:
+                    return
+                yield record
 
     @classmethod
     def open(cls, path: str | Path) -> "Orbit":
@@ -226,93 +301,217 @@ class Orbit:
         Raises:
             OrbitError: missing, another format or stream version, damaged or cut short; names the step.
         """
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise OrbitError(f"{path}: can't be read: {error.strerror}") from error
-        if len(data) < _HEAD.size or data[: len(MAGIC)] != MAGIC:
-            raise OrbitError(f"{path}: not an orbit file")
-        _, fmt, stream, length = _HEAD.unpack_from(data)
-        if fmt != FORMAT:
-            raise OrbitError(f"{path}: orbit format {fmt}; this version of fedseed reads format {FORMAT}")
-        if stream != STREAM_VERSION:
-            raise OrbitError(f"{path}: random stream version {stream}; this version of fedseed has {STREAM_VERSION}")
-        end = _HEAD.size + length
-        link = data[end : end + LINK_BYTES]
-        if link != _link(b"", data[:end]):
-            raise OrbitError(f"{path}: the header is damaged or cut short")
-        header = Header.decode(data[_HEAD.size : end])
-        records: list[Record] = []
-        position = end + LINK_BYTES
-        while position < len(data):
-            step = len(records) + 1
-            stop, steps = position + _RECORD.size + DIGEST_BYTES, 0
-            if position + _RECORD.size <= len(data):
-                size, number, steps = _RECORD.unpack_from(data, position)
-                stop += size
-            if stop + LINK_BYTES > len(data):
-                raise OrbitError(f"{path}: step {step} is cut short or its length is damaged, at byte {position}")
-            found = data[stop : stop + LINK_BYTES]
-            link = _link(link, data[position:stop])
-            if found != link:
-                raise OrbitError(f"{path}: step {step} is damaged or not in its place, at byte {position}")
-            payload = data[position + _RECORD.size : stop - DIGEST_BYTES]
+        return cls.parse(read(path), str(path))
+
+    @classmethod
+    def parse(cls, data: bytes, source: str = "orbit") -> "Orbit":
+        """The same from a file's bytes.
+
+        Args:
+            data: the bytes.
+            source: what errors call it.
+        """
+        orbit, damage = scan(data, source)
+        if damage is not None:
+            raise OrbitError(damage.text)
+        return orbit
+
+    def check_upto(self, upto: int | None) -> int:
+        """`upto`, or the last step's number for None.
+
+        Raises:
+            OrbitError: the orbit can't be replayed to there.
+        """
+        count = self.last if upto is None else upto
+        if self.header.first > 1 and 0 <= count < self.header.first:
+            raise OrbitError(f"step {count}: this orbit is compacted, it holds nothing before step {self.header.first}")
+        if not 0 <= count <= self.last:
+            raise OrbitError(f"step {count}: the orbit has steps 0 to {self.last}")
+        return count
+
+    def check_steps(self) -> None:
+        """Read every step as its method does; no model is needed.
+
+        Raises:
+            OrbitError: a step is not valid; names it.
+        """
+        method = self.header.method
+        state = self.header.start()
+        for record in self.steps():
             try:
-                payloads = [payload] if steps == 1 else _unpack(header.method, payload, steps)
+                state = method.advance(state, method.decode_step(state, record.payload))
             except MessageError as error:
-                raise OrbitError(f"{path}: step {step}: {error}") from error
-            records += [Record(number + i, p) for i, p in enumerate(payloads[:-1])]
-            records.append(Record(number + steps - 1, payloads[-1], data[stop - DIGEST_BYTES : stop].hex()))
-            position = stop + LINK_BYTES
-        return cls(header, tuple(records), len(data))
+                raise OrbitError(f"step {record.round}: {error}") from error
 
     def replay(
         self,
         model: "torch.nn.Module",
         upto: int | None = None,
         progress: Callable[[int], None] | None = None,
+        check_all: bool = False,
     ) -> str:
-        """Apply the first `upto` steps (all by default) to the base, in place.
+        """Apply the steps up to number `upto` (all by default) to the base, in place.
 
         Args:
             model: the base, as loaded; its digest must be the header's.
-            upto: how many steps.
+            upto: number of the last step to apply.
             progress: called with the number of each step applied.
+            check_all: compare the weights with every digest that the run recorded, not with the last one only.
 
         Returns:
-            The digest of the weights, checked against the one recorded with the last step.
+            The digest of the weights.
 
         Raises:
             OrbitError: another base, `upto` out of range, or the weights differ from those of the run.
         """
-        from fedseed.models import choose_trainable  # the model's side: torch is there
-        from fedseed.parameters import ParameterSpace, base_digest
+        from fedseed.orbit.replay import replay  # the model's side: torch is there
 
-        count = len(self) if upto is None else upto
-        if not 0 <= count <= len(self):
-            raise OrbitError(f"upto = {count}: the orbit has steps 0 to {len(self)}")
-        found = base_digest(model)
-        if found != self.header.base_digest:
-            raise OrbitError(f"another base: its digest is {found}, the orbit's base has {self.header.base_digest}")
-        choose_trainable(model, self.header.trainable)
-        space = ParameterSpace(model, self.header.method.blocks)
-        if space.layout != self.header.layout:
-            raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
-        method = self.header.method
-        state = method.start(space.layout, self.header.seed)
-        if method.from_base:
-            space.keep_base()
-        for position, record in enumerate(self.records[:count], start=1):
-            try:
-                step = method.decode_step(state, record.payload)
-            except MessageError as error:
-                raise OrbitError(f"step {position}: {error}") from error
-            method.apply(state, step, space)
-            state = method.advance(state, step)
-            if progress is not None:
-                progress(position)
-        digest = space.digest()
-        recorded = self.records[count - 1].digest if count else NO_DIGEST
-        if recorded not in (NO_DIGEST, digest):
-            raise OrbitError(f"after step {count} the weights' digest is {digest}, the run recorded {recorded}")
-        return digest
+        return replay(self, model, upto, progress, check_all)
+
+
+def read(path: str | Path) -> bytes:
+    """A file's bytes. Raises OrbitError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise OrbitError(f"{path}: can't be read: {error.strerror}") from error
+
+
+def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
+    """Everything up to the first damage, and the damage.
+
+    Args:
+        data: a file's bytes.
+        source: what errors call it.
+
+    Raises:
+        OrbitError: the header is not usable.
+    """
+    if len(data) < _START.size or data[: len(MAGIC)] != MAGIC:
+        raise OrbitError(f"{source}: not an orbit file")
+    _, fmt, stream, length = _START.unpack_from(data)
+    if fmt != FORMAT:
+        raise OrbitError(f"{source}: orbit format {fmt}; this version of fedseed reads format {FORMAT}")
+    if stream != STREAM_VERSION:
+        raise OrbitError(f"{source}: random stream version {stream}; this version of fedseed has {STREAM_VERSION}")
+    end = _START.size + length
+    last = data[end : end + LINK_BYTES]
+    if last != link(b"", data[:end]):
+        raise OrbitError(f"{source}: the header is damaged or cut short")
+    try:
+        header = Header.decode(data[_START.size : end])
+    except OrbitError as error:
+        raise OrbitError(f"{source}: {error}") from error
+    parts: list[Part] = []
+    position = end + LINK_BYTES
+    damage = None
+    complete = False
+    while position < len(data):
+        step = parts[-1].last + 1 if parts else header.first
+        found = _record(header, data, position, step, last)
+        if isinstance(found, Damage):
+            damage = Damage(position, f"{source}: {found.text}, at byte {position:,}", found.torn)
+            break
+        position += _FRAME + len(found.payload)
+        last = data[position - LINK_BYTES : position]
+        if found.steps == 0:
+            complete = True
+            if position < len(data):
+                damage = Damage(position, f"{source}: {len(data) - position:,} bytes after the end", torn=False)
+            break
+        parts.append(found)
+    if header.first > 1:  # a compacted orbit is its one step
+        complete = len(parts) == 1
+        if not complete and damage is None:
+            damage = Damage(position, f"{source}: step {header.first} is cut off", torn=False)
+    return Orbit(header, tuple(parts), data[: end + LINK_BYTES], last, position, complete), damage
+
+
+def _record(header: Header, data: bytes, position: int, step: int, last: bytes) -> Part | Damage:
+    """The record at `position`, which should begin with number `step`, or what is wrong with it."""
+
+    def damage(text: str, torn: bool = False) -> Damage:
+        # a write that was interrupted may also leave zeros: the file had grown, its content had not arrived
+        return Damage(position, text, torn or not any(data[position:]))
+
+    if position + _HEAD.size > len(data):
+        return damage(f"step {step} is cut short", torn=True)
+    size, first, steps, check = _HEAD.unpack_from(data, position)
+    if zlib.crc32(data[position : position + _HEAD.size - 4]) != check:
+        return damage(f"step {step} is damaged: its head's checksum differs")
+    stop = position + _FRAME + size
+    if stop > len(data):
+        return damage(f"step {step} is cut short: {stop - len(data):,} bytes are missing", torn=True)
+    body = data[position : stop - LINK_BYTES]
+    if first != step:
+        return damage(f"step {first} stands where step {step} belongs")
+    if data[stop - LINK_BYTES : stop] != link(last, body):
+        return damage(f"step {step} is damaged, or follows other steps", torn=stop == len(data))
+    part = Part(first, steps, body[_HEAD.size : -DIGEST_BYTES], body[-DIGEST_BYTES:].hex())
+    if header.first > 1 and (steps != 1 or step != header.first):
+        return damage(f"step {step}: a compacted orbit holds one step")
+    try:
+        for _ in part.unpack(header.method):
+            break
+    except MessageError as error:
+        return damage(f"step {step}: {error}")
+    return part
+
+
+def packed(method: Method, records: Iterable[Record]) -> Iterator[Part]:
+    """Steps as a finished orbit holds them: those of a step-by-step method packed, others one by one.
+
+    What comes out depends on the steps alone, so that an interrupted run ends in the same bytes. Neighbours with
+    payloads of one length share a record until their payloads reach MOST_PACKED bytes; steps without content stay
+    single. A packed record keeps the last one's digest only.
+    """
+    together: list[Record] = []
+
+    def join() -> Part:
+        payload = method.pack([r.payload for r in together]) if len(together) > 1 else together[0].payload
+        return Part(together[0].round, len(together), payload, together[-1].digest)
+
+    for record in records:
+        if together:
+            size = len(together[0].payload)
+            fits = size == len(record.payload) and 0 < size * (len(together) + 1) <= MOST_PACKED
+            if not (method.stepwise and fits):
+                yield join()
+                together = []
+        together.append(record)
+    if together:
+        yield join()
+
+
+def ending(parts: Iterable[Part]) -> Iterator[Part]:
+    """The records, and the one that ends a file: no steps, and the last digest once more."""
+    last = None
+    for last in parts:
+        yield last
+    yield Part(1, 0, b"") if last is None else Part(last.last + 1, 0, b"", last.digest)
+
+
+def write_orbit(path: Path, start: bytes, parts: Iterable[Part]) -> None:
+    """Write a whole orbit file, or replace one, in one go.
+
+    Args:
+        path: the file.
+        start: the header's bytes with the link (`Orbit.start`, or `begin`).
+        parts: the records.
+
+    Raises:
+        StorageError: it can't be written; what was there before still is.
+    """
+    last = start[-LINK_BYTES:]
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(start)
+        for part in parts:
+            data = part.encode()
+            last = link(last, data)
+            file.write(data + last)
+
+
+def begin(header: Header) -> bytes:
+    """The bytes an orbit file begins with: the header and its link."""
+    data = header.encode()
+    return data + link(b"", data)

@@ -1,10 +1,13 @@
 """Tables for a terminal."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedseed.bench import Cost
 
 
 def human_bytes(count: float) -> str:
@@ -71,3 +74,35 @@ def comparison_lines(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list
                 f"{total / sent:,.0f} times fewer bytes."
             )
     return lines
+
+
+def cost_table(cost: "Cost") -> list[Table | str]:
+    """What a run will cost: what a terminal shows, from top to bottom."""
+
+    def table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+        made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+        made.add_column(no_wrap=True)
+        made.add_column(justify="right", no_wrap=True)
+        for row in rows:
+            made.add_row(*row)
+        return made
+
+    title = f"{cost.parameters:,} parameters in {cost.dtype}, {cost.threads} threads"
+    per_round = sum(cost.round.values())
+    rows = [(phase, f"{human_seconds(s)}  {s / per_round:5.1%}") for phase, s in cost.round.items()]
+    return [
+        table(title, [(name, human_seconds(seconds)) for name, seconds in cost.operations.items()]),
+        table(f"a round with {cost.clients} clients", [*rows, ("together", f"{human_seconds(per_round)} 100.0%")]),
+        f"{cost.rounds:,} rounds and {cost.evaluations:,} evaluations of {human_seconds(cost.evaluation)}: about "
+        f"{human_seconds(cost.total)}. A client sends {human_bytes(cost.bytes_up)} a round and receives "
+        f"{human_bytes(cost.bytes_down)}.",
+    ]
+
+
+def human_seconds(seconds: float) -> str:
+    """A time with a unit."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,19 +1,22 @@
 """The client's side of a round: batches in a reproducible order, first-order training, what it cost."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedseed.errors import NonFiniteError
-from fedseed.parameters import Floats, ParameterSpace
+from fedseed.parameters import Floats, ParameterSpace, Projection
 from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.objectives import Objective
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from fedseed.training.streaming import Spilled, gradients_taken
 
 
 @dataclass
@@ -53,6 +56,7 @@ class LocalClient:
         round: the round's number.
         number: the client's number.
         in_place: whether training will change the weights, so that a copy is kept to put them back.
+        spill: keep that copy in a temporary file instead of memory.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class LocalClient:
         round: int,
         number: int,
         in_place: bool = True,
+        spill: bool = False,
     ) -> None:
         self.space = space
         self.objective = objective
@@ -72,7 +77,8 @@ class LocalClient:
         self.round = round
         self.number = number
         self.effort = Effort()
-        self._start = space.snapshot() if in_place else None
+        self._spilled = Spilled(space.parameters) if in_place and spill else None
+        self._start = space.snapshot() if in_place and not spill else None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -88,10 +94,21 @@ class LocalClient:
         assert self._start is not None
         return self.space.difference(self._start)
 
+    def change_norms(self) -> NDArray[np.float64]:
+        """|w_start - w_now| for each block."""
+        assert self._start is not None
+        return self.space.change_norms(self._start)
+
+    def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
+        """V^T (w_start - w_now), counts[l] directions for block l."""
+        assert self._start is not None
+        return self.space.project_change(self._start, basis, counts)
+
     def put_back(self) -> None:
         """Undo the training: the weights of the round's beginning."""
-        if self._start is not None:
-            self.space.restore(self._start)
+        saved = self._start if self._spilled is None else self._spilled
+        if saved is not None:
+            self.space.restore(saved)
 
     def batches(self, size: int) -> Iterator[list[Any]]:
         """Endless batches of the client's examples, in an order that (seed, round, client) decides.
@@ -130,26 +147,79 @@ class LocalClient:
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the client has no examples.
         """
+        optimizer = self._optimizer(training)
+
+        def step(items: Sequence[Any]) -> float:
+            optimizer.zero_grad(set_to_none=True)
+            loss = self._accumulate_gradient(items, training.batch)
+            if isfinite(loss):
+                if training.clip is not None:
+                    torch.nn.utils.clip_grad_norm_(self.space.parameters, training.clip)
+                optimizer.step()
+            return loss
+
+        self._train(training, step)
+        optimizer.zero_grad(set_to_none=True)
+
+    def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
+        """Train in place with plain SGD; V^T (w_start - w_end), summed up gradient by gradient.
+
+        The change is eta times the sum of the gradients, and projection is linear: each gradient is projected, applied
+        and freed as backward produces it. Neither all gradients nor the change are ever in memory.
+
+        Args:
+            training: plain SGD, one micro-batch a step.
+            basis: where the directions come from.
+            counts: K_l for each block.
+
+        Raises:
+            NonFiniteError: as `first_order` does.
+        """
+        projection = Projection(self.space, basis, counts)
+        parameters = self.space.parameters
+        decay, rate = training.weight_decay, training.rate
+        spent = 0.0
+
+        def take(index: int, gradient: torch.Tensor) -> None:
+            nonlocal spent
+            if decay:
+                gradient = gradient.add(parameters[index], alpha=decay)
+            begin = time.perf_counter()
+            projection.add(index, gradient.float(), scale=rate)
+            spent += time.perf_counter() - begin
+            parameters[index].add_(gradient, alpha=-rate)
+
+        def take_rows(index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+            nonlocal spent
+            begin = time.perf_counter()
+            width = gradients.shape[1]
+            for row, gradient in zip(rows.tolist(), gradients.float(), strict=True):
+                projection.add(index, gradient, row * width, (row + 1) * width, scale=rate)
+            spent += time.perf_counter() - begin
+            parameters[index].index_add_(0, rows, gradients, alpha=-rate)
+
+        # weight decay moves all rows of an embedding, so they are taken whole then
+        with gradients_taken(parameters, take, None if decay else take_rows):
+            self._train(training, lambda items: self._accumulate_gradient(items, training.batch))
+        self.effort.seconds["local"] -= spent
+        self.effort.seconds["projection"] = self.effort.seconds.get("projection", 0.0) + spent
+        return projection.finish()
+
+    def _train(self, training: LocalTraining, step: Callable[[Sequence[Any]], float]) -> None:
+        """Call `step` on one batch after the other; it returns the batch's loss."""
         steps = training.steps
         if training.epochs is not None:
             steps = -(-training.epochs * len(self.items) // training.step_examples)
         order = self.batches(training.step_examples)
-        model = self.space.model
         with self.phase("local"), torch.random.fork_rng():
             # dropout draws from torch's own generator: seed it per run, round and client
             torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
-            model.train()
-            optimizer = self._optimizer(training)
-            for step in range(1, steps + 1):
-                optimizer.zero_grad(set_to_none=True)
-                loss = self._accumulate_gradient(next(order), training.batch)
-                if not torch.isfinite(torch.tensor(loss)):
-                    raise NonFiniteError(f"loss is {loss} at local step {step}")
-                if training.clip is not None:
-                    torch.nn.utils.clip_grad_norm_(self.space.parameters, training.clip)
-                optimizer.step()
+            self.space.model.train()
+            for number in range(1, steps + 1):
+                loss = step(next(order))
+                if not isfinite(loss):
+                    raise NonFiniteError(f"loss is {loss} at local step {number}")
                 self.effort.losses.append(loss)
-            optimizer.zero_grad(set_to_none=True)
 
     def _accumulate_gradient(self, items: Sequence[Any], micro_batch: int) -> float:
         """Gradient of the mean loss over all terms of `items`, micro-batch by micro-batch; returns that loss."""

@@ -41,12 +41,24 @@ class Kernels(Protocol):
         """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
         ...
 
+    def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
+        """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
+        ...
+
+    def move_steps(self, out: Any, dtype: str, prepared: Any, start: int) -> None:
+        """`move` in place for one step after the other, each rounded."""
+        ...
+
     def move_rows(self, out: Any, source: Any, rows: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
         """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
         ...
 
     def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:
         """Inner products of x, which begins at element `start`, with directions."""
+        ...
+
+    def project_sums(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Any:
+        """What of a projection adds up over runs of elements; `reference.project_finish` makes the products."""
         ...
 
 

@@ -22,8 +22,9 @@ from fedseed.randomness.kernels.reference import (
     Part,
     Spec,
     Stored,
+    fold_columns,
     hadamard_tables,
-    hadamard_transform,
+    project_finish,
     truncated_normal_constants,
 )
 from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1, Domain, split_seed
@@ -333,18 +334,22 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
     direct = units.size == 1 and (only.kind == TABLE or (only.kind == SIGNS and only.end - only.begin == 1))
     if direct and only.kind == SIGNS:
         v[:] = payload[only.begin]
+    # in place, from a copy: loops whose input may be their output are not vectorised
+    same = out.ctypes.data + to * out.itemsize == source.ctypes.data + at * source.itemsize
     while base < stop:
         lo, hi = max(start - base, 0), min(stop - base, _CHUNK)
         done = base + lo - start
-        # a copy, because loops whose input may be their output are not vectorised
-        _copy(old, source[at + done :], hi - lo)
+        origin = source[at + done :]
+        if same:
+            _copy(old, origin, hi - lo)
+            origin = old
         if direct and hi - lo == _CHUNK:
             _fill_words(words, _CHUNK // 128, base >> 7, only.domain, only.first, only.key0, only.key1)
             table = v if only.kind == SIGNS else payload[only.begin + (base & (only.end - only.begin - 1)) :]
-            _store_signs(out[to + done :], old, words, table, scale, half)
+            _store_signs(out[to + done :], origin, words, table, scale, half)
         else:
             _sum_chunk(total, v, words, base, lo, hi, units, payload)
-            _store(out[to + done :], old, total[lo:], hi - lo, scale, half)
+            _store(out[to + done :], origin, total[lo:], hi - lo, scale, half)
         base += _CHUNK
 
 
@@ -363,6 +368,120 @@ def _move_rows(out, source, rows, width, start, half, units, payload, scale):  #
     for i in prange(rows.size):
         at = rows[i] * width
         _move_run(out, i * width, source, at, start + at, width, half, units, payload, scale)
+
+
+@njit(cache=True)
+def _move_rows_serial(out, source, rows, width, start, half, units, payload, scale):  # type: ignore[no-untyped-def]
+    for i in range(rows.size):
+        at = rows[i] * width
+        _move_run(out, i * width, source, at, start + at, width, half, units, payload, scale)
+
+
+def _read(current, source, count, half):  # type: ignore[no-untyped-def]
+    """current = the first `count` weights of source, as float32."""
+
+
+@overload(_read)
+def _read_typed(current, source, count, half):  # type: ignore[no-untyped-def]
+    if source.dtype == types.float32:
+
+        def single(current, source, count, half):  # type: ignore[no-untyped-def]
+            for i in range(count):
+                current[i] = source[i]
+
+        return single
+
+    def sixteen(current, source, count, half):  # type: ignore[no-untyped-def]
+        if half:
+            for i in range(count):
+                current[i] = _from_half(source[i])
+        else:
+            for i in range(count):
+                current[i] = _from_brain(source[i])
+
+    return sixteen
+
+
+def _round(out, current, count, half):  # type: ignore[no-untyped-def]
+    """current = what is left of it in the dtype of out, which gets it too where it is a 16-bit one."""
+
+
+@overload(_round)
+def _round_typed(out, current, count, half):  # type: ignore[no-untyped-def]
+    if out.dtype == types.float32:
+        return lambda out, current, count, half: None
+
+    def sixteen(out, current, count, half):  # type: ignore[no-untyped-def]
+        if half:
+            for i in range(count):
+                out[i] = _to_half(current[i])
+            for i in range(count):
+                current[i] = _from_half(out[i])
+        else:
+            for i in range(count):
+                out[i] = _to_brain(current[i])
+            for i in range(count):
+                current[i] = _from_brain(out[i])
+
+    return sixteen
+
+
+def _write(out, current, count):  # type: ignore[no-untyped-def]
+    """The last step's weights, where `_round` has not written them."""
+
+
+@overload(_write)
+def _write_typed(out, current, count):  # type: ignore[no-untyped-def]
+    if out.dtype == types.float32:
+
+        def single(out, current, count):  # type: ignore[no-untyped-def]
+            for i in range(count):
+                out[i] = current[i]
+
+        return single
+    return lambda out, current, count: None
+
+
+@njit(cache=True)
+def _steps_run(out, start, begin, end, half, units, payload, ends, scales):  # type: ignore[no-untyped-def]
+    """`move_steps` for elements begin..end of a vector whose element `start` is out[0]."""
+    words = np.empty((4, _CHUNK // 4), np.uint32)
+    v = np.empty(_CHUNK, np.float32)
+    total = np.empty(_CHUNK, np.float32)
+    current = np.zeros(_CHUNK, np.float32)
+    base = begin // _CHUNK * _CHUNK
+    while base < end:
+        lo, hi = max(begin - base, 0), min(end - base, _CHUNK)
+        here = out[base + lo - start :]
+        _read(current[lo:], here, hi - lo, half)
+        from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
+        first = 0
+        for step in range(ends.size):
+            only = units[first]
+            scale = scales[step]
+            single = ends[step] - first == 1 and only.kind == SIGNS and only.end - only.begin == 1
+            change = scale * payload[only.begin] if single else _ZERO
+            if change != _ZERO:  # zero would have to be a positive one
+                _fill_words(words, blocks, (base >> 7) + from_, only.domain, only.first, only.key0, only.key1)
+                _add_signed(current[128 * from_ :], words, blocks, change)
+            else:
+                _sum_chunk(total, v, words, base, lo, hi, units[first : ends[step]], payload)
+                for i in range(_CHUNK):
+                    current[i] = current[i] + (scale * total[i] + _ZERO)
+            _round(here, current[lo:], hi - lo, half)
+            first = ends[step]
+        _write(here, current[lo:], hi - lo)
+        base += _CHUNK
+
+
+@njit(cache=True, parallel=True)
+def _steps(out, start, half, units, payload, ends, scales):  # type: ignore[no-untyped-def]
+    stop = start + out.size
+    first = start // _CHUNK
+    for chunk in prange((stop + _CHUNK - 1) // _CHUNK - first):
+        a = max(start, (first + chunk) * _CHUNK)
+        b = min(stop, (first + chunk + 1) * _CHUNK)
+        _steps_run(out, start, a, b, half, units, payload, ends, scales)
 
 
 @njit(cache=True)
@@ -592,18 +711,56 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
         _move(out, source, start, half, prepared.units, prepared.payload, _F(scale))
 
 
+class PreparedSteps(NamedTuple):
+    """Several sums, one after the other: step s has the units up to ends[s]."""
+
+    units: NDArray[Any]
+    payload: Floats
+    ends: NDArray[np.int64]
+    scales: Floats
+
+
+def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> PreparedSteps:
+    """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
+    units, payload, ends = [], [], []
+    position = 0
+    for parts, _ in steps:
+        prepared = prepare(parts, length)
+        prepared.units["begin"] += position
+        prepared.units["end"] += position
+        position += len(prepared.payload)
+        units.append(prepared.units)
+        payload.append(prepared.payload)
+        ends.append(len(prepared.units))
+    scales = np.array([scale for _, scale in steps], dtype=np.float32)
+    return PreparedSteps(np.concatenate(units), np.concatenate(payload), np.cumsum(ends), scales)
+
+
+def move_steps(out: Stored, dtype: str, prepared: PreparedSteps, start: int) -> None:
+    """`move` in place for one step after the other, each rounded, in one pass over the weights."""
+    half = dtype == "float16"
+    if len(out) <= _CHUNK:
+        _steps_run(out, start, start, start + len(out), half, *prepared)
+    else:
+        _steps(out, start, half, *prepared)
+
+
 def move_rows(
     out: Stored, source: Stored, rows: NDArray[np.int64], dtype: str, prepared: Prepared, scale: float, start: int
 ) -> None:
     """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
     half, width = dtype == "float16", source.shape[1]
-    _move_rows(
-        out.reshape(-1), source.reshape(-1), rows, width, start, half, prepared.units, prepared.payload, _F(scale)
-    )
+    act = _move_rows_serial if out.size <= _RUN else _move_rows
+    act(out.reshape(-1), source.reshape(-1), rows, width, start, half, prepared.units, prepared.payload, _F(scale))
 
 
 def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> Floats:
     """<direction(first + j), x> for j < count, where x holds elements start, start + 1, ..."""
+    return project_finish(spec, first, count, project_sums(spec, first, count, x, start, length))
+
+
+def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> NDArray[np.float64]:
+    """What of a projection adds up over runs of elements (see the reference)."""
     kind, domain, (key0, key1), mass, bound = _constants(spec, length)
     x = np.ascontiguousarray(x, dtype=np.float32)
     spans = -(-(start + x.size) // _SPAN) - start // _SPAN if x.size else 0
@@ -614,11 +771,10 @@ def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: i
         result = np.zeros(count)
         for row in sums:  # strictly in order
             result += row
-        return result.astype(np.float32)
-    result32 = np.zeros(count, dtype=np.float32)
-    tile = spec.tile
-    width = max(tile, _CHUNK)
-    for number in range(first // tile, -(-(first + count) // tile)):
+        return result
+    width = max(spec.tile, _CHUNK)
+    columns = []
+    for number in range(first // spec.tile, -(-(first + count) // spec.tile)):
         folded = np.zeros(width)
         wave = max(1, (1 << 22) // width)  # spans at a time: bounds the memory for their sums by 16 MiB
         for from_span in range(0, spans, wave):
@@ -629,10 +785,5 @@ def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: i
                 _fold(sums, domain, number, x, _L(key0), _L(key1), start, start // _SPAN + from_span)
             for row in sums:
                 folded += row
-        columns = np.zeros(tile)
-        for row in folded.reshape(-1, tile):
-            columns += row
-        transformed = hadamard_transform(columns)
-        low, high = max(first, number * tile), min(first + count, (number + 1) * tile)
-        result32[low - first : high - first] = transformed[low - number * tile : high - number * tile]
-    return result32
+        columns.append(fold_columns(folded, spec.tile))
+    return np.concatenate(columns) if columns else np.zeros(0)

@@ -201,6 +201,17 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
     out[:] = from_float(to_float(source, dtype) + change, dtype)
 
 
+def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> list[tuple[Prepared, float]]:
+    """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
+    return [(prepare(parts, length), scale) for parts, scale in steps]
+
+
+def move_steps(out: Stored, dtype: str, prepared: list[tuple[Prepared, float]], start: int) -> None:
+    """`move` in place for one step after the other, each rounded."""
+    for step, scale in prepared:
+        move(out, out, dtype, step, scale, start)
+
+
 def move_rows(
     out: Stored, source: Stored, rows: NDArray[np.int64], dtype: str, prepared: Prepared, scale: float, start: int
 ) -> None:
@@ -254,9 +265,26 @@ def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: i
 
     The order of the sums is fixed (see `entries.CHUNK`).
     """
+    return project_finish(spec, first, count, project_sums(spec, first, count, x, start, length))
+
+
+def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> NDArray[np.float64]:
+    """What of a projection adds up over runs of elements, in double precision; `project_finish` makes the products.
+
+    For `hadamard` these are B sums for each basis number, folded from the sums over each span (single precision, at
+    most 256 numbers each); one transform then serves all directions. For other bases: the products themselves.
+    """
     spans = _spans(start, start + len(x))
     if spec.name == "hadamard":
-        return _project_hadamard(spec, first, count, x, start, length, spans)
+        width = max(spec.tile, entries.CHUNK)  # small tiles: several side by side, so that the work is the same
+        columns = []
+        for number in range(first // spec.tile, -(-(first + count) // spec.tile)):
+            folded = np.zeros(width)
+            for a, b in spans:
+                products = _unstructured(spec, number, a, b, length) * x[a - start : b - start]
+                folded += _sum_in_order(_aligned(products, a, width).reshape(-1, width), axis=0)
+            columns.append(fold_columns(folded, spec.tile))
+        return np.concatenate(columns) if columns else np.zeros(0)
     result = np.zeros(count, dtype=np.float64)
     for j in range(count):
         for a, b in spans:
@@ -264,24 +292,18 @@ def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: i
             rows = _aligned(products, a, entries.CHUNK).reshape(-1, entries.CHUNK // entries.LANES, entries.LANES)
             lanes = _sum_in_order(rows, axis=1).astype(np.float64)
             result[j] += _sum_in_order(_sum_in_order(lanes, axis=1), axis=0)
-    return result.astype(np.float32)
-
-
-def _project_hadamard(
-    spec: Spec, first: int, count: int, x: Floats, start: int, length: int, spans: list[tuple[int, int]]
-) -> Floats:
-    """Fold D * x into B sums, then one transform for all directions of a basis number.
-
-    Sums are single precision within a span (at most 256 numbers each), double precision from there on.
-    """
-    result = np.zeros(count, dtype=np.float32)
-    for number, group in groupby(range(first, first + count), key=lambda k: k // spec.tile):
-        width = max(spec.tile, entries.CHUNK)  # small tiles: several side by side, so that the work is the same
-        folded = np.zeros(width)
-        for a, b in spans:
-            products = _unstructured(spec, number, a, b, length) * x[a - start : b - start]
-            folded += _sum_in_order(_aligned(products, a, width).reshape(-1, width), axis=0)
-        transformed = hadamard_transform(_sum_in_order(folded.reshape(-1, spec.tile), axis=0))
-        for k in group:
-            result[k - first] = transformed[k % spec.tile]
     return result
+
+
+def fold_columns(folded: NDArray[np.float64], tile: int) -> NDArray[np.float64]:
+    """Sums over columns that a tile of B puts in the same place, one after the other."""
+    return _sum_in_order(folded.reshape(-1, tile), axis=0)
+
+
+def project_finish(spec: Spec, first: int, count: int, sums: NDArray[np.float64]) -> Floats:
+    """The products, from what `project_sums` returned (or the sum of several such)."""
+    if spec.name != "hadamard":
+        return sums.astype(np.float32)
+    products = np.concatenate([hadamard_transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)])
+    at = first % spec.tile
+    return products[at : at + count].astype(np.float32)

@@ -1,0 +1,60 @@
+"""Replaying 10,000 FeedSign steps on the small base: many steps in one pass over the weights, or one at a time.
+
+    python benchmarks/replay.py [--steps 10000] [--dtype float32]
+
+The votes are coin tosses: a replay costs the same whatever they are. Both ways in one process, same bits.
+"""
+
+import argparse
+import time
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from fedseed import FeedSign, ParameterSpace
+from fedseed.deferred import Deferred
+from fedseed.methods.feedsign import Votes
+from fedseed.models import load_model
+
+
+def replayed(target: Any, method: FeedSign, space: ParameterSpace, signs: np.ndarray[Any, Any]) -> float:
+    """Seconds for all steps."""
+    state = method.start(space.layout, 1)
+    begin = time.perf_counter()
+    for sign in signs:
+        step = Votes(np.array([sign], dtype=np.int8))
+        method.apply(state, step, cast(ParameterSpace, target))
+        state = method.advance(state, step)
+    if isinstance(target, Deferred):
+        target.flush()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Print seconds both ways, and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    args = parser.parse_args()
+    signs = np.random.default_rng(0).choice([-1, 1], args.steps)
+    print(f"{args.steps:,} steps, {args.dtype}, {torch.get_num_threads()} threads")
+    for basis in ("rademacher", "hadamard", "normal"):
+        method = FeedSign(basis=basis, rate=1e-5)
+        spent, digests = [], []
+        for together in (False, True):
+            space = ParameterSpace(load_model("small", args.dtype)[0])
+            target = Deferred(space) if together else space
+            replayed(target, method, space, signs[:2])  # compile
+            spent.append(replayed(target, method, space, signs))
+            digests.append(space.digest())
+        assert digests[0] == digests[1], "the bits differ"
+        each = spent[1] / args.steps / space.size * 1e9
+        print(
+            f"{basis}: one at a time {spent[0]:.2f} s, together {spent[1]:.2f} s: {spent[0] / spent[1]:.1f} times "
+            f"faster, {each:.4f} ns a step and parameter"
+        )
+
+
+if __name__ == "__main__":
+    main()

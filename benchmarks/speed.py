@@ -1,0 +1,387 @@
+"""Shared randomness against plain torch, in one process: ratios, growth over d and K, memory.
+
+    python benchmarks/speed.py [kernels] [step] [ferret] [memory] [growth]
+
+Without names all parts run, in about five minutes on two cores. Shapes are OPT-125M's with random weights, float32.
+"Plain torch" is what the published code does: for each direction seed torch's generator, draw a normal (or truncated
+normal) tensor for each parameter, scale it, and add it to the weights (or take its inner product with the change).
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it
+
+import numpy as np
+import torch
+from transformers import OPTConfig, OPTForCausalLM
+
+from fedseed import Basis, FedKSeed, FeedSign, Ferret, ParameterSpace
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.worker import Worker
+from fedseed.methods import Method
+from fedseed.training.objectives import CausalLM, Tokens
+from fedseed.training.settings import LocalTraining
+
+PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
+LENGTH = 128  # tokens of an example
+TORCH_DIRECTIONS = 8  # timed, then scaled
+
+
+class Ready(CausalLM):
+    """The language objective on examples that are tokens already."""
+
+    def __init__(self) -> None:
+        self.dropped, self.pad, self.max_length = 0, 1, LENGTH
+
+    def prepare(self, examples: Sequence[Any]) -> list[Any]:
+        """As they are."""
+        return list(examples)
+
+
+def opt_125m() -> torch.nn.Module:
+    """OPT-125M's architecture with random weights; no more memory than the weights."""
+    with torch.device("meta"):
+        model = OPTForCausalLM(OPTConfig(dropout=0.0))
+    model = model.to_empty(device="cpu")
+    model.tie_weights()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0, 0.02)
+    return model.eval()
+
+
+def examples(count: int) -> list[Tokens]:
+    """Random token sequences, all of them response but for the first token."""
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randint(5, 50_000, (count, LENGTH), generator=g).tolist()
+    return [Tokens(tuple(row), 1) for row in rows]
+
+
+def timed(act: Callable[[], Any], runs: int = 7, warm: int = 1) -> float:
+    """Median seconds."""
+    for _ in range(warm):
+        act()
+    spent = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        act()
+        spent.append(time.perf_counter() - begin)
+    return median(spent)
+
+
+def torch_direction(
+    parameters: Sequence[torch.Tensor], truncated: bool, use: Callable[[Any, torch.Tensor], Any]
+) -> None:
+    """One direction as the published code makes it; `use` gets each parameter and its part."""
+    torch.manual_seed(7)
+    for p in parameters:
+        z = torch.empty_like(p)
+        if truncated:
+            torch.nn.init.trunc_normal_(z, a=-1.0, b=1.0)
+        else:
+            z.normal_()
+        use(p, z)
+
+
+def kernels() -> None:
+    """One perturbation, a rebuild from 4,096 directions, and projections."""
+    model = opt_125m()
+    space = ParameterSpace(model)
+    weights = [p.data for p in space.parameters]
+
+    def bare() -> None:
+        for w in weights:
+            w.add_(1.0)
+
+    limit = timed(bare)
+    change = torch.randn(space.size)
+    parts = list(torch.split(change, [w.numel() for w in weights]))
+    by_id = {id(w): part for w, part in zip(weights, parts, strict=True)}
+    plain = {
+        kind: timed(
+            lambda t=kind == "truncated_normal": torch_direction(weights, t, lambda w, z: w.add_(z, alpha=1e-9)), 3
+        )
+        for kind in ("normal", "truncated_normal")
+    }
+    dot = timed(lambda: torch_direction(weights, False, lambda w, z: torch.dot(z.view(-1), by_id[id(w)])), 3)
+    begin = time.perf_counter()
+    for _ in range(TORCH_DIRECTIONS):
+        torch_direction(weights, False, lambda w, z: w.add_(z, alpha=1e-9))
+    rebuild = (time.perf_counter() - begin) / TORCH_DIRECTIONS * 4096
+    print(f"d = {space.size:,}, float32, {torch.get_num_threads()} threads")
+    print(f"bare w.add_(1.0): {limit * 1e3:.1f} ms; torch, one normal direction: {plain['normal']:.2f} s, truncated "
+          f"normal: {plain['truncated_normal']:.2f} s; one inner product: {dot:.2f} s")  # fmt: skip
+    print("\n| operation | seconds | times faster than torch | times a bare add |\n|---|---|---|---|")
+
+    def row(name: str, seconds: float, torch_seconds: float) -> None:
+        print(f"| {name} | {seconds:.4f} | {torch_seconds / seconds:,.0f} | {seconds / limit:.1f} |")
+
+    for kind in ("rademacher", "hadamard", "normal", "truncated_normal"):
+        basis = Basis(kind, 7)
+        reference = plain["truncated_normal" if kind == "truncated_normal" else "normal"]
+        row(f"one perturbation, {kind}", timed(lambda b=basis: space.add(b, [1.0], 1e-9)), reference)
+    coefficients = np.full(4096, 1e-3, dtype=np.float32)
+    row("rebuild from 4,096, hadamard", timed(lambda: space.add(Basis("hadamard", 7), coefficients, 1e-9)), rebuild)
+    row("rebuild from 4,096, rademacher",
+        timed(lambda: space.add(Basis("rademacher", 7), coefficients, 1e-9), 1, 0), rebuild)  # fmt: skip
+    for kind in ("rademacher", "normal", "truncated_normal"):
+        row(f"one inner product, {kind}", timed(lambda k=kind: space.project(change, Basis(k, 7), 1)), dot)
+    row("4,096 inner products, hadamard", timed(lambda: space.project(change, Basis("hadamard", 7), 4096)), dot * 4096)
+    row("4,096 inner products, rademacher",
+        timed(lambda: space.project(change, Basis("rademacher", 7), 4096), 1, 0), dot * 4096)  # fmt: skip
+
+
+def one_client(method: Method, model: torch.nn.Module) -> tuple[Callable[[int], None], Worker]:
+    """A function that runs one round of a federation of one client, and its worker."""
+    worker = Worker(model, method, Ready(), 1)
+    coordinator = Coordinator(method, worker.space.layout, 1, [16], 1)
+    items = examples(16)
+
+    def round_(number: int) -> None:
+        clients = coordinator.open(number)
+        answer = worker.train(coordinator.plan(0), 0, items)
+        assert answer.message is not None, answer.reason
+        coordinator.receive(answer.message, clients[0])
+        worker.apply(coordinator.close())
+        round_.seconds = answer.effort.seconds  # type: ignore[attr-defined]
+
+    return round_, worker
+
+
+def step() -> None:
+    """A zeroth-order step against two plain forward passes and against the published code's way."""
+    model = opt_125m()
+    items = examples(1)
+    objective = Ready()
+
+    @torch.no_grad()
+    def forward() -> float:
+        return float(objective.losses(model, items).sum())
+
+    weights = [p.data for p in model.parameters()]
+
+    def published() -> None:
+        for scale in (1e-9, -2e-9, 1e-9):
+            torch_direction(weights, False, lambda w, z, s=scale: w.add_(z, alpha=s))
+        forward()
+        forward()
+        torch_direction(weights, False, lambda w, z: w.add_(z, alpha=1e-9))
+
+    passes: list[float] = []
+    print("\n| step, batch 1 x 128 tokens | seconds | times two forward passes |\n|---|---|---|")
+    for label, method in (
+        ("FeedSign, rademacher", FeedSign(basis="rademacher", rate=1e-9, batch=1)),
+        ("FeedSign, hadamard", FeedSign(basis="hadamard", rate=1e-9, batch=1)),
+        ("FeedSign, normal", FeedSign(basis="normal", rate=1e-9, batch=1)),
+    ):
+        round_, _ = one_client(method, model)
+        round_(1)
+        spent, two = [], []
+        for number in range(2, 9):  # in turn, so that both see the same machine
+            begin = time.perf_counter()
+            forward()
+            forward()
+            two.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            round_(number)
+            spent.append(time.perf_counter() - begin)
+        passes += two
+        print(f"| {label} | {median(spent):.3f} | {median(spent) / median(two):.2f} |")
+    # FedKSeed's local steps: many in a round, the snapshot and the rebuild shared among them
+    method = FedKSeed(basis="hadamard", candidates=4096, rate=1e-9, steps=20)
+    round_, _ = one_client(method, model)
+    round_(1)
+    begin = time.perf_counter()
+    round_(2)
+    each = (time.perf_counter() - begin) / 20
+    print(f"| FedKSeed, hadamard, a round of 20 steps / 20 | {each:.3f} | {each / median(passes):.2f} |")
+    slow = timed(published, 1, 0)
+    print(f"| the published code's way | {slow:.3f} | {slow / median(passes):.2f} |")
+    print(f"two forward passes: {median(passes):.3f} s")
+
+
+def ferret() -> None:
+    """A Ferret round: what projection and rebuild are of it."""
+    print("\n| Ferret round, 10 iterations x 128 tokens, K = 8,000, hadamard | local | projection | rebuild | share |")
+    print("|---|---|---|---|---|")
+    for streaming in (False, True):
+        model = opt_125m()
+        training = LocalTraining(rate=1e-6, steps=10, batch=1, accumulation=1)
+        method = Ferret(
+            directions=8000, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
+            streaming=streaming,
+        )  # fmt: skip
+        worker = Worker(model, method, Ready(), 1)
+        coordinator = Coordinator(method, worker.space.layout, 1, [16], 1)
+        rounds = []
+        for number in range(1, 4):
+            coordinator.open(number)
+            answer = worker.train(coordinator.plan(0), 0, examples(16))
+            assert answer.message is not None, answer.reason
+            coordinator.receive(answer.message, 0)
+            message = coordinator.close()
+            begin = time.perf_counter()
+            worker.apply(message)
+            seconds = answer.effort.seconds
+            rounds.append((seconds["local"], seconds["projection"], time.perf_counter() - begin))
+        local, projection, rebuild = (median(r[i] for r in rounds[1:]) for i in range(3))
+        share = (projection + rebuild) / (local + projection + rebuild)
+        name = "streaming" if streaming else "ordinary"
+        print(f"| {name} | {local:.2f} s | {projection:.3f} s | {rebuild:.3f} s | {share:.1%} |")
+
+
+def peak_of(act: Callable[[], Any]) -> tuple[float, float]:
+    """Resident MB before, and at the peak while `act` runs (Linux)."""
+
+    def field(name: str) -> float:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) / 1024
+        raise OSError(f"/proc/self/status has no {name}")
+
+    before = field("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    act()
+    return before, field("VmHWM")
+
+
+def child(name: str) -> None:
+    """One measurement of memory, in a process of its own; prints MB before and at the peak."""
+    torch.set_num_threads(2)
+    model = opt_125m()
+    items, objective = examples(16), Ready()
+    if name == "forward":
+
+        def act() -> None:
+            with torch.no_grad():
+                objective.losses(model, items[:1]).sum()
+
+    elif name == "activations":  # of forward and backward: the gradient of one small tensor at the very bottom
+        for key, p in model.named_parameters():
+            p.requires_grad_("embed_positions" in key)
+
+        def act() -> None:
+            objective.losses(model, items[:1]).sum().backward()  # type: ignore[no-untyped-call]
+
+    elif name == "feedsign":
+        round_, _ = one_client(FeedSign(basis="rademacher", rate=1e-9, batch=1), model)
+
+        def act() -> None:
+            round_(1)
+            round_(2)
+
+    else:
+        training = LocalTraining(rate=1e-6, steps=3, batch=1, accumulation=1)
+        method = Ferret(
+            directions=8000, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
+            streaming=name == "streaming",
+        )  # fmt: skip
+        round_, _ = one_client(method, model)
+
+        def act() -> None:
+            round_(1)
+
+    tiny = ParameterSpace(torch.nn.Linear(300, 300))  # compile first: compilers need memory of their own
+    for kind in ("hadamard", "rademacher"):
+        tiny.add(Basis(kind, size=8000), [1.0], 1e-3)
+        tiny.project(torch.zeros(tiny.size), Basis(kind, size=8000), 2)
+    before, peak = peak_of(act)
+    print(f"{before} {peak}")
+
+
+def memory() -> None:
+    """Peak resident memory of a step and of a streaming round, each in a process of its own."""
+    found = {}
+    for name in ("forward", "feedsign", "activations", "ordinary", "streaming"):
+        out = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True)
+        found[name] = [float(x) for x in out.stdout.split()]
+    largest = 50_272 * 768 * 4 / 2**20
+    print("\n| memory, MB | before | peak |\n|---|---|---|")
+    for name, (before, peak) in found.items():
+        print(f"| {name} | {before:.0f} | {peak:.0f} |")
+    print(f"FeedSign's step: {found['feedsign'][1] / found['forward'][1]:.3f} times a plain forward pass's peak")
+    over = found["streaming"][1] - found["activations"][1]
+    print(f"streaming Ferret: weights + activations + {over / largest:.2f} times the largest layer ({largest:.0f} MB)")
+
+
+def growth() -> None:
+    """Time over d and over K, as pictures."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (over_d, over_k) = plt.subplots(1, 2, figsize=(10, 4))
+    sizes = [1 << n for n in range(16, 27, 2)]
+    counts = [16, 64, 256, 1024, 4096, 16384]
+    bare = []
+    for kind in ("hadamard", "rademacher", "normal"):
+        spent = []
+        for size in sizes:
+            space = ParameterSpace(torch.nn.ParameterList([torch.zeros(size)]))
+            spent.append(timed(lambda s=space, k=kind: s.add(Basis(k, 1), [1.0], 1e-3), 9))
+            if kind == "hadamard":
+                bare.append(timed(lambda s=space: s.parameters[0].data.add_(1.0), 9))
+        over_d.loglog(sizes, [s * 1e3 for s in spent], marker="o", label=kind)
+        print(
+            f"one direction, {kind}: "
+            + ", ".join(f"{d:,}: {s * 1e3:.2f} ms" for d, s in zip(sizes, spent, strict=True))
+        )
+    over_d.loglog(sizes, [s * 1e3 for s in bare], "k--", label="bare w.add_(1.0)")
+    over_d.set(xlabel="d, parameters", ylabel="milliseconds", title="one direction added to the weights")
+    size = 1 << 24
+    space = ParameterSpace(torch.nn.ParameterList([torch.zeros(size)]))
+    change = torch.randn(size)
+    for kind in ("hadamard", "rademacher"):
+        for what in ("add", "project"):
+            spent = []
+            for count in counts if kind == "hadamard" else counts[:4]:
+                basis = Basis(kind, 1, size=count)
+                c = np.full(count, 1e-3, dtype=np.float32)
+                act = (lambda b=basis, c=c: space.add(b, c, 1e-3)) if what == "add" else (
+                    lambda b=basis, n=count: space.project(change, b, n))  # fmt: skip
+                spent.append(timed(act, 9 if kind == "hadamard" else 1))
+            over_k.loglog(counts[: len(spent)], [s * 1e3 for s in spent], marker="o", label=f"{what}, {kind}")
+            if kind == "hadamard":
+                print(f"{what}, hadamard, d = {size:,}: " + ", ".join(
+                    f"K = {k:,}: {s * 1e3:.1f} ms" for k, s in zip(counts, spent, strict=True)))  # fmt: skip
+                print(f"   largest / smallest: {max(spent) / min(spent):.2f}")
+    over_k.set(
+        xlabel="K, directions", ylabel="milliseconds", title=f"K directions at once, d = {size / 1e6:.1f} million"
+    )
+    for axes in (over_d, over_k):
+        axes.legend()
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURES / "growth.png", dpi=110)
+    print(f"Picture: {PICTURES / 'growth.png'}")
+
+
+PARTS = {"kernels": kernels, "step": step, "ferret": ferret, "memory": memory, "growth": growth}
+
+
+def main() -> None:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(args.child)
+        return
+    for name in args.parts or PARTS:
+        PARTS[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""New orbits from old ones, and what tells two apart. The file one starts from is never changed."""
+
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+
+from fedseed.errors import OrbitError
+from fedseed.orbit.file import NO_DIGEST, Orbit, Part, begin, packed, read, scan, write_orbit
+
+
+def rollback(path: Path, to: int, out: Path) -> Orbit:
+    """Write the orbit's steps up to number `to` into a new file; what comes after may be damaged.
+
+    The new orbit is not complete: a run may go on from it.
+
+    Args:
+        path: the orbit.
+        to: number of the last step to keep.
+        out: the new file; must not exist.
+
+    Returns:
+        The new orbit.
+
+    Raises:
+        OrbitError: `to` is not there, or `out` is.
+    """
+    _must_not_exist(out)
+    orbit, damage = scan(read(path), str(path))
+    if damage is not None and to > orbit.last:
+        raise OrbitError(f"{damage.text}; steps up to {orbit.last} can be saved")
+    orbit.check_upto(to)
+    write_orbit(out, orbit.start, packed(orbit.header.method, orbit.steps(to)))
+    return Orbit.open(out)
+
+
+def compact(path: Path, out: Path) -> Orbit:
+    """Write the last step alone into a new file, for a method whose newest step replaces all before it (FedKSeed).
+
+    Args:
+        path: the orbit.
+        out: the new file; must not exist.
+
+    Returns:
+        The new orbit: it replays to the last step only.
+
+    Raises:
+        OrbitError: this method needs all its steps, the orbit has none, or `out` exists.
+    """
+    _must_not_exist(out)
+    orbit = Orbit.open(path)
+    method = orbit.header.method
+    if not method.plan_carries_model:
+        raise OrbitError(f"{path}: every step of {method.name} counts, so none can be left out")
+    if not orbit.parts:
+        raise OrbitError(f"{path}: the orbit has no steps")
+    last = orbit.parts[-1]
+    write_orbit(out, begin(replace(orbit.header, first=last.last)), [Part(last.last, 1, last.payload, last.digest)])
+    return Orbit.open(out)
+
+
+def differences(a: Orbit, b: Orbit) -> list[str]:
+    """What tells two orbits apart, a line each; none: base, settings and steps are the same."""
+    lines = a.header.differences(b.header)
+    if a.header.first != b.header.first:
+        first = max(a.header.first, b.header.first)
+        lines.append(f"one is compacted: steps are compared from {first} on")
+        pairs = zip_longest(
+            (r for r in a.steps() if r.round >= first), (r for r in b.steps() if r.round >= first), fillvalue=None
+        )
+    else:
+        pairs = zip_longest(a.steps(), b.steps(), fillvalue=None)
+    for x, y in pairs:
+        if x is None or y is None:
+            shorter, longer = sorted((a.last, b.last))
+            lines.append(f"the same up to step {shorter}, where one ends; the other goes on to step {longer}")
+            break
+        if x.payload != y.payload:
+            lines.append(f"step {x.round} is the first that differs")
+            break
+        if x.digest != y.digest and NO_DIGEST not in (x.digest, y.digest):
+            lines.append(f"the weights differ after step {x.round}, the steps do not")
+            break
+    return lines
+
+
+def _must_not_exist(out: Path) -> None:
+    if out.exists():
+        raise OrbitError(f"{out} exists: choose another file")

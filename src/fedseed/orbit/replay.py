@@ -1,0 +1,92 @@
+"""Replay: the one place where recorded steps become weights. Needs torch; the rest of the orbit does not."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import torch
+
+from fedseed.deferred import Deferred
+from fedseed.errors import MessageError, OrbitError
+from fedseed.methods import Method
+from fedseed.methods.base import State
+from fedseed.orbit.file import NO_DIGEST, Orbit, Record
+from fedseed.parameters import ParameterSpace, base_digest
+
+Progress = Callable[[int], None]
+
+
+def replay(
+    orbit: Orbit, model: torch.nn.Module, upto: int | None, progress: Progress | None, check_all: bool = False
+) -> str:
+    """What `Orbit.replay` does."""
+    from fedseed.models import choose_trainable  # it brings transformers, which a run on other models needs not
+
+    count = orbit.check_upto(upto)
+    header = orbit.header
+    found = base_digest(model)
+    if found != header.base_digest:
+        raise OrbitError(f"another base: its digest is {found}, the orbit's base has {header.base_digest}")
+    choose_trainable(model, header.trainable)
+    method = header.method
+    space = ParameterSpace(model, method.blocks)
+    if space.layout != header.layout:
+        raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
+    if method.from_base:
+        space.keep_base()
+    catch_up(method, header.start(), space, orbit.steps(count), progress, check_all)
+    return space.digest()
+
+
+def catch_up(
+    method: Method,
+    state: State,
+    space: ParameterSpace,
+    records: Iterable[Record],
+    progress: Progress | None = None,
+    check_all: bool = False,
+) -> State:
+    """Apply recorded steps, and compare the weights with the digests recorded with them.
+
+    Args:
+        method: the method.
+        state: the state before the first of them.
+        space: the parameter space, at the weights before the first of them.
+        records: the steps.
+        progress: called with the number of each step applied.
+        check_all: compare with every recorded digest, not with the last one only.
+
+    Returns:
+        The state after the last one.
+
+    Raises:
+        OrbitError: a step is not valid, or the weights differ from those of the run.
+    """
+    steps = list(records)
+    known = [i for i, record in enumerate(steps) if record.digest != NO_DIGEST]
+    done = 0
+    for stop in known if check_all else known[-1:]:
+        state = apply_run(method, state, space, steps[done : stop + 1], progress)
+        done = stop + 1
+        digest, recorded = space.digest(), steps[stop].digest
+        if digest != recorded:
+            number = steps[stop].round
+            raise OrbitError(f"after step {number} the weights' digest is {digest}, the run recorded {recorded}")
+    return apply_run(method, state, space, steps[done:], progress)
+
+
+def apply_run(
+    method: Method, state: State, space: ParameterSpace, run: Sequence[Record], progress: Progress | None
+) -> State:
+    """Apply steps that follow each other; nobody looks at the weights in between."""
+    together = Deferred(space)  # many steps in one pass over the weights
+    for record in run:
+        try:
+            step = method.decode_step(state, record.payload)
+        except MessageError as error:
+            raise OrbitError(f"step {record.round}: {error}") from error
+        method.apply(state, step, cast(ParameterSpace, together))
+        state = method.advance(state, step)
+        if progress is not None:
+            progress(record.round)
+    together.flush()
+    return state

@@ -1,0 +1,117 @@
+"""Ed25519 signatures of orbit files, with the `cryptography` package: pip install 'fedseed[sign]'.
+
+A signature stands beside its file, in PATH.sig: the 64 bytes of RFC 8032 over the file's bytes, so that other tools
+can check it (openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in PATH -sigfile PATH.sig). Keys are PEM.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedseed.durable import write_whole
+from fedseed.errors import OrbitError, StorageError
+from fedseed.orbit.file import Orbit, read
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise OrbitError("signing needs the cryptography package: pip install 'fedseed[sign]'") from error
+    return ed25519, serialization
+
+
+def public_path(key: Path) -> Path:
+    """Where the public key of a key file is kept."""
+    return key.with_name(key.name + ".pub")
+
+
+def signature_path(orbit: Path) -> Path:
+    """Where the signature of an orbit is kept."""
+    return orbit.with_name(orbit.name + ".sig")
+
+
+def generate_key(path: Path) -> Path:
+    """Make a key: the private one goes to `path`, readable by its owner only, the public one to `path`.pub.
+
+    Returns:
+        The public key's file.
+
+    Raises:
+        OrbitError: one of the files exists, or the library is missing.
+        StorageError: a file can't be written.
+    """
+    ed25519, serialization = _library()
+    public = public_path(path)
+    for file in (path, public):
+        if file.exists():
+            raise OrbitError(f"{file} exists: a key is never overwritten")
+    key: Ed25519PrivateKey = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as out:
+            out.write(private)
+    except OSError as error:
+        raise StorageError(f"{path}: can't be written: {error.strerror}") from error
+    write_whole(
+        public,
+        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo),
+    )
+    return public
+
+
+def sign(path: Path, key_file: Path) -> Path:
+    """Sign an orbit; it is checked first.
+
+    Returns:
+        The signature's file, PATH.sig.
+
+    Raises:
+        OrbitError: the orbit is damaged, or the file holds no private Ed25519 key.
+    """
+    ed25519, serialization = _library()
+    try:
+        key = serialization.load_pem_private_key(read(key_file), password=None)
+    except (ValueError, TypeError) as error:
+        raise OrbitError(f"{key_file}: not a private key in PEM form without a password") from error
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise OrbitError(f"{key_file}: not an Ed25519 key")
+    data = read(path)
+    Orbit.parse(data, str(path))
+    out = signature_path(path)
+    write_whole(out, key.sign(data))
+    return out
+
+
+def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
+    """Check an orbit's signature.
+
+    Args:
+        path: the orbit.
+        key_file: the public key, PEM.
+        signature: by default PATH.sig.
+
+    Raises:
+        OrbitError: the signature is not that of this key for this file.
+    """
+    ed25519, serialization = _library()
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key: Ed25519PublicKey = serialization.load_pem_public_key(read(key_file))
+    except ValueError as error:
+        raise OrbitError(f"{key_file}: not a public key in PEM form") from error
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise OrbitError(f"{key_file}: not an Ed25519 key")
+    signature = signature or signature_path(path)
+    try:
+        key.verify(read(signature), read(path))
+    except InvalidSignature as error:
+        raise OrbitError(f"{path}: {signature.name} is not this key's signature of this file") from error

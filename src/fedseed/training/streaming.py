@@ -1,0 +1,124 @@
+"""Training without keeping gradients or a copy of the start weights in memory: for Ferret's streaming projection.
+
+Each gradient is handed over the moment backward has produced it, and freed. An embedding would still be expensive: the
+gradient of its whole matrix, nearly all of it zero, and where it is tied to the output layer the sum of two such. So
+looked-up rows are handed over as rows.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+FEW = 1024  # more looked-up rows than this go the ordinary way
+
+Take = Callable[[int, torch.Tensor], None]
+TakeRows = Callable[[int, torch.Tensor, torch.Tensor], None]
+
+
+class Spilled:
+    """Copies of tensors in a temporary file (where `TMPDIR` says), read back one by one.
+
+    Args:
+        tensors: what to keep.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._like = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors]
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the object)
+        for t in tensors:
+            self._file.write(t.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self._file.seek(0)
+        for like in self._like:
+            data = bytearray(like.numel() * like.element_size())
+            if self._file.readinto(data) != len(data):
+                raise OSError("the temporary file with the start weights is cut short")
+            yield (
+                torch.frombuffer(data, dtype=like.dtype).view(like.shape)
+                if data
+                else torch.empty_like(like, device="cpu")
+            )
+
+
+@contextmanager
+def gradients_taken(parameters: Sequence[torch.Tensor], take: Take, take_rows: TakeRows | None) -> Iterator[None]:
+    """While active, backward hands each gradient over instead of keeping it.
+
+    Args:
+        parameters: whose gradients.
+        take: called with a parameter's number and its gradient, once for each backward pass.
+        take_rows: called with a matrix' number, row numbers (ascending, each once) and the gradients of these rows, for
+            each embedding that looks up few rows; such rows are not part of what `take` gets. None: `take` gets all.
+    """
+
+    def whole(index: int, p: torch.Tensor) -> None:
+        gradient, p.grad = p.grad, None
+        assert gradient is not None
+        with torch.no_grad():
+            take(index, gradient)
+
+    hooks: list[Any] = [
+        p.register_post_accumulate_grad_hook(partial(whole, i))  # type: ignore[no-untyped-call]
+        for i, p in enumerate(parameters)
+    ]
+    try:
+        if take_rows is None:
+            yield
+        else:
+            with _Rows(parameters, take_rows):
+                yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Rows(TorchFunctionMode):
+    """Embeddings whose matrix gets no gradient; the looked-up rows' gradients are handed over."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], take_rows: TakeRows) -> None:
+        super().__init__()
+        self._index = {id(p): i for i, p in enumerate(parameters)}
+        self._take_rows = take_rows
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch in place of `func`; the mode is off inside."""
+        kwargs = kwargs or {}
+        if func is functional.embedding and torch.is_grad_enabled():
+            return self._look_up(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _look_up(
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> torch.Tensor:
+        if id(weight) not in self._index or max_norm is not None or scale_grad_by_freq or input.numel() > FEW:
+            return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        index, rows = self._index[id(weight)], input.reshape(-1)
+
+        def arrived(out: torch.Tensor) -> None:
+            gradient, out.grad = out.grad, None
+            assert gradient is not None
+            with torch.no_grad():
+                unique, which = torch.unique(rows, return_inverse=True)
+                flat = gradient.reshape(len(rows), -1)
+                if padding_idx is not None:  # its row does not learn
+                    flat = flat * (rows != padding_idx).unsqueeze(1)
+                summed = flat.new_zeros(len(unique), flat.shape[1]).index_add_(0, which, flat)
+                self._take_rows(index, unique, summed)
+
+        out = functional.embedding(input, weight.detach(), padding_idx).requires_grad_()
+        out.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+        return out.clone()  # a leaf could not be changed in place by the model

@@ -1,0 +1,120 @@
+"""Golden orbits, one per method and way of packing: python tests/orbit/golden/make.py writes them anew.
+
+Only do so together with a new format or stream version. Nothing here depends on a machine: the base's weights and the
+steps' numbers are made of exact arithmetic, no training takes place.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedseed import FedKSeed, FeedSign, Ferret, MeZO, Orbit, ParameterSpace, ZOFedSGD
+from fedseed.methods.fedkseed import Accumulated
+from fedseed.methods.feedsign import Votes
+from fedseed.methods.ferret import Coefficients, FerretStep
+from fedseed.methods.zofedsgd import Projections
+from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
+from fedseed.parameters import base_digest
+
+FOLDER = Path(__file__).parent
+DIGESTS = FOLDER / "digests.json"
+
+
+def model(dtype):
+    """The base: 29 weights, multiples of 1/64."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3), torch.nn.LayerNorm(1)).to(dtype)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(((torch.arange(p.numel()) * 37 % 101) / 64 - 0.75).reshape(p.shape))
+    return net
+
+
+def numbers(step, count):
+    """Fractions that float32 holds exactly."""
+    return ((np.arange(count) * 29 + step * 17) % 83 / 32 - 1.25).astype(np.float32)
+
+
+def ferret(step, parts=1):
+    if step == 3:
+        return FerretStep(())  # a round that nobody answered
+    seeds = [2**64 - step - i for i in range(parts)]
+    return FerretStep(tuple(Coefficients(s, (numbers(step, 3), numbers(step + 1, 2))) for s in seeds))
+
+
+def pro(step):
+    return Accumulated(numbers(step, 8), np.abs(numbers(step, 8)), np.arange(8, dtype=np.uint32) + step)
+
+
+def feedsign(step, votes=1):
+    return Votes(np.where(numbers(step, votes if step != 5 else 0) > 0, 1, -1).astype(np.int8))
+
+
+METHODS = {
+    "ferret-shared": (Ferret(directions=5, blocks=2, basis="truncated_normal", allocation="size", seeds="shared"),
+                      ferret, 4),
+    "ferret-own": (Ferret(directions=5, blocks=2, basis="hadamard", allocation="previous", seeds="per-client"),
+                   lambda step: ferret(step, 2), 4),
+    "fedkseed": (FedKSeed(candidates=8, rate=0.0625, basis="normal"), lambda step: Accumulated(numbers(step, 8)), 4),
+    "fedkseed-pro": (FedKSeed(candidates=8, rate=0.0625, basis="rademacher", importance=True), pro, 4),
+    "feedsign": (FeedSign(rate=0.0625, basis="normal"), feedsign, 21),
+    "feedsign-votes": (FeedSign(rate=0.0625, basis="rademacher", votes_per_round=11, optimizer="momentum"),
+                       lambda step: feedsign(step, 11), 8),
+    "dp-feedsign": (FeedSign(rate=0.0625, basis="hadamard", epsilon=0.5, small_steps="from-base"), feedsign, 8),
+    "zo-fedsgd-own": (ZOFedSGD(rate=0.0625, basis="rademacher", small_steps="stochastic"),
+                      lambda step: Projections(numbers(step, 2), np.array([step, 2**32 - step], dtype=np.uint32)), 8),
+    "zo-fedsgd-shared": (ZOFedSGD(rate=0.0625, seeds="shared"), lambda step: Projections(numbers(step, 1)), 8),
+    "mezo": (MeZO(rate=0.0625, estimates=3, optimizer="adam"), lambda step: Projections(numbers(step, 3)), 8),
+}  # fmt: skip
+DTYPES = {"zo-fedsgd-own": torch.bfloat16, "ferret-own": torch.float16}
+
+
+def dtype_of(name):
+    """The dtype of a golden orbit's base."""
+    return DTYPES.get(name, torch.float32)
+
+
+def write(name, path, start=None):
+    """Write one as a run does, step by step.
+
+    Args:
+        name: which.
+        path: the file.
+        start: bytes to begin with instead of the header as it is encoded here: compressors differ.
+
+    Returns:
+        The digest after each step, that of the base first.
+    """
+    method, make, steps = METHODS[name]
+    net = model(dtype_of(name))
+    digest = base_digest(net)
+    space = ParameterSpace(net, method.blocks)
+    header = Header("golden", digest, str(dtype_of(name)).removeprefix("torch."), space.layout, method, 7)
+    if start is not None:
+        path.write_bytes(start)
+    writer = OrbitWriter(path, header, resume=start is not None)
+    if method.from_base:
+        space.keep_base()
+    state = method.start(space.layout, 7)
+    digests = [space.digest()]
+    for number in range(1, steps + 1):
+        step = method.decode_step(state, make(number).encode())
+        method.apply(state, step, space)
+        state = method.advance(state, step)
+        digests.append(space.digest())
+        known = not method.stepwise or number == steps
+        writer.append(Record(number, step.encode(), digests[-1] if known else NO_DIGEST))
+    writer.close()
+    return digests
+
+
+if __name__ == "__main__":
+    digests = {}
+    for name in METHODS:
+        path = FOLDER / f"{name}.orbit"
+        path.unlink(missing_ok=True)
+        digests[name] = write(name, path)
+        Orbit.open(path)
+        print(f"{path.name}: {path.stat().st_size} bytes")
+    DIGESTS.write_text(json.dumps(digests, indent=1) + "\n")

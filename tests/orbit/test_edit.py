@@ -1,0 +1,230 @@
+"""Rollback, compaction, comparison, signatures; and the sizes that are promised."""
+
+import os
+import runpy
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedseed import FedKSeed, FeedSign, Ferret, Orbit, ParameterSpace
+from fedseed.errors import OrbitError
+from fedseed.methods.base import Contribution
+from fedseed.methods.fedkseed import Accumulated
+from fedseed.methods.feedsign import Votes
+from fedseed.methods.ferret import Coefficients, FerretStep
+from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record, edit, signature
+from fedseed.parameters import base_digest
+
+FOLDER = Path(__file__).with_name("golden")
+MAKE = runpy.run_path(str(FOLDER / "make.py"))
+NAMES = sorted(MAKE["METHODS"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rollback_to_any_step(name, tmp_path):
+    source = FOLDER / f"{name}.orbit"
+    before = source.read_bytes()
+    whole = Orbit.open(source)
+    for to in range(whole.last + 1):
+        short = edit.rollback(source, to, tmp_path / f"{to}.orbit")
+        assert [r.payload for r in short.steps()] == [r.payload for r in whole.steps(to)] and not short.complete
+        base = MAKE["model"](MAKE["dtype_of"](name))
+        assert short.replay(base) == whole.replay(MAKE["model"](MAKE["dtype_of"](name)), to)
+    assert source.read_bytes() == before
+    with pytest.raises(OrbitError, match="exists: choose another file"):
+        edit.rollback(source, 1, tmp_path / "1.orbit")
+    with pytest.raises(OrbitError, match=f"steps 0 to {whole.last}"):
+        edit.rollback(source, whole.last + 1, tmp_path / "x.orbit")
+    assert not (tmp_path / "x.orbit").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_orbit_that_is_rolled_back_and_extended_is_the_one_it_was(name, tmp_path):
+    whole = Orbit.open(FOLDER / f"{name}.orbit")
+    edit.rollback(FOLDER / f"{name}.orbit", 2, tmp_path / "a.orbit")
+    writer = OrbitWriter(tmp_path / "a.orbit", whole.header, resume=True)
+    for record in whole.steps():
+        if record.round > 2:
+            writer.append(record)
+    writer.close()
+    assert (tmp_path / "a.orbit").read_bytes() == (FOLDER / f"{name}.orbit").read_bytes()
+    writer = OrbitWriter(tmp_path / "a.orbit", whole.header, resume=True)
+    with pytest.raises(OrbitError, match="complete, nothing can be added"):
+        writer.append(Record(whole.last + 1, b""))
+    writer.close()
+    assert (tmp_path / "a.orbit").read_bytes() == (FOLDER / f"{name}.orbit").read_bytes()
+
+
+def test_what_comes_before_damage_can_be_saved(tmp_path):
+    data = bytearray((FOLDER / "fedkseed.orbit").read_bytes())
+    data[-200] ^= 1  # in step 3
+    (tmp_path / "a.orbit").write_bytes(data)
+    with pytest.raises(OrbitError, match=r"step 3 is damaged.*; steps up to 2 can be saved"):
+        edit.rollback(tmp_path / "a.orbit", 3, tmp_path / "b.orbit")
+    assert edit.rollback(tmp_path / "a.orbit", 2, tmp_path / "b.orbit").last == 2
+
+
+@pytest.mark.parametrize("name", ["fedkseed", "fedkseed-pro"])
+def test_a_compacted_orbit_holds_the_final_model_only(name, tmp_path):
+    whole = Orbit.open(FOLDER / f"{name}.orbit")
+    small = edit.compact(FOLDER / f"{name}.orbit", tmp_path / "small.orbit")
+    assert small.complete and small.last == whole.last and len(small) == 1 and small.size < whole.size
+    base = MAKE["dtype_of"](name)
+    assert small.replay(MAKE["model"](base)) == whole.replay(MAKE["model"](base))
+    small.check_steps()
+    for upto in (0, whole.last - 1):
+        with pytest.raises(OrbitError, match=f"compacted, it holds nothing before step {whole.last}"):
+            small.replay(MAKE["model"](base), upto)
+    data = (tmp_path / "small.orbit").read_bytes()
+    for length in range(len(data)):  # here a cut between records is found, too
+        with pytest.raises(OrbitError):
+            Orbit.parse(data[:length])
+
+
+def test_what_can_not_be_compacted(tmp_path):
+    with pytest.raises(OrbitError, match="every step of ferret counts"):
+        edit.compact(FOLDER / "ferret-own.orbit", tmp_path / "a.orbit")
+    edit.rollback(FOLDER / "fedkseed.orbit", 0, tmp_path / "empty.orbit")
+    with pytest.raises(OrbitError, match="has no steps"):
+        edit.compact(tmp_path / "empty.orbit", tmp_path / "a.orbit")
+
+
+def test_differences(tmp_path):
+    def open_(name):
+        return Orbit.open(FOLDER / f"{name}.orbit")
+
+    assert edit.differences(open_("mezo"), open_("mezo")) == []
+    lines = edit.differences(open_("feedsign"), open_("dp-feedsign"))
+    assert "method.epsilon: None, 0.5" in lines and "method.basis: normal, hadamard" in lines
+    assert lines[-1].startswith("the same up to step 8") or lines[-1].endswith("is the first that differs")
+    short = edit.rollback(FOLDER / "mezo.orbit", 5, tmp_path / "short.orbit")
+    assert edit.differences(open_("mezo"), short) == [
+        "the same up to step 5, where one ends; the other goes on to step 8"
+    ]
+    small = edit.compact(FOLDER / "fedkseed.orbit", tmp_path / "small.orbit")
+    assert edit.differences(open_("fedkseed"), small) == ["one is compacted: steps are compared from 4 on"]
+    writer = OrbitWriter(tmp_path / "other.orbit", open_("mezo").header)
+    for record in open_("mezo").steps():
+        writer.append(Record(record.round, record.payload if record.round != 4 else b""))
+    writer.close()
+    assert edit.differences(open_("mezo"), Orbit.open(tmp_path / "other.orbit")) == ["step 4 is the first that differs"]
+
+
+# -- sizes, on the small base --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def on_small_base(small):
+    """Headers as runs on the small base write them."""
+    model, _ = small
+    digest = base_digest(model)
+
+    def header(method):
+        return Header("small", digest, "float32", ParameterSpace(model, method.blocks).layout, method, 1)
+
+    return header
+
+
+def write(path, header, steps):
+    writer = OrbitWriter(path, header)
+    for number, step in enumerate(steps, start=1):
+        writer.append(Record(number, step.encode(), "12" * 16))
+    writer.close()
+    return path.stat().st_size
+
+
+def test_ten_thousand_feedsign_steps_take_2_kb(on_small_base, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    header = on_small_base(FeedSign())
+    signs = np.random.default_rng(0).choice([-1, 1], 10_000).astype(np.int8)
+    size = write(tmp_path / "a.orbit", header, (Votes(signs[i : i + 1]) for i in range(10_000)))
+    assert size == len(header.encode()) + 16 + (48 + 1250) + 48  # header, one record, the end
+    assert size <= 2000
+    assert [r.payload for r in Orbit.open(tmp_path / "a.orbit").steps()] == [bytes([int(s > 0)]) for s in signs]
+
+
+def test_a_packed_record_has_at_most_65536_steps(on_small_base, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    write(tmp_path / "a.orbit", on_small_base(FeedSign()), [Votes(np.ones(1, dtype=np.int8))] * 70_000)
+    assert [part.steps for part in Orbit.open(tmp_path / "a.orbit").parts] == [65_536, 70_000 - 65_536]
+
+
+def test_the_final_model_of_fedkseed_takes_17_kb(on_small_base, tmp_path):
+    numbers = np.random.default_rng(0).normal(size=4096).astype(np.float32)
+    for method in (FedKSeed(), FedKSeed(basis="hadamard", importance=False, small_steps="stochastic")):
+        (tmp_path / "a.orbit").unlink(missing_ok=True)
+        (tmp_path / "b.orbit").unlink(missing_ok=True)
+        write(tmp_path / "a.orbit", on_small_base(method), [Accumulated(numbers * r) for r in range(40)])
+        assert edit.compact(tmp_path / "a.orbit", tmp_path / "b.orbit").size <= 17_000
+
+
+@pytest.mark.parametrize("blocks", ["one", "packed"])
+def test_twelve_rounds_of_ferret_take_400_kb(on_small_base, tmp_path, blocks):
+    """K = 8,000 in all, ten clients: with a shared seed their coefficients add up."""
+    method = Ferret(directions=8000, basis="hadamard", blocks=blocks, allocation="size", seeds="shared")
+    header = on_small_base(method)
+    state = method.start(header.layout, 1)
+    counts = method.allocate(state, np.ones(len(header.layout.block_sizes)))
+    generator = np.random.default_rng(0)
+
+    def step(number):
+        seed = method.plan(state, number).seed
+        updates = [
+            Coefficients(seed, tuple(generator.normal(size=c).astype(np.float32) for c in counts)) for _ in range(10)
+        ]
+        return method.aggregate(state, number, [Contribution(i, 0.1, u) for i, u in enumerate(updates)])
+
+    assert isinstance(step(1), FerretStep)
+    size = write(tmp_path / "a.orbit", header, [step(number) for number in range(1, 13)])
+    assert 12 * 32_000 < size <= 400_000
+
+
+# -- signatures ------------------------------------------------------------------------------------------------------
+
+
+def test_signatures(tmp_path):
+    pytest.importorskip("cryptography")
+    orbit = tmp_path / "a.orbit"
+    orbit.write_bytes((FOLDER / "mezo.orbit").read_bytes())
+    public = signature.generate_key(tmp_path / "key")
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert public == tmp_path / "key.pub" and b"PUBLIC KEY" in public.read_bytes()
+    with pytest.raises(OrbitError, match="never overwritten"):
+        signature.generate_key(tmp_path / "key")
+    assert signature.sign(orbit, tmp_path / "key") == tmp_path / "a.orbit.sig"
+    assert (tmp_path / "a.orbit.sig").stat().st_size == 64
+    signature.verify(orbit, public)
+    (tmp_path / "moved").write_bytes((tmp_path / "a.orbit.sig").read_bytes())
+    signature.verify(orbit, public, tmp_path / "moved")
+    other = signature.generate_key(tmp_path / "other")
+    with pytest.raises(OrbitError, match="not this key's signature"):
+        signature.verify(orbit, other)
+    for wrong, match in ((tmp_path / "key", "not a public key"), (orbit, "not a public key")):
+        with pytest.raises(OrbitError, match=match):
+            signature.verify(orbit, wrong)
+    with pytest.raises(OrbitError, match="not a private key"):
+        signature.sign(orbit, public)
+    with pytest.raises(OrbitError, match="can't be read"):
+        signature.verify(orbit, public, tmp_path / "none")
+    orbit.write_bytes((FOLDER / "feedsign.orbit").read_bytes())
+    with pytest.raises(OrbitError, match="not this key's signature"):
+        signature.verify(orbit, public)
+    orbit.write_bytes(orbit.read_bytes()[:-1])
+    with pytest.raises(OrbitError, match="cut short"):  # a damaged orbit is not signed
+        signature.sign(orbit, tmp_path / "key")
+
+
+def test_digests_that_the_run_did_not_have_are_found(tmp_path):
+    header = Orbit.open(FOLDER / "fedkseed.orbit").header
+    writer = OrbitWriter(tmp_path / "a.orbit", header)
+    for record in Orbit.open(FOLDER / "fedkseed.orbit").steps():
+        digest = {2: "77" * 16, 4: NO_DIGEST}.get(record.round, record.digest)
+        writer.append(Record(record.round, record.payload, digest))
+    writer.close()
+    orbit = Orbit.open(tmp_path / "a.orbit")
+    base = MAKE["dtype_of"]("fedkseed")
+    orbit.replay(MAKE["model"](base))  # the last recorded digest is right
+    with pytest.raises(OrbitError, match="after step 2"):
+        orbit.replay(MAKE["model"](base), check_all=True)

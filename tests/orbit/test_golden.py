@@ -1,0 +1,58 @@
+"""Files that every later version of this format must read, replay and write alike."""
+
+import json
+import runpy
+import zlib
+from pathlib import Path
+
+import pytest
+
+from fedseed import Orbit
+from fedseed.methods import METHODS
+from fedseed.orbit import edit
+
+FOLDER = Path(__file__).with_name("golden")
+MAKE = runpy.run_path(str(FOLDER / "make.py"))
+DIGESTS = json.loads((FOLDER / "digests.json").read_text())
+
+
+def test_every_method_with_an_orbit_has_one():
+    methods = {Orbit.open(FOLDER / f"{name}.orbit").header.method.name for name in DIGESTS}
+    assert methods == {m.model_fields["name"].default for m in METHODS if not m.dense}
+    assert set(DIGESTS) == set(MAKE["METHODS"]) == {p.stem for p in FOLDER.glob("*.orbit")}
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_golden_orbits_are_read_and_replayed_to_their_digests(name):
+    orbit = Orbit.open(FOLDER / f"{name}.orbit")
+    orbit.check_steps()
+    assert orbit.complete and len(orbit) == orbit.last == len(DIGESTS[name]) - 1
+    for step, digest in enumerate(DIGESTS[name]):
+        assert orbit.replay(MAKE["model"](MAKE["dtype_of"](name)), step) == digest
+    assert orbit.replay(MAKE["model"](MAKE["dtype_of"](name)), check_all=True) == DIGESTS[name][-1]
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_the_writer_makes_the_same_bytes(name, tmp_path):
+    golden = (FOLDER / f"{name}.orbit").read_bytes()
+    start = Orbit.parse(golden).start
+    assert MAKE["write"](name, tmp_path / "a.orbit", start) == DIGESTS[name]
+    assert (tmp_path / "a.orbit").read_bytes() == golden
+    assert MAKE["write"](name, tmp_path / "b.orbit") == DIGESTS[name]
+    if "ng" not in zlib.ZLIB_RUNTIME_VERSION:  # zlib-ng compresses in its own way: the header reads the same
+        assert (tmp_path / "b.orbit").read_bytes() == golden
+    assert edit.differences(Orbit.parse(golden), Orbit.open(tmp_path / "b.orbit")) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", DIGESTS)
+def test_the_reference_kernels_replay_to_the_same_bits(name, dtype, tmp_path, monkeypatch):
+    """Every method in every dtype, to every step."""
+    import torch
+
+    monkeypatch.setitem(MAKE["write"].__globals__["DTYPES"], name, getattr(torch, dtype))
+    digests = MAKE["write"](name, tmp_path / "a.orbit")
+    orbit = Orbit.open(tmp_path / "a.orbit")
+    monkeypatch.setenv("FEDSEED_KERNELS", "reference")
+    for step, digest in enumerate(digests):
+        assert orbit.replay(MAKE["model"](getattr(torch, dtype)), step) == digest

@@ -1,0 +1,392 @@
+"""Triton's kernels give the reference's bits: in Triton's interpreter (see tests/conftest.py), or on a GPU if any.
+
+The interpreter takes some milliseconds for a tile and a direction, so runs are short here. `test_large_runs_on_a_gpu`
+repeats the comparisons on millions of elements.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import Basis, ParameterSpace
+from fedseed.parameters import Term
+from fedseed.randomness import BASES
+from fedseed.randomness.kernels import load
+from fedseed.randomness.kernels.reference import Part, from_float
+
+pytest.importorskip("triton")
+
+REFERENCE, CPU, TRITON = load("reference"), load("cpu"), load("triton")
+GPU = torch.cuda.is_available() and not TRITON._interpreted()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPES = ["float32", "bfloat16", "float16"]
+# (first element, elements): across tiles, chunks, a span and 32 bits; multiples of nothing
+RUNS = [(0, 1), (3, 17), (1000, 4097), (2**20 - 77, 1203), (2**33 + 5, 513)]
+LONG = (4093, 10_007)  # for the bases of signs, which are quicker
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quicker():
+    """A kernel has patched Triton's language already; its helpers would do so again: a third of the time."""
+    if GPU:
+        yield
+        return
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpretedFunction, "__call__", lambda self, *a, **k: self.rewrite()(*a, **k))
+        yield
+
+
+def same_bits(a, b):
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}"))
+
+
+def stored(rng, count, dtype):
+    """Random weights as `reference` takes them."""
+    values = rng.normal(size=count).astype(np.float32)
+    return values if dtype == "float32" else from_float(values, dtype)
+
+
+def tensor(array, dtype):
+    """A copy of them as `triton` takes them."""
+    if dtype == "float32":
+        return torch.from_numpy(array.copy()).to(DEVICE)
+    return torch.from_numpy(array.view(np.int16).copy()).view(getattr(torch, dtype)).to(DEVICE)
+
+
+def array(moved):
+    """Back again."""
+    if moved.dtype == torch.float32:
+        return moved.cpu().numpy()
+    return moved.cpu().view(torch.int16).numpy().view(np.uint16)
+
+
+def coefficients(rng, count, used=1.0):
+    c = rng.normal(size=count).astype(np.float32)
+    c[rng.random(count) >= used] = 0
+    c[0] = 0.25
+    return c
+
+
+def check_moved(parts, dtype, start, count, length, other=REFERENCE, in_place=False):
+    w = stored(np.random.default_rng(5), count, dtype)
+    expected = np.empty_like(w)
+    other.move(expected, w, dtype, other.prepare(parts, length), -1.3, start)
+    assert count == 1 or (expected != w).any()
+    source = tensor(w, dtype)
+    out = source if in_place else torch.empty_like(source)
+    TRITON.move(out, source, dtype, TRITON.prepare(parts, length), -1.3, start)
+    same_bits(array(out), expected)
+    if not in_place:
+        same_bits(array(source), w)
+
+
+def check_projected(spec, first, count, x, start, length, other=REFERENCE):
+    expected = other.project(spec, first, count, x, start, length)
+    same_bits(TRITON.project(spec, first, count, torch.from_numpy(x).to(DEVICE), start, length), expected)
+    return expected
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(("start", "count"), [*RUNS, LONG])
+@pytest.mark.parametrize("directions", [1, 7])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_moved_weights(name, start, count, directions, dtype):
+    """`cpu` is compared with `reference` elsewhere, so that one of the two is enough here."""
+    if not GPU and "normal" in name and ((start, count) == LONG or (count > 4000 and dtype != "bfloat16")):
+        pytest.skip("takes the interpreter long")
+    c = coefficients(np.random.default_rng(directions), directions)
+    parts = [Part(Basis(name, 12345678901234567, size=64).spec, 61, c)]
+    check_moved(parts, dtype, start, count, max(count, 5000), in_place=directions == 7)
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_directions(name, dtype):
+    """4,096 directions at once. In the interpreter most coefficients are zero, but for `hadamard`."""
+    used = 1.0 if GPU or name == "hadamard" else 0.02
+    c = coefficients(np.random.default_rng(1), 4096, used)
+    check_moved([Part(Basis(name, 99, size=4096).spec, 0, c)], dtype, 4099, 301, 301)
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(("start", "count", "directions", "first"), [
+    *((*run, 7, 3) for run in RUNS), (*LONG, 150, 61), (3, 17, 150, 61), (4000, 101, 4096, 0), (4000, 101, 4099, 1),
+])  # fmt: skip
+def test_projections(name, start, count, directions, first):
+    if not GPU and "normal" in name and ((start, count) == LONG or directions == 4099):
+        pytest.skip("takes the interpreter long")
+    x = np.random.default_rng(2).normal(size=count).astype(np.float32)
+    spec = Basis(name, 2**64 - 3, size=64 if directions < 4096 else 4096).spec
+    check_projected(spec, first, directions, x, start, max(count, 5000))
+
+
+@pytest.mark.parametrize("name", ["rademacher", "hadamard"])
+def test_projections_over_several_launches(name, monkeypatch):
+    """Spans are taken in waves and directions in groups; neither changes a bit."""
+    monkeypatch.setattr(TRITON, "_SCRATCH", 1)
+    monkeypatch.setattr(TRITON, "_GROUP", 3)
+    x = np.random.default_rng(2).normal(size=1500).astype(np.float32)
+    check_projected(Basis(name, 1, size=8).spec, 5, 7, x, 2**21 - 700, 1500)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, np.float32])
+def test_projections_take_tensors_and_arrays(kind):
+    values = torch.randn(300, generator=torch.Generator().manual_seed(0))
+    spec = Basis("rademacher", 3).spec
+    x = values.numpy() if kind is np.float32 else values.to(kind)
+    expected = REFERENCE.project(spec, 0, 5, x if kind is np.float32 else x.float().numpy(), 100, 300)
+    same_bits(TRITON.project(spec, 0, 5, x if kind is np.float32 else x.to(DEVICE), 100, 300), expected)
+    assert TRITON.project(spec, 0, 0, x, 100, 300).shape == (0,)
+    same_bits(TRITON.project(spec, 0, 5, x[:0], 100, 300), np.zeros(5, dtype=np.float32))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_single_directions_and_sums(name):
+    spec = Basis(name, 8, size=100).spec
+    for k, start, count in ((0, 0, 5), (130, 1021, 300), (2**32 - 1, 2**33 - 2, 9)):
+        ends = (start, start + count, 5000)
+        same_bits(TRITON.direction(spec, k, *ends), REFERENCE.direction(spec, k, *ends))
+        part = [Part(spec, k, np.full(1, -0.7, dtype=np.float32))]
+        expected = REFERENCE.combine(REFERENCE.prepare(part, 5000), *ends[:2])
+        total = TRITON.combine(TRITON.prepare(part, 5000), *ends[:2])
+        assert total.device.type == DEVICE
+        same_bits(total.cpu().numpy(), expected)
+    assert len(TRITON.direction(spec, 0, 7, 7, 5000)) == 0
+
+
+MIXED = [("hadamard", 20), ("hadamard", 21), ("normal", 22), ("truncated_normal", 23), ("rademacher", 24)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", [MIXED, MIXED[::-1], [("rademacher", 1), ("rademacher", 2), ("rademacher", 1)]])
+def test_parts_of_several_bases(dtype, order):
+    """Also parts with nothing to add, and directions of several basis numbers."""
+    rng = np.random.default_rng(3)
+    parts = [
+        Part(Basis(name, seed, size=16).spec, 30 * i, coefficients(rng, 3)) for i, (name, seed) in enumerate(order)
+    ]
+    parts.insert(1, Part(Basis("normal", 5).spec, 0, np.zeros(2, dtype=np.float32)))
+    parts.append(Part(Basis("hadamard", 5, size=8192).spec, 8190, coefficients(rng, 5)))
+    check_moved(parts, dtype, 1000, 301, 5000)
+    check_moved(parts, dtype, 2**20 - 5, 20, 5000, in_place=True)
+
+
+def test_one_launch_where_all_parts_are_of_a_kind(monkeypatch):
+    launches = []
+    launch = TRITON._launch
+    monkeypatch.setattr(TRITON, "_launch", lambda kernel, *a, **k: (launches.append(kernel), launch(kernel, *a, **k)))
+    c = np.ones(3, dtype=np.float32)
+    for name in BASES:
+        launches.clear()
+        check_moved([Part(Basis(name, seed, size=2).spec, 0, c) for seed in range(3)], "bfloat16", 5, 40, 40)
+        assert len(launches) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "start", "width"), [
+    ("normal", 2**20 - 77, 7), ("truncated_normal", 5, 1), ("rademacher", 2**33 - 1, 33), ("hadamard", 4000, 5000),
+])  # fmt: skip
+def test_rows_of_a_matrix(name, start, width, dtype):
+    w = stored(np.random.default_rng(6), 12 * width, dtype)
+    parts = [Part(Basis(name, 4, size=64).spec, 60, coefficients(np.random.default_rng(0), 6))]
+    if width == 33:
+        parts.append(Part(Basis("normal", 4).spec, 0, np.ones(1, dtype=np.float32)))
+    rows = np.array([11, 0, 5, 5])
+    expected = np.empty((4, width), dtype=w.dtype)
+    REFERENCE.move_rows(expected, w.reshape(12, width), rows, dtype, REFERENCE.prepare(parts, 60_000), 0.3, start)
+    out = torch.empty(4, width, dtype=getattr(torch, dtype), device=DEVICE)
+    TRITON.move_rows(
+        out, tensor(w, dtype).view(12, width), torch.from_numpy(rows).to(DEVICE), dtype,
+        TRITON.prepare(parts, 60_000), 0.3, start,
+    )  # fmt: skip
+    same_bits(array(out), expected)
+    none = torch.empty(0, width, dtype=getattr(torch, dtype), device=DEVICE)
+    TRITON.move_rows(
+        none, tensor(w, dtype).view(12, width), torch.zeros(0, dtype=torch.int64, device=DEVICE), dtype,
+        TRITON.prepare(parts, 60_000), 0.3, start,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("change", [0.0, 1e-8, 3e-5, -0.7, 1e4, 3e38])
+def test_every_16_bit_number_is_read_and_rounded_as_the_reference_does(dtype, change):
+    every = np.arange(1 << 16, dtype=np.uint16)
+    finite = torch.isfinite(torch.from_numpy(every.view(np.int16)).view(getattr(torch, dtype)).float()).numpy()
+    every = every[finite]
+    part = [Part(Basis("rademacher", 5).spec, 0, np.ones(1, dtype=np.float32))]
+    expected = np.empty_like(every)
+    with np.errstate(over="ignore"):
+        REFERENCE.move(expected, every, dtype, REFERENCE.prepare(part, len(every)), change, 0)
+    out = tensor(every, dtype)
+    TRITON.move(out, out, dtype, TRITON.prepare(part, len(every)), change, 0)
+    same_bits(array(out), expected)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, 1.0, 1e-42, -3e38])
+def test_scales_that_compilers_treat_specially(scale):
+    """1e-42 has no normal float32; the change itself is denormal too."""
+    part = [Part(Basis("hadamard", 5, size=4).spec, 0, np.array([0.5, 0.25], dtype=np.float32))]
+    w = np.array([0.0, -0.0, 1e-44, -1e-39, 1.0], dtype=np.float32)
+    expected = np.empty_like(w)
+    REFERENCE.move(expected, w, "float32", REFERENCE.prepare(part, 5), scale, 1)
+    out = tensor(w, "float32")
+    TRITON.move(out, out, "float32", TRITON.prepare(part, 5), scale, 1)
+    same_bits(array(out), expected)
+
+
+def test_nothing_to_add_leaves_the_weights():
+    for parts in ([], [Part(Basis("hadamard", 1).spec, 0, np.zeros(3, dtype=np.float32))]):
+        w = torch.linspace(-1, 1, 900, device=DEVICE)
+        before = w.clone()
+        TRITON.move(w, w, "float32", TRITON.prepare(parts, 900), 0.5, 0)
+        assert torch.equal(w, before)
+
+
+def test_gaps_in_memory_are_refused():
+    part = TRITON.prepare([], 8)
+    with pytest.raises(ValueError, match="contiguous"):
+        TRITON.move(torch.zeros(8, device=DEVICE)[::2], torch.zeros(4, device=DEVICE), "float32", part, 1.0, 0)
+
+
+class Model(torch.nn.Module):
+    """A tied embedding, one weight that lies transposed in memory, one frozen parameter."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(37, 16, dtype=dtype)
+        self.hidden = torch.nn.Linear(16, 16, dtype=dtype)
+        self.hidden.weight = torch.nn.Parameter(torch.randn(16, 16).to(dtype).t())
+        self.frozen = torch.nn.Parameter(torch.ones(5, dtype=dtype), requires_grad=False)
+        self.output = torch.nn.Linear(16, 37, bias=False, dtype=dtype)
+        self.output.weight = self.embedding.weight
+
+
+def everything(name, dtype, blocks, device):
+    """Digests of all that a parameter space does."""
+    space = ParameterSpace(Model(dtype).to(device), blocks)
+    basis, other = Basis(name, 3, size=8), Basis("normal" if name == "hadamard" else "hadamard", 4, size=4)
+    shares = [np.linspace(-1, 2, 1 + b % 3, dtype=np.float32) for b in range(len(space.layout.block_sizes))]
+    found = {}
+    space.keep_base()
+    space.add(basis, shares, scale=-0.37)
+    found["add"] = space.digest()
+    delta = torch.randn(space.size, generator=torch.Generator().manual_seed(1))
+    for kind, x in (("tensor", delta.to(device)), ("bfloat16", delta.to(device).bfloat16()), ("array", delta.numpy())):
+        parts = space.project(x, basis, [2] * len(shares), first=1)
+        found[f"project {kind}"] = [hashlib.sha1(p.tobytes()).hexdigest() for p in parts]
+    start = [p + 0.125 for p in space.snapshot()]
+    parts = space.project_change(start, basis, [2] * len(shares))
+    found["project change"] = [hashlib.sha1(p.tobytes()).hexdigest() for p in parts]
+    with space.perturbed(basis, 5, 0.1), torch.no_grad():
+        looked_up = space.model.embedding(torch.tensor([[3, 0], [36, 3]], device=device))
+        assert looked_up.shape == (2, 2, 16)
+        whole = torch.cat([p.reshape(-1) for p in space.parameters])
+        found["perturbed"] = [looked_up.float().cpu().tolist(), whole.float().cpu().tolist()]
+    assert space.digest() == found["add"]
+    space.add_terms([Term(basis, shares), Term(other, [0.5, -2.0], first=3)], scale=1e-3, rounding=(7, 1))
+    found["stochastic"] = space.digest()
+    space.rebuild([Term(basis, [0.1]), Term(other, [0.2])])
+    found["rebuild"] = space.digest()
+    return found
+
+
+@pytest.mark.parametrize(("name", "dtype", "blocks"), [
+    ("hadamard", torch.bfloat16, 5), ("hadamard", torch.float32, "one"), ("rademacher", torch.float16, "tensor"),
+    ("normal", torch.bfloat16, "tensor"), ("truncated_normal", torch.float32, 4),
+])  # fmt: skip
+def test_parameter_spaces_agree(name, dtype, blocks, monkeypatch):
+    found = {}
+    for kernels in ("reference", "cpu", "triton"):
+        monkeypatch.setenv("FEDSEED_KERNELS", kernels)
+        found[kernels] = everything(name, dtype, blocks, DEVICE if kernels == "triton" else "cpu")
+    assert found["triton"] == found["reference"]
+    assert found["cpu"] == found["reference"]
+
+
+COMPILE = """
+import re
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from fedseed.randomness.kernels import triton as kernels
+
+if not torch.cuda.is_available():
+    try:
+        kernels.combine(kernels.prepare([], 3), 0, 3)
+    except RuntimeError as error:
+        assert "TRITON_INTERPRET" in str(error)
+    else:
+        raise AssertionError("ran without a GPU")
+
+def compiled(kernel, pointers, fused=False, **constants):
+    types = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in kernel.arg_names}
+    places = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
+    source = ASTSource(kernel, types, constexprs=places)
+    options = {"num_warps": 4, **kernels.OPTIONS}
+    if fused:
+        options["enable_fp_fusion"] = True
+    return triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options).asm["ptx"]
+
+def contracted(ptx):
+    return re.findall(r"fma[.]\\S*", ptx)
+
+add = {"out": "*i16", "source": "*i16", "rows": "*i64", "begun": "*fp32", "units": "*i64", "payload": "*i32"}
+lanes = {"sums": "*fp32", "x": "*fp32"}
+found = {}
+for kind, tile in kernels._TILE.items():
+    found["add", kind] = compiled(kernels._add_up, add, KIND=kind, DTYPE=2, ROWS=False, BEGUN=False, TILE=tile)
+    found["rows", kind] = compiled(kernels._add_up, add, KIND=kind, DTYPE=3, ROWS=True, BEGUN=True, TILE=tile)
+    if kind < 3:
+        found["lanes", kind] = compiled(kernels._lane_sums, lanes, KIND=kind, DIRECTIONS=128)
+found["spans"] = compiled(kernels._span_sums, {"out": "*fp64", "sums": "*fp32"}, DIRECTIONS=128)
+found["fold"] = compiled(kernels._fold, lanes, COLUMNS=1024)
+found["rows"] = compiled(kernels._add_rows, {"out": "*fp64", "sums": "*fp32"}, COLUMNS=128)
+for name, ptx in found.items():
+    wrong = contracted(ptx) + re.findall(r"\\S*[.]approx\\S*|(?<!sqrt[.]rn)[.]ftz\\S*|div[.]\\S*f32", ptx)
+    assert not wrong, (name, wrong)
+for name in ("add", "rows", "lanes"):
+    assert "sqrt.rn" in found[name, 0]
+assert contracted(compiled(kernels._lane_sums, lanes, fused=True, KIND=0, DIRECTIONS=128))  # so the search finds them
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_compiled_for_a_gpu_every_operation_rounds_by_itself(tmp_path):
+    """No GPU is needed to compile. No contraction, no approximations, no flushing of denormals.
+
+    `sqrt` may flush (old Triton asks it to): its argument is zero or above 1e-7.
+    """
+    compiler = pytest.importorskip("triton.compiler")
+    if "constexprs" not in compiler.ASTSource.__init__.__code__.co_varnames:
+        pytest.skip("an older Triton, whose sources are described differently")
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, env=environment
+    )  # fmt: skip
+    assert done.stdout.strip() == "done", done.stderr
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU: the interpreter would take hours")
+@pytest.mark.parametrize("name", BASES)
+def test_large_runs_on_a_gpu(name):
+    """Against the CPU's kernels: every dtype, thousands of directions, several spans, indices beyond 32 bits."""
+    rng = np.random.default_rng(9)
+    for dtype in DTYPES:
+        for start, count, directions in ((0, 2**22, 64), (2**20 - 77, 3_000_017, 7), (2**33 + 5, 70_001, 4096)):
+            c = coefficients(rng, directions)
+            part = [Part(Basis(name, 17, size=4096).spec, 3, c)]
+            check_moved(part, dtype, start, count, count, other=CPU)
+            check_moved(part, dtype, start, count, count, other=CPU, in_place=True)
+    for start, count, directions in ((2**20 - 77, 3_000_017, 50), (2**33 + 5, 70_001, 5000), (0, 2**22, 128)):
+        x = rng.normal(size=count).astype(np.float32)
+        check_projected(Basis(name, 17, size=4096).spec, 3, directions, x, start, count, other=CPU)
