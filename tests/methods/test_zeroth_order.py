@@ -143,7 +143,7 @@ def test_feedsign_with_one_client_follows_the_sign_of_mezos_projections():
 
 def test_fedkseed_with_a_pool_as_large_as_the_steps_is_plain_local_training_along_those_seeds():
     """One client, one round, a candidate for each step: the local weights are those of MeZO steps done by hand."""
-    method = FedKSeed(**QUICK, candidates=4096, steps=12)
+    method = FedKSeed(**QUICK, candidates=4096, steps=12, basis="normal")
     run = federation(method, 1, rounds=1)
     run.coordinator.open(1)
     plan = run.coordinator.plan(0)

@@ -81,7 +81,7 @@ class FedKSeedState(State):
 
 
 class FedKSeed(ZerothOrder):
-    """FedKSeed's settings; defaults as published.
+    """FedKSeed's settings; defaults as published but for the basis.
 
     Args (besides those of `ZerothOrder`):
         candidates: K.
@@ -99,6 +99,7 @@ class FedKSeed(ZerothOrder):
     candidates: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
     importance: bool = False
     steps: PositiveInt = 200
+    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "hadamard"  # the pool costs as much as one
     rate: PositiveFloat = 3e-7
     scale: PositiveFloat = 5e-4
     importance_clip: PositiveFloat = 1000.0

@@ -93,11 +93,12 @@ class FerretState(State):
 
 
 class Ferret(Method):
-    """Ferret's settings; defaults as published but for eta_g, which the paper searches per data set (10, 5, 1).
+    """Ferret's settings; defaults as published but for the basis and eta_g, which the paper searches (10, 5, 1).
 
     Args (besides those of `Method`):
         directions: K. For allocation "norm" the count of the block with the largest update, otherwise the total.
-        basis: where directions come from.
+        basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well and costs the same
+            for any number of directions (benchmarks/README.md).
         blocks: "one", "tensor", "packed" (published) or a number.
         allocation: K_l per block. "norm": max(2, floor(K |Delta_l| / max |Delta|)), published; "sqrt": proportional
             to sqrt(|Delta_l| / rho_l), Prop. 2; "uniform"; "size": proportional to d_l; "previous": as "sqrt", with
@@ -117,7 +118,7 @@ class Ferret(Method):
     about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
 
     directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
-    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "truncated_normal"
+    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "hadamard"
     blocks: BlockRule = "packed"
     allocation: Literal["norm", "sqrt", "uniform", "size", "previous"] = "norm"
     seeds: Literal["per-client", "shared"] = "per-client"
