@@ -338,7 +338,7 @@ def growth() -> None:
         )
     over_d.loglog(sizes, [s * 1e3 for s in bare], "k--", label="bare w.add_(1.0)")
     over_d.set(xlabel="d, parameters", ylabel="milliseconds", title="one direction added to the weights")
-    size = 1 << 24
+    size = 1 << 27
     space = ParameterSpace(torch.nn.ParameterList([torch.zeros(size)]))
     change = torch.randn(size)
     for kind in ("hadamard", "rademacher"):
