@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 QUICKSTART := runs/quickstart
 
-.PHONY: setup quickstart test lint clean
+.PHONY: setup quickstart test lint clean nats
 
 setup: $(VENV)/ready
 
@@ -28,8 +28,14 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test: lint
-	@$(BIN)/python -m pytest
+# the tests of the federation need nats-server; FEDSEED_WITHOUT_NATS=1 leaves them out
+nats:
+	@command -v nats-server >/dev/null || [ -n "$$FEDSEED_WITHOUT_NATS" ] || [ "$$(id -u)" != 0 ] || \
+	  ! command -v apt-get >/dev/null || (apt-get update -qq && apt-get install -y -qq nats-server) >/dev/null 2>&1 || \
+	  echo "nats-server could not be installed: the tests that need it will fail and say so"
+
+test: lint nats
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -78,6 +80,12 @@ def timed(act: Callable[[], Any], runs: int = 7, warm: int = 1) -> float:
     return median(spent)
 
 
+def _seconds(act: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    act()
+    return time.perf_counter() - begin
+
+
 def torch_direction(
     parameters: Sequence[torch.Tensor], truncated: bool, use: Callable[[Any, torch.Tensor], Any]
 ) -> None:
@@ -140,9 +148,11 @@ def kernels() -> None:
         timed(lambda: space.project(change, Basis("rademacher", 7), 4096), 1, 0), dot * 4096)  # fmt: skip
 
 
-def one_client(method: Method, model: torch.nn.Module) -> tuple[Callable[[int], None], Worker]:
+def one_client(
+    method: Method, model: torch.nn.Module, spill_base: bool = False
+) -> tuple[Callable[[int], None], Worker]:
     """A function that runs one round of a federation of one client, and its worker."""
-    worker = Worker(model, method, Ready(), 1)
+    worker = Worker(model, method, Ready(), 1, spill_base=spill_base)
     coordinator = Coordinator(method, worker.space.layout, 1, [16], 1)
     items = examples(16)
 
@@ -200,10 +210,13 @@ def step() -> None:
     method = FedKSeed(basis="hadamard", candidates=4096, rate=1e-9, steps=20)
     round_, _ = one_client(method, model)
     round_(1)
-    begin = time.perf_counter()
-    round_(2)
-    each = (time.perf_counter() - begin) / 20
-    print(f"| FedKSeed, hadamard, a round of 20 steps / 20 | {each:.3f} | {each / median(passes):.2f} |")
+    ratios, spent = [], []
+    for number in range(2, 7):
+        two = [_seconds(forward) + _seconds(forward)]
+        spent.append(_seconds(lambda n=number: round_(n)) / 20)
+        two.append(_seconds(forward) + _seconds(forward))
+        ratios.append(spent[-1] / (sum(two) / 2))
+    print(f"| FedKSeed, hadamard, a round of 20 steps / 20 | {median(spent):.3f} | {median(ratios):.2f} |")
     slow = timed(published, 1, 0)
     print(f"| the published code's way | {slow:.3f} | {slow / median(passes):.2f} |")
     print(f"two forward passes: {median(passes):.3f} s")
@@ -272,8 +285,11 @@ def child(name: str) -> None:
         def act() -> None:
             objective.losses(model, items[:1]).sum().backward()  # type: ignore[no-untyped-call]
 
-    elif name == "feedsign":
-        round_, _ = one_client(FeedSign(basis="rademacher", rate=1e-9, batch=1), model)
+    elif name in ("feedsign", "fedkseed", "fedkseed, base in a file"):
+        method: Method = FeedSign(basis="rademacher", rate=1e-9, batch=1)
+        if name != "feedsign":
+            method = FedKSeed(basis="hadamard", candidates=4096, rate=1e-9, steps=2)
+        round_, _ = one_client(method, model, spill_base="file" in name)
 
         def act() -> None:
             round_(1)
@@ -301,14 +317,15 @@ def child(name: str) -> None:
 def memory() -> None:
     """Peak resident memory of a step and of a streaming round, each in a process of its own."""
     found = {}
-    for name in ("forward", "feedsign", "activations", "ordinary", "streaming"):
+    for name in ("forward", "feedsign", "fedkseed", "fedkseed, base in a file", "activations", "ordinary", "streaming"):
         out = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True)
         found[name] = [float(x) for x in out.stdout.split()]
     largest = 50_272 * 768 * 4 / 2**20
     print("\n| memory, MB | before | peak |\n|---|---|---|")
     for name, (before, peak) in found.items():
         print(f"| {name} | {before:.0f} | {peak:.0f} |")
-    print(f"FeedSign's step: {found['feedsign'][1] / found['forward'][1]:.3f} times a plain forward pass's peak")
+    for name in ("feedsign", "fedkseed", "fedkseed, base in a file"):
+        print(f"{name}: {found[name][1] / found['forward'][1]:.3f} times a plain forward pass's peak")
     over = found["streaming"][1] - found["activations"][1]
     print(f"streaming Ferret: weights + activations + {over / largest:.2f} times the largest layer ({largest:.0f} MB)")
 
@@ -338,22 +355,27 @@ def growth() -> None:
         )
     over_d.loglog(sizes, [s * 1e3 for s in bare], "k--", label="bare w.add_(1.0)")
     over_d.set(xlabel="d, parameters", ylabel="milliseconds", title="one direction added to the weights")
-    size = 1 << 27
-    space = ParameterSpace(torch.nn.ParameterList([torch.zeros(size)]))
-    change = torch.randn(size)
-    for kind in ("hadamard", "rademacher"):
-        for what in ("add", "project"):
+    for size in (1 << 24, 1 << 27):  # the larger one is drawn
+        space = ParameterSpace(torch.nn.ParameterList([torch.zeros(size)]))
+        change = torch.randn(size)
+        for kind, what in product(("hadamard", "rademacher"), ("add", "project")):
+            if kind == "rademacher" and size < 1 << 27:
+                continue
             spent = []
             for count in counts if kind == "hadamard" else counts[:4]:
                 basis = Basis(kind, 1, size=count)
                 c = np.full(count, 1e-3, dtype=np.float32)
-                act = (lambda b=basis, c=c: space.add(b, c, 1e-3)) if what == "add" else (
-                    lambda b=basis, n=count: space.project(change, b, n))  # fmt: skip
-                spent.append(timed(act, 9 if kind == "hadamard" else 1))
-            over_k.loglog(counts[: len(spent)], [s * 1e3 for s in spent], marker="o", label=f"{what}, {kind}")
+                act = (
+                    partial(space.add, basis, c, 1e-3)
+                    if what == "add"
+                    else partial(space.project, change, basis, count)
+                )
+                spent.append(timed(act, 15 if kind == "hadamard" else 1))
+            if size == 1 << 27:
+                over_k.loglog(counts[: len(spent)], [s * 1e3 for s in spent], marker="o", label=f"{what}, {kind}")
             if kind == "hadamard":
                 print(f"{what}, hadamard, d = {size:,}: " + ", ".join(
-                    f"K = {k:,}: {s * 1e3:.1f} ms" for k, s in zip(counts, spent, strict=True)))  # fmt: skip
+                    f"K = {k:,}: {s * 1e3:.2f} ms" for k, s in zip(counts, spent, strict=True)))  # fmt: skip
                 print(f"   largest / smallest: {max(spent) / min(spent):.2f}")
     over_k.set(
         xlabel="K, directions", ylabel="milliseconds", title=f"K directions at once, d = {size / 1e6:.1f} million"

@@ -174,3 +174,22 @@ def test_replay_to_a_step_finds_the_base_by_digest_and_says_what_the_model_is(fi
     assert done.returncode == 2 and "no base with digest" in done.stderr
     done = fedseed("orbit", "replay", orbit, "--upto", 3, "--out", tmp_path / "other")
     assert done.returncode == 1 and "the orbit has steps 0 to 2" in done.stderr
+
+
+def test_partition_needs_no_torch_and_draws_a_picture(instruction_data, tmp_path):
+    path, picture = instruction_data["dolly-15k"](each=40), tmp_path / "new" / "who.png"
+    words = ["partition", "published-ferret-dolly-alpha05", "--out", str(picture)]
+    for pair in (f"task.path={path}", "task.clients=30", "task.partition.minimum=2"):
+        words += ["--set", pair]
+    code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; from fedseed.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "30 clients, 280 examples of 7 labels" in done.stdout and "no client holds category summ" in done.stdout
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 80  # the last line names the picture
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for wrong, text in (
+        (["--set", "task.clients=300"], "280 examples are not enough"),
+        (["--out", "x.txt"], ".png file"),
+    ):
+        done = fedseed(*words, *wrong)
+        assert done.returncode == 2 and text in done.stderr

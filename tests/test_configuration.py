@@ -6,7 +6,8 @@ from fedseed import Federation, Orbit
 from fedseed.configuration import Recipe, packaged_recipes, read_recipe
 from fedseed.errors import RecipeError
 from fedseed.models import load_model
-from fedseed.tasks import TASKS, InstructionsTask
+from fedseed.tasks import CLOZE, MEZO, TASKS, InstructionsTask
+from fedseed.tasks.partition import Dirichlet
 
 GOOD = """
 rounds = 3
@@ -64,11 +65,17 @@ def test_what_is_wrong_is_named_in_one_line(recipe, change, texts):
         assert text in message
 
 
+DOLLY = "[task]\nname = 'dolly-15k'\npath = 'x'\n"
+
+
 def test_tables_of_the_recipe(recipe):
     for table, text in (
         ("[federation]\nper_round = 2\nfraction = 0.5", "not both"),
         ("[federation]\nfraction = 1.5", "federation.fraction = 1.5"),
-        ("[task]\nname = 'trivia'", "task.name = 'trivia': choose one of instructions, natural-instructions, sst2$"),
+        (
+            "[task]\nname = 'trivia'",
+            "task.name = 'trivia': choose one of instructions, files, natural-instructions",
+        ),
         ("[task]\nname = 3", "task.name = 3: choose one of instructions"),
         ("[task]\nclient = 3", "task.client = 3: unknown key; allowed here: name, clients, families_per_client"),
         (
@@ -82,6 +89,25 @@ def test_tables_of_the_recipe(recipe):
             "[task]\nname = 'natural-instructions'\npath = 'x'\nclients = 2",
             "unknown key; allowed here: .*max_input_chars",
         ),
+        (
+            f"{DOLLY}partition.alpha = 5.0",
+            "task.partition.kind: missing; choose one of iid, dirichlet, quantity, field$",
+        ),
+        (
+            f"{DOLLY}partition.kind = 'lda'",
+            "task.partition.kind = 'lda': choose one of iid, dirichlet, quantity, field$",
+        ),
+        (
+            f"{DOLLY}partition = {{ kind = 'dirichlet', beta = 1.0 }}",
+            "task.partition.beta = 1.0: unknown key; allowed here: kind, alpha, minimum$",
+        ),
+        (f"{DOLLY}partition = {{ kind = 'dirichlet', alpha = 0.0 }}", "task.partition.alpha = 0.0: .* greater than 0"),
+        (f"{DOLLY}partition = 'iid'", "task.partition = 'iid': input should be a valid dictionary"),
+        (
+            f"{DOLLY}client = 3",
+            "task.client = 3: unknown key; allowed here: name, path, clients, partition, .*test_cat",
+        ),
+        ("[task]\nname = 'files'\npath = 'x'\nevaluation = 1.0", "task.evaluation = 1.0: input should be less than 1"),
         ("[model]\ndtype = 'int8'", "model.dtype = 'int8'"),
         ("[modell]\nbase = 'x'", "modell"),
     ):
@@ -120,12 +146,18 @@ def test_a_task_without_a_name_is_the_projects_own():
     assert Recipe.model_validate(base).task == InstructionsTask()
     assert Recipe.model_validate({**base, "task": {"clients": 3}}).task == InstructionsTask(clients=3)
     assert Recipe.model_validate({**base, "task": InstructionsTask(clients=3)}).task == InstructionsTask(clients=3)
-    assert [kind.model_fields["name"].default for kind in TASKS] == ["instructions", "natural-instructions", "sst2"]
+    assert TASKS[0] is InstructionsTask
+    names = [kind.model_fields["name"].default for kind in TASKS]
+    assert len(set(names)) == len(names)
 
 
 TINY = ["model.base=small", "rounds=1", "evaluation.max_new_tokens=3"]
 TINY_SST2 = ["task.examples=20", "task.validation=5", "task.evaluation=6", "method.batch=2"]
 POOL = ["method.candidates=8", "method.steps=2"]
+LOCAL = ["method.training.steps=1", "method.training.accumulation=1"]
+FERRET = [*LOCAL, "method.directions=2"]
+FEW = ["task.clients=6", "task.partition.minimum=2", "task.evaluation=4"]  # of Dolly-15k
+THREE = ("dolly", "alpaca", "code-alpaca", "gsm8k")  # what FedMeZO's paper deals to three clients
 PUBLISHED = {
     "published-fedkseed": POOL,
     "published-fedkseed-pro": POOL,
@@ -134,28 +166,107 @@ PUBLISHED = {
     "published-dp-feedsign": TINY_SST2,
     "published-zo-fedsgd": TINY_SST2,
     "published-mezo": TINY_SST2,
+    "published-ferret": FERRET,
+    **{f"published-ferret-dolly-{alpha}": [*FERRET, *FEW] for alpha in ("alpha05", "alpha5")},
+    **{f"published-fedkseed-dolly-{alpha}": [*POOL, *FEW] for alpha in ("alpha05", "alpha5")},
+    **{f"published-fedkseed-pro-dolly-{alpha}": [*POOL, *FEW] for alpha in ("alpha05", "alpha5")},
+    "published-ferret-code-alpaca": [*FERRET, "federation.per_round=2", "task.evaluation=4"],
+    "published-ferret-gsm8k": [*FERRET, "task.evaluation=4"],
+    **{f"published-fedmezo-{name}": ["method.steps=2", "task.evaluation=4"] for name in THREE},
+    "published-fedavg": [],
+    "published-fedit": [],
+    "published-fedit-sgd": [],
+    "published-fedptuning": [],
+    "published-fedprompt": [],
+    "published-fedmezo": ["method.steps=2"],
+    "published-fedmezo-lora": ["method.steps=2", "federation.per_round=1"],
 }
 
 
-@pytest.mark.parametrize("name", [name for name in packaged_recipes() if name.startswith("published-")])
-def test_a_published_recipe_runs_offline_with_a_small_base_and_data(name, natural_instructions, sst2, tmp_path):
+CLIENTS = {
+    "natural-instructions": (3, 1),
+    "dolly-15k": (6, 1),
+    "code-alpaca": (9, 2),
+    "gsm8k": (3, 3),
+    "alpaca": (3, 3),
+}
+
+
+def test_every_published_recipe_is_tried():
+    others = {*FAMILIES, *(name for name in packaged_recipes() if "cifar" in name)}  # tests/test_vision.py has these
+    assert {name for name in packaged_recipes() if name.startswith("published-")} == {*PUBLISHED, *others}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_recipe_runs_offline_with_a_small_base_and_data(
+    name, natural_instructions, sst2, instruction_data, tmp_path
+):
     wanted = read_recipe(name)
-    folder = sst2() if wanted.task.name == "sst2" else natural_instructions()
+    task = wanted.task.name
+    folder = {"sst2": sst2, "natural-instructions": natural_instructions, **instruction_data}[task]()
     overrides = [*TINY, f"task.path={folder}", *PUBLISHED[name]]
     result = Federation.from_file(name, overrides, out=tmp_path / "run").run()
     summary = result.summary
     assert summary["rounds"] == 1 and summary["skipped"] == 0
-    if wanted.task.name == "sst2":
+    if task == "sst2":
         assert summary["clients"] == summary["clients_per_round"] == (1 if wanted.method.name == "mezo" else 5)
         assert set(summary["final"]) == {"loss", "accuracy"} and 0 <= summary["final"]["accuracy"] <= 100
         assert summary["data_notes"][0].startswith("20 training and 5 validation examples of 60")
     else:
-        assert summary["clients"] == 3 and summary["clients_per_round"] == 1
-        assert set(summary["final"]) == {"loss", "perplexity", "rouge_l"}
-        assert summary["data_notes"][0].startswith("train: 0 of 3 tasks left out")
+        three = name.removeprefix("published-fedmezo-") in THREE
+        assert (summary["clients"], summary["clients_per_round"]) == ((3, 3) if three else CLIENTS[task])
+        more = {"final_number"} if task == "gsm8k" else set()
+        more |= {"validation_loss"} if wanted.stopping else set()
+        assert set(summary["final"]) == {"loss", "perplexity", "rouge_l"} | more
+        begins = "train: 0 of 3 tasks left out"
+        assert task != "natural-instructions" or summary["data_notes"][0].startswith(begins)
     if not wanted.method.dense:
         model, _ = load_model("small", wanted.model.dtype)
         assert Orbit.open(tmp_path / "run" / "model.orbit").replay(model) == summary["weights_digest"]
+
+
+FAMILIES = {
+    "published-opt-tasks": (MEZO, ["task.examples=10", "task.validation=5"]),
+    "published-roberta-tasks": (CLOZE, ["task.k=3"]),
+}
+CHOSEN = [(recipe, str(task.model_fields["name"].default)) for recipe in FAMILIES for task in FAMILIES[recipe][0]]
+
+
+@pytest.mark.parametrize(("name", "task"), CHOSEN)
+def test_one_recipe_serves_a_family_of_tasks(name, task, original, masked_base, tmp_path):
+    base = masked_base if name == "published-roberta-tasks" else "small"
+    overrides = [f"task.name={task}", f"task.path={original(task)}", f"model.base={base}", "rounds=1", "method.batch=1"]
+    overrides += ["model.dtype=float32", "evaluation.max_new_tokens=3", "task.evaluation=2", *FAMILIES[name][1]]
+    summary = Federation.from_file(name, overrides, out=tmp_path / "run").run().summary
+    assert summary["skipped"] == 0 and summary["clients"] == summary["clients_per_round"] == 5
+    assert summary["payload_bytes_up"] == 1  # a vote
+    model, _ = load_model(str(base))
+    assert Orbit.open(tmp_path / "run" / "model.orbit").replay(model) == summary["weights_digest"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "method.name=zo-fedsgd method.rate=1e-7",
+        "method.name=mezo method.rate=1e-6 task.clients=1 federation.per_round=1",
+        "model.base=facebook/opt-125m rounds=60000",
+    ],
+)
+def test_what_the_recipes_of_families_say_can_be_set(words):
+    for name in FAMILIES:
+        read_recipe(name, words.split())
+        with pytest.raises(RecipeError, match="unknown key"):
+            read_recipe(name, ["task.colour=red"])
+    assert read_recipe("published-roberta-tasks", ["task.smooth=true"]).task.smooth
+
+
+def test_recipes_of_families_have_the_papers_numbers():
+    opt, roberta = (read_recipe(name) for name in FAMILIES)
+    assert (opt.rounds, opt.method.rate, opt.method.scale, opt.method.batch) == (20000, 5e-6, 1e-3, 16)
+    assert (roberta.rounds, roberta.method.rate, roberta.method.scale, roberta.method.batch) == (100000, 5e-5, 1e-3, 64)
+    assert (opt.evaluation.every, opt.evaluation.max_new_tokens, roberta.evaluation.every) == (4000, 50, 10000)
+    assert roberta.task.k == 16 and opt.task.clients == roberta.task.clients == 5
+    assert read_recipe("published-opt-tasks", ["task.name=cb"]).task.validation == 100
 
 
 def test_published_recipes_have_the_papers_numbers():
@@ -166,6 +277,28 @@ def test_published_recipes_have_the_papers_numbers():
         assert (recipe.task.max_input_chars, recipe.task.min_instances, recipe.task.fraction) == (1024, 20, 0.2)
     assert (fedkseed.method.candidates, pro.method.candidates, pro.method.importance) == (4096, 1024, True)
     assert (zo.method.estimator, zo.method.estimates) == ("one-point", 1)
+    for tag, alpha in (("alpha05", 0.5), ("alpha5", 5.0)):
+        for name, rounds in (("ferret", 20), ("fedkseed", 60), ("fedkseed-pro", 60)):
+            recipe = read_recipe(f"published-{name}-dolly-{tag}")
+            assert (recipe.rounds, recipe.federation.fraction, recipe.task.clients) == (rounds, 0.05, 200)
+            assert (recipe.task.partition, recipe.task.test_category) == (Dirichlet(alpha=alpha, minimum=10), "last")
+            assert recipe.evaluation.max_length == 1024 and recipe.evaluation.max_new_tokens == 128
+        assert read_recipe(f"published-fedkseed-pro-dolly-{tag}").method == pro.method
+        assert read_recipe(f"published-fedkseed-dolly-{tag}").method == fedkseed.method
+    rates = {"": (12, 1e-4, 10.0), "-dolly-alpha5": (20, 1e-4, 3.0), "-gsm8k": (20, 3e-4, 5.0)}
+    for name, (rounds, rate, global_rate) in {**rates, "-code-alpaca": rates["-gsm8k"]}.items():
+        recipe = read_recipe(f"published-ferret{name}")
+        method, training = recipe.method, recipe.method.training
+        assert (recipe.rounds, method.global_rate, training.rate) == (rounds, global_rate, rate)
+        assert (method.directions, method.allocation, method.blocks) == (200, "norm", "packed")
+        assert method.seeds == "per-client"
+        assert (method.basis, training.steps, training.batch, training.accumulation) == ("truncated_normal", 10, 1, 4)
+    for name, rate in zip(THREE, (1e-5, 1e-5, 2e-5, 2.5e-5), strict=True):
+        recipe = read_recipe(f"published-fedmezo-{name}")
+        method, adapter = recipe.method, recipe.model.adapter
+        assert (recipe.rounds, recipe.stopping.patience, recipe.task.clients) == (500, 30, 3)
+        assert (method.steps, method.rate, method.scale, method.batch) == (30, rate, 1e-3, 1)
+        assert (adapter.kind, adapter.rank, adapter.alpha) == ("lora", 128, 256)
     steps = {"feedsign": (60000, 5e-6), "dp-feedsign": (60000, 5e-6), "zo-fedsgd": (60000, 1e-7), "mezo": (20000, 1e-6)}
     for name, (rounds, rate) in steps.items():
         recipe = read_recipe(f"published-{name}")
@@ -194,3 +327,27 @@ def test_what_was_left_out_is_said_when_a_run_starts(natural_instructions, capsy
     shown = capsys.readouterr().out
     for note in summary["data_notes"]:
         assert note in shown and shown.index(note) < shown.index("round 0")
+
+
+def test_published_comparisons_have_the_papers_numbers():
+    for name, optimizer, adapter in (
+        ("fedavg", "sgd", None), ("fedit", "adam", "lora"), ("fedit-sgd", "sgd", "lora"),
+        ("fedptuning", "sgd", "p-tuning"), ("fedprompt", "sgd", "prompt"),
+    ):  # fmt: skip
+        recipe = read_recipe(f"published-{name}")
+        training = recipe.method.training
+        assert (recipe.rounds, recipe.federation.fraction, recipe.method.weighting) == (40, 0.05, "examples")
+        assert (training.optimizer, training.rate, training.epochs, training.step_examples) == (optimizer, 3e-4, 1, 1)
+        found = recipe.model.adapter or recipe.method.adapter
+        assert (None if found is None else found.kind) == adapter
+        if adapter == "lora":
+            assert (found.rank, found.alpha, found.targets) == (8, 16, None)
+        elif adapter is not None:
+            assert found.virtual_tokens == 20
+    ferret, mezo, lora = (read_recipe(f"published-{name}") for name in ("ferret", "fedmezo", "fedmezo-lora"))
+    assert (ferret.rounds, ferret.method.directions, ferret.method.training.steps) == (12, 200, 10)
+    assert (ferret.method.training.accumulation, ferret.method.training.rate) == (4, 1e-4)
+    assert (mezo.method.steps, mezo.method.rate, mezo.method.scale, mezo.rounds) == (200, 3e-7, 5e-4, 40)
+    assert (lora.model.adapter.rank, lora.model.adapter.alpha, lora.method.steps) == (128, 256, 30)
+    assert (lora.method.rate, lora.method.scale, lora.rounds, lora.federation.per_round) == (1e-5, 1e-3, 500, 3)
+    assert {r.method.travel for r in (mezo, lora)} == {"tensors"}

@@ -1,7 +1,8 @@
+import numpy as np
 import torch
 
 from fedseed.robustness import flip_labels
-from fedseed.tasks.data import Choice, ClientData, Example
+from fedseed.tasks.data import Choice, ClientData, Example, Picture
 
 
 def test_no_example_keeps_its_own_response_and_none_is_lost():
@@ -27,3 +28,11 @@ def test_choices_get_another_option():
     assert all(
         a.gold != b.gold and a.prompt == b.prompt for a, b in zip(client.examples, flipped.examples, strict=True)
     )
+
+
+def test_pictures_get_the_next_class():
+    client = ClientData("c", [Picture(np.full((2, 2, 1), i, dtype=np.uint8), i) for i in range(3)])
+    flipped = flip_labels(client, 1, 0, classes=5)  # this client holds three of five
+    assert [p.label for p in flipped.examples] == [1, 2, 3]
+    assert all(a.pixels is b.pixels for a, b in zip(client.examples, flipped.examples, strict=True))
+    assert [p.label for p in flip_labels(client, 1, 0, classes=3).examples] == [1, 2, 0]

@@ -3,7 +3,20 @@
 from importlib import import_module
 from typing import Any
 
-from fedseed.methods import FedAvg, FedKSeed, FedZO, FeedSign, Ferret, MeZO, ZOFedSGD
+from fedseed.methods import (
+    FedAvg,
+    FedIT,
+    FedKSeed,
+    FedMeZO,
+    FedPrompt,
+    FedPTuning,
+    FedSGD,
+    FedZO,
+    FeedSign,
+    Ferret,
+    MeZO,
+    ZOFedSGD,
+)
 from fedseed.randomness import Basis
 
 __version__ = "0.1.0"
@@ -18,7 +31,12 @@ _LAZY = {
 __all__ = [
     "Basis",
     "FedAvg",
+    "FedIT",
     "FedKSeed",
+    "FedMeZO",
+    "FedPTuning",
+    "FedPrompt",
+    "FedSGD",
     "FedZO",
     "Federation",
     "FeedSign",

@@ -11,12 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.federation import commands as federation_commands
 from fedseed.orbit.commands import app as orbit_app
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
 # on a machine that is busy with something else makes short operations ten times slower; sleeping at once makes them
 # twice as slow on a free one. Must be set before torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite", "rouge_score")
 
 app = typer.Typer(
     help="Federated tuning of all parameters of a model with seeds and scalars on the wire.",
@@ -25,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(orbit_app, name="orbit")
+federation_commands.register(app)
 console = Console()
 
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
@@ -58,11 +62,21 @@ def run(
 
 @app.command()
 def compare(
-    recipes: Annotated[list[str], typer.Argument(help="Recipes to run one after the other.")],
-    out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it.")],
+    recipes: Annotated[list[str], typer.Argument(help="Recipes to run one after the other, or one sweep.")],
+    out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")],
     set_: SetOption = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(help="Values to choose from on validation data: key=value,value, repeatable.")
+    ] = None,
 ) -> None:
-    """Run several recipes and lay the results side by side."""
+    """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
+    from fedseed.sweeps import find_sweep
+
+    sweep = find_sweep(recipes[0]) if len(recipes) == 1 else None
+    if sweep is not None or seeds is not None or grid:
+        _sweep(sweep, recipes, out, set_ or [], seeds, grid or [])
+        return
     from fedseed.configuration import read_recipe
     from fedseed.federation.ledger import read_metrics
     from fedseed.reports.pictures import draw_runs
@@ -73,7 +87,7 @@ def compare(
         raise RecipeError("compare: two recipes have the same name, so their folders would be the same")
     for recipe in recipes:  # all are checked before the first one runs
         read_recipe(recipe, set_ or [])
-    summaries = [_run(recipe, set_ or [], out / name) for recipe, name in zip(recipes, names, strict=True)]
+    summaries = [_run(recipe, set_ or [], out / name, resume=True) for recipe, name in zip(recipes, names, strict=True)]
     methods = [summary["method"] for summary in summaries]
     labels = methods if len(set(methods)) == len(methods) else names
     draw_runs({label: read_metrics(out / name) for label, name in zip(labels, names, strict=True)}, out / "compare.png")
@@ -82,6 +96,32 @@ def compare(
     for line in comparison_lines(rows):
         console.print(line, highlight=False)
     console.print(f"Picture: {out / 'compare.png'}")
+
+
+def _sweep(
+    file: Path | None, recipes: list[str], out: Path, overrides: list[str], seeds: str | None, grid: list[str]
+) -> None:
+    from fedseed.sweeps import Sweep, Sweeping, SweepRun, parse_grid, read_sweep, write_results
+
+    values = dict(map(parse_grid, grid))
+    if file is None:
+        sweep = Sweep(runs=[SweepRun(label=Path(r).stem, recipe=r, grid=values) for r in recipes], set=overrides)
+    else:
+        sweep = read_sweep(file)
+        runs = [run.model_copy(update={"grid": {**run.grid, **values}}) for run in sweep.runs]
+        sweep = sweep.model_copy(update={"runs": runs, "set": [*sweep.set, *overrides]})
+    if seeds is not None:
+        try:
+            sweep = sweep.model_copy(update={"seeds": [int(s) for s in seeds.split(",")]})
+        except ValueError as error:
+            raise RecipeError(f"--seeds {seeds}: write whole numbers, such as 1,2,3") from error
+    lines = Sweeping(sweep, out, lambda text: console.print(text, highlight=False, soft_wrap=True, markup=False)).run()
+    for sheet in write_results(sweep, lines, out):
+        console.print("\n" + sheet.text(), highlight=False, soft_wrap=True, markup=False)
+    console.print(f"Tables and picture: {out}/compare.txt, .md, .tex, .json, .png", highlight=False)
+    failed = sum(len(line.failed) for line in lines)
+    if failed:
+        raise FedseedError(f"{failed} runs failed; the log.txt in a run's folder says why")
 
 
 @app.command()
@@ -102,6 +142,40 @@ def bench(
         console.print(part)
 
 
+@app.command()
+def partition(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
+    set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="PNG file: a picture of who holds what.")] = None,
+) -> None:
+    """Say who holds what: each client's examples by label. Needs the data, no model."""
+    from fedseed.configuration import read_recipe
+    from fedseed.reports.holdings import draw_holdings, holdings, holdings_table
+
+    task = read_recipe(recipe, set_ or []).task
+    if out is not None and out.suffix != ".png":
+        raise RecipeError(f"--out {out}: the picture is a .png file")
+    data = task.load()
+    held = holdings(data)
+    for part in holdings_table(held):
+        console.print(part, highlight=False)
+    for note in data.notes:
+        console.print(note, highlight=False)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draw_holdings(held, _partition_title(task), out)
+        console.print(f"Picture: {out}")
+
+
+def _partition_title(task: Any) -> str:
+    """What a picture of a task's partition is called: "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"."""
+    dealt = getattr(task, "partition", None)
+    if dealt is None:
+        return str(task.name)
+    settings = ", ".join(f"{k} = {v}" for k, v in dealt.model_dump(exclude={"kind"}).items() if v != [])
+    return f"{task.name}, {dealt.kind}" + (f": {settings}" if settings else "")
+
+
 def _run(recipe: str, overrides: list[str], folder: Path, resume: bool = False) -> dict[str, Any]:
     from fedseed.configuration import build, read_recipe
     from fedseed.reports.progress import Shown
@@ -112,7 +186,7 @@ def _run(recipe: str, overrides: list[str], folder: Path, resume: bool = False) 
 
 
 @app.command("list")
-def list_(what: Annotated[Literal["methods", "tasks", "bases", "recipes"], typer.Argument()]) -> None:
+def list_(what: Annotated[Literal["methods", "tasks", "bases", "recipes", "sweeps"], typer.Argument()]) -> None:
     """List what there is."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, about in _listing(what):
@@ -133,6 +207,10 @@ def _listing(what: str) -> list[tuple[str, str]]:
         from fedseed.tasks import TASKS
 
         return [(t.model_fields["name"].default, t.about) for t in TASKS]
+    if what == "sweeps":
+        from fedseed.sweeps import packaged_sweeps, read_sweep
+
+        return [(name, read_sweep(path).title) for name, path in packaged_sweeps().items()]
     from fedseed.configuration import packaged_recipes, read_recipe
 
     return [(name, read_recipe(name).title) for name in packaged_recipes()]
@@ -153,6 +231,10 @@ def main() -> None:
         _fail(error, 2)
     except (FedseedError, OSError) as error:
         _fail(error, 1)
+    except ModuleNotFoundError as error:
+        if error.name not in TRAINING_PACKAGES:
+            raise
+        _fail(FedseedError(f"this needs {error.name}, a part of the training side: pip install 'fedseed[train]'"), 1)
     except Exception as error:  # a bug: still one line, with how to see more
         _fail(RuntimeError(f"{type(error).__name__}: {error} (run again with --debug before the command)"), 1)
 

@@ -1,10 +1,10 @@
 """Recipes: TOML files that say everything about a run, checked before anything is loaded."""
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args
 
 import tomli_w
 from pydantic import (
@@ -13,21 +13,22 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     ValidationError,
     model_validator,
 )
 
+from fedseed.adapters import AnyAdapter
 from fedseed.errors import RecipeError
-from fedseed.methods import METHODS, FedAvg, FedKSeed, FedZO, FeedSign, Ferret, MeZO, ZOFedSGD
+from fedseed.methods import METHODS, Method
 from fedseed.robustness import flip_labels
-from fedseed.tasks import TASKS, InstructionsTask, NaturalInstructionsTask, SST2Task
-from fedseed.tasks.data import Choice, TaskData
+from fedseed.tasks import TASKS, InstructionsTask, Task
+from fedseed.training.settings import EvaluationSettings
 
 if TYPE_CHECKING:
-    from fedseed.federation.engine import Evaluation, Federation
+    from fedseed.federation.engine import Federation
     from fedseed.reports.progress import Progress
-    from fedseed.training.objectives import CausalLM, Choices
 
 DEFAULT_TASK = "instructions"
 
@@ -37,10 +38,12 @@ def _with_task_name(value: Any) -> Any:
     return {"name": DEFAULT_TASK, **value} if isinstance(value, Mapping) else value
 
 
-AnyTask = Annotated[
-    InstructionsTask | NaturalInstructionsTask | SST2Task, Field(discriminator="name"), BeforeValidator(_with_task_name)
-]
-AnyMethod = Annotated[Ferret | FedKSeed | FeedSign | ZOFedSGD | MeZO | FedZO | FedAvg, Field(discriminator="name")]
+if TYPE_CHECKING:  # a checker can't read a union made from a list
+    AnyTask = Task
+    AnyMethod = Method
+else:
+    AnyTask = Annotated[Union[TASKS], Field(discriminator="name"), BeforeValidator(_with_task_name)]  # noqa: UP007
+    AnyMethod = Annotated[Union[METHODS], Field(discriminator="name")]  # noqa: UP007
 
 
 class _Table(BaseModel):
@@ -48,19 +51,61 @@ class _Table(BaseModel):
 
 
 class ModelSettings(_Table):
-    """The base: "small", a local folder or a hub name; its dtype; which parameters train (name patterns)."""
+    """The base: "small", "digits", a local folder or a hub name; its dtype; which parameters train.
+
+    Args:
+        base: the base.
+        dtype: what it is loaded in.
+        trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
+            stands outside of the model's backbone, such as a classifier's last layer.
+        adapter: train an adapter in place of the base (`fedseed.adapters`).
+        spill_base: methods that need a second copy of the base (FedKSeed, small_steps = "from-base") keep it in a
+            temporary file: half the memory for a file's reading time a round.
+        trust_remote_code: run code that comes with the base.
+    """
 
     base: str = "small"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    trainable: list[str] | None = None
+    trainable: list[str] | Literal["head"] | None = None
+    adapter: AnyAdapter | None = None
+    spill_base: bool = False
     trust_remote_code: bool = False
 
 
 class FederationSettings(_Table):
-    """How many clients take part in a round: a number, or a fraction of all."""
+    """How many clients take part in a round, and what a run over a network needs to know besides.
+
+    Args:
+        per_round: clients in a round.
+        fraction: the same as a fraction of all clients. All, if neither is given.
+        joint: clients that look along common directions (FeedSign) share forward passes where one process has them
+            all. False: each client's losses are computed alone, so that the result does not depend (by the float noise
+            of another batch size) on how clients are spread over processes.
+        nats: the server's address, such as "tls://host:4222".
+        key: file with the NKEY seed; "{name}" stands for who uses it (the client, or "coordinator").
+        ca: file with the certificates to trust; encryption is compulsory then.
+        run: the run's name on the server; the recipe's name by default.
+        replicas: of the run's stream, in a cluster of servers.
+        deadline: seconds after which a round does without those that have not answered.
+        minimum: answers that a round needs; with fewer it is begun again.
+        start_with: clients that must be there before the first round; all by default.
+        dead_after: seconds of silence after which a client is taken for dead.
+        base_digest: digest that the clients' base must have; by default that of the first client to come.
+    """
 
     per_round: PositiveInt | None = None
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    joint: bool = True
+    nats: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    run: str | None = None
+    replicas: Annotated[int, Field(ge=1, le=5)] = 1
+    deadline: PositiveFloat = 600.0
+    minimum: PositiveInt = 1
+    start_with: PositiveInt | None = None
+    dead_after: PositiveFloat = 6.0
+    base_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "FederationSettings":
@@ -82,13 +127,10 @@ class AttackSettings(_Table):
     clients: PositiveInt
 
 
-class EvaluationSettings(_Table):
-    """When and how to evaluate; round 0 (zero-shot) and the last round always are."""
+class StoppingSettings(_Table):
+    """Early stopping: after `patience` rounds without a better loss on the task's validation examples."""
 
-    every: PositiveInt = 5
-    rouge: bool = True
-    max_new_tokens: PositiveInt = 32
-    max_length: PositiveInt = 1024
+    patience: PositiveInt = 30
 
 
 class Recipe(_Table):
@@ -103,6 +145,7 @@ class Recipe(_Table):
     method: AnyMethod
     attack: AttackSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
+    stopping: StoppingSettings | None = None
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""
@@ -163,8 +206,14 @@ def _override(data: dict[str, Any], pair: str) -> None:
     table[keys[-1]] = value
 
 
-def explain(error: ValidationError, data: Mapping[str, Any]) -> str:
-    """The first thing that is wrong, in one line: key, value, what is allowed."""
+def explain(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel] | None = None) -> str:
+    """The first thing that is wrong, in one line: key, value, what is allowed.
+
+    Args:
+        error: what pydantic says.
+        data: what was read.
+        model: what it should be; None: a recipe.
+    """
     problems = error.errors(include_url=False)
     first = problems[0]
     # a discriminated union puts the method's or task's name into the path: leave out what is no key of the data
@@ -182,38 +231,63 @@ def explain(error: ValidationError, data: Mapping[str, Any]) -> str:
     kind = first["type"]
     message = first["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        text = f"{key} = {first['input']!r}: unknown key; allowed here: {', '.join(_allowed(path[:-1], data))}"
+        allowed = ", ".join(_allowed(path[:-1], data, model or Recipe))
+        text = f"{key} = {first['input']!r}: unknown key; allowed here: {allowed}"
     elif kind == "missing":
         text = f"{key}: missing"
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        names = ", ".join(_kinds(path[0]))
-        given = first["input"].get("name") if isinstance(first["input"], Mapping) else first["input"]
-        text = f"{key}.name = {given!r}: choose one of {names}" if given is not None else f"{key}.name: missing"
+        tag = first["ctx"]["discriminator"].strip("'")  # "name" of a method or task, "kind" of a partition
+        names = ", ".join(_tags(_models(path, data, model or Recipe), tag))
+        given = first["input"].get(tag) if isinstance(first["input"], Mapping) else first["input"]
+        found = f"{key}.{tag} = {given!r}" if given is not None else f"{key}.{tag}: missing"
+        text = f"{found}: choose one of {names}" if given is not None else f"{found}; choose one of {names}"
     else:
         text = f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
     rest = len({p["loc"] for p in problems}) - 1
     return " ".join(text.split()) + (f" (and {rest} more)" if rest > 0 else "")
 
 
-def _kinds(table: str) -> dict[str, type[BaseModel]]:
-    """The models that a table of the recipe may be, by name; none for a table that is always the same."""
-    kinds: Sequence[type[BaseModel]] = {"method": METHODS, "task": TASKS}.get(table, ())
-    return {str(kind.model_fields["name"].default): kind for kind in kinds}
-
-
-def _allowed(path: Sequence[str], data: Mapping[str, Any]) -> list[str]:
-    """The keys a table of the recipe may have."""
-    model: type[BaseModel] = Recipe
+def _models(path: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]) -> list[type[BaseModel]]:
+    """The models that a table inside one of the type `whole` may be; several where a name or kind in it decides."""
+    models: list[type[BaseModel]] = [whole]
     here: Any = data
     for part in path:
+        if isinstance(here, list):  # one of several tables, by its number
+            here = here[int(part)]
+            continue
+        fields = _chosen(models, here).model_fields.items()
+        models = _within(next(field.annotation for name, field in fields if part in (name, field.alias)))
         here = here.get(part, {}) if isinstance(here, Mapping) else {}
-        if model is Recipe and _kinds(part):
-            model = _kinds(part)[here.get("name", DEFAULT_TASK)]
-        else:
-            annotation = model.model_fields[part].annotation
-            assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-            model = annotation
-    return list(model.model_fields)
+    return models
+
+
+def _within(annotation: Any) -> list[type[BaseModel]]:
+    """The models that an annotation names: itself, or a union's."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _within(part)]
+
+
+def _tags(models: Sequence[type[BaseModel]], tag: str) -> dict[str, type[BaseModel]]:
+    return {str(model.model_fields[tag].default): model for model in models if tag in model.model_fields}
+
+
+def _chosen(models: Sequence[type[BaseModel]], table: Any) -> type[BaseModel]:
+    """The one that a table's name or kind says; a task without a name is the project's own."""
+    for tag in ("name", "kind"):
+        named = _tags(models, tag) if isinstance(table, Mapping) else {}
+        if len(models) > 1 and (model := named.get(table.get(tag))) is not None:
+            return model
+    return InstructionsTask if InstructionsTask in models else models[0]
+
+
+def _allowed(path: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]) -> list[str]:
+    """The keys a table may have."""
+    table: Any = data
+    for part in path:
+        table = table[int(part)] if isinstance(table, list) else table.get(part)
+    fields = _chosen(_models(path, data, whole), table).model_fields.items()
+    return [field.alias or name for name, field in fields]
 
 
 def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | None" = None) -> "Federation":
@@ -222,17 +296,61 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
     """
+    from fedseed import adapters
     from fedseed.federation.engine import Federation
+    from fedseed.federation.stopping import VALIDATION_LOSS
+    from fedseed.heads import Head, head_parameters
     from fedseed.models import choose_trainable, load_model
+    from fedseed.training.evaluation import longest_input, mean_loss
+    from fedseed.training.kinds import kind_of, short_answers, usable_sets
 
     data = recipe.task.load()
     per_round = recipe.federation.count(len(data.clients))
     if per_round > len(data.clients):
         raise RecipeError(f"federation.per_round = {per_round}: at most the number of clients, {len(data.clients)}")
     settings = recipe.model
-    model, tokenizer = load_model(settings.base, settings.dtype, settings.trust_remote_code)
-    choose_trainable(model, settings.trainable)
-    objective, evaluate = _objective(recipe.evaluation, data, tokenizer)
+    try:
+        kind = kind_of(data)
+    except ValueError as error:
+        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
+    head = Head(data.classes, recipe.seed) if data.classes else None
+    model, tokenizer = load_model(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
+    trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
+    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    if adapter is None:  # with an adapter, once that is there
+        choose_trainable(model, trainable)
+    elif settings.trainable == "head":
+        raise RecipeError(
+            'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
+        )
+    measured, limit = recipe.evaluation, f"evaluation.max_length = {recipe.evaluation.max_length:,} tokens"
+    positions = longest_input(model)
+    if positions is not None:
+        positions -= adapters.virtual_tokens(adapter)
+    if positions is not None and positions < measured.max_length:
+        measured, limit = measured.model_copy(update={"max_length": positions}), f"the model's {positions:,} positions"
+    try:
+        objective = kind.objective(tokenizer, measured)
+    except ValueError as error:
+        raise RecipeError(f'model.base = "{settings.base}": {error}') from error
+    measure = kind.measure(objective, data, measured)
+    if recipe.stopping is not None and not data.validation:
+        raise RecipeError(f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by')
+    try:
+        sets, notes = usable_sets(objective, data.evaluation, limit)
+        kept, more = usable_sets(objective, {"validation_": data.validation} if recipe.stopping else {}, limit)
+    except ValueError as error:
+        raise RecipeError(f'task.name = "{recipe.task.name}" with model.base = "{settings.base}": {error}') from error
+    notes += more + short_answers(objective, sets, model, measured)
+    validation = objective.prepare(kept.get("validation_", []))
+
+    def evaluate(model: Any) -> dict[str, float]:
+        found = ((prefix, measure(model, examples)) for prefix, examples in sets.items())
+        metrics = {prefix + name: value for prefix, named in found for name, value in named.items()}
+        if validation:
+            metrics[VALIDATION_LOSS] = mean_loss(model, objective, validation)
+        return metrics
+
     clients, attackers = list(data.clients), []
     if recipe.attack is not None:
         if recipe.attack.clients > len(clients):
@@ -240,7 +358,7 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         attackers = list(range(len(clients) - recipe.attack.clients, len(clients)))
         if recipe.attack.kind == "labels":
             for number in attackers:
-                clients[number] = flip_labels(clients[number], recipe.seed, number)
+                clients[number] = flip_labels(clients[number], recipe.seed, number, len(data.classes))
 
     federation = Federation(
         model=model,
@@ -254,35 +372,18 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         evaluate_every=recipe.evaluation.every,
         out=out,
         base=settings.base,
-        trainable=settings.trainable,
+        trainable=trainable,
+        classes=data.classes,
+        adapter=settings.adapter,
+        patience=None if recipe.stopping is None else recipe.stopping.patience,
         attack=None if recipe.attack is None else recipe.attack.kind,
         attackers=attackers,
         recipe_text=recipe.to_toml(),
-        notes=data.notes,
+        notes=(*data.notes, *notes),
+        spill_base=settings.spill_base,
         progress=progress,
+        joint=recipe.federation.joint,
     )
     if objective.dropped:
-        limit = f"evaluation.max_length = {objective.max_length:,} tokens"
         federation.notes += (f"{objective.dropped:,} of the clients' examples left out (over {limit})",)
     return federation
-
-
-def _objective(settings: EvaluationSettings, data: TaskData, tokenizer: Any) -> "tuple[CausalLM | Choices, Evaluation]":
-    """The objective and the evaluation that go with what the task hands over."""
-    from fedseed.training.evaluation import choice_metrics, language_metrics
-    from fedseed.training.objectives import CausalLM, Choices
-
-    def over_sets(measure: "Callable[[Any, Sequence[Any]], dict[str, float]]") -> "Evaluation":
-        def evaluate(model: Any) -> dict[str, float]:
-            sets = ((prefix, measure(model, examples)) for prefix, examples in data.evaluation.items())
-            return {prefix + name: value for prefix, metrics in sets for name, value in metrics.items()}
-
-        return evaluate
-
-    first = next((example for client in data.clients for example in client.examples), None)
-    if isinstance(first, Choice):
-        choices = Choices(tokenizer, settings.max_length)
-        return choices, over_sets(lambda model, examples: choice_metrics(model, choices, examples))
-    language = CausalLM(tokenizer, settings.max_length)
-    new, rouge = settings.max_new_tokens, settings.rouge
-    return language, over_sets(lambda model, examples: language_metrics(model, language, examples, new, rouge))

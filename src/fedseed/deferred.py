@@ -48,6 +48,11 @@ class Deferred:
         self.flush()
         self._space.descend(terms, rule, rounding)
 
+    def average_steps(self, branches: Sequence[tuple[float, Sequence[tuple[Sequence[Term], float]]]]) -> None:
+        """As `ParameterSpace.average_steps`, at once."""
+        self.flush()
+        self._space.average_steps(branches)
+
     def load_dense(self, data: bytes) -> None:
         """As `ParameterSpace.load_dense`."""
         self._rebuilt, self._steps, self._held = None, [], 0

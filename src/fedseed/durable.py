@@ -30,8 +30,12 @@ class Appender:
             if new:
                 sync_folder(path.parent)
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes, sync: bool = True) -> None:
         """Write at the end, on disk before this returns.
+
+        Args:
+            data: what to write.
+            sync: False: the system has it when this returns, so that it survives the process, but not a power cut.
 
         Raises:
             StorageError: it can't be written; the file is as before.
@@ -43,12 +47,18 @@ class Appender:
                 while rest:
                     written = os.pwrite(self.handle, rest, at)
                     at, rest = at + written, rest[written:]
-                os.fsync(self.handle)
+                if sync:
+                    os.fsync(self.handle)
         except BaseException:
             with suppress(OSError):
                 os.ftruncate(self.handle, self.size)
             raise
         self.size = at
+
+    def sync(self) -> None:
+        """Bring everything to the disk."""
+        with _explained(self.path):
+            os.fsync(self.handle)
 
     def cut(self, size: int) -> None:
         """Drop everything after the first `size` bytes."""

@@ -23,3 +23,7 @@ class StorageError(FedseedError):
 
 class NonFiniteError(FedseedError):
     """A loss or a value on a client became NaN or infinite: that client sends nothing."""
+
+
+class NetworkError(FedseedError):
+    """The NATS server can't be reached or refuses, or the other side does; the text says which and why."""

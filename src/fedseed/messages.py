@@ -17,7 +17,7 @@ from fedseed.randomness.stream import STREAM_VERSION
 
 MAGIC = b"FS"
 FORMAT = 1
-# magic, format, stream version, kind, method, reserved, round, client, payload length, CRC-32
+# magic, format, stream version, kind, method, attempt, round, client, payload length, CRC-32
 _FRAME = struct.Struct("<2sBBBBHIIQI")
 FRAME_BYTES = _FRAME.size
 EVERYBODY = 0xFFFFFFFF  # the client field of a message that goes to all
@@ -41,6 +41,7 @@ class Message:
         round: round or step number, from 1.
         client: the sender of an update, the receiver of a plan, or EVERYBODY.
         payload: the method's bytes.
+        attempt: how often the round was begun before; 0 but for rounds that are repeated.
     """
 
     kind: Kind
@@ -48,10 +49,12 @@ class Message:
     round: int
     client: int
     payload: bytes
+    attempt: int = 0
 
     def encode(self) -> bytes:
         """Frame and payload as bytes."""
-        head = (MAGIC, FORMAT, STREAM_VERSION, self.kind, self.method, 0, self.round, self.client, len(self.payload))
+        about = (self.kind, self.method, self.attempt, self.round, self.client, len(self.payload))
+        head = (MAGIC, FORMAT, STREAM_VERSION, *about)
         check = zlib.crc32(self.payload, zlib.crc32(_FRAME.pack(*head, 0)))
         return _FRAME.pack(*head, check) + self.payload
 
@@ -64,7 +67,7 @@ class Message:
         """
         if len(data) < FRAME_BYTES:
             raise MessageError(f"a message has at least {FRAME_BYTES} bytes, this one {len(data)}")
-        magic, fmt, stream, kind, method, reserved, number, client, length, check = _FRAME.unpack_from(data)
+        magic, fmt, stream, kind, method, attempt, number, client, length, check = _FRAME.unpack_from(data)
         if magic != MAGIC:
             raise MessageError(f"not a fedseed message: it begins with {magic!r}")
         if fmt != FORMAT:
@@ -75,11 +78,11 @@ class Message:
             raise MessageError(f"message kind {kind} is unknown")
         if length != len(data) - FRAME_BYTES:
             raise MessageError(f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came")
-        head = (magic, fmt, stream, kind, method, reserved, number, client, length)
+        head = (magic, fmt, stream, kind, method, attempt, number, client, length)
         payload = data[FRAME_BYTES:]
         if zlib.crc32(payload, zlib.crc32(_FRAME.pack(*head, 0))) != check:
             raise MessageError("checksum differs: the message was damaged on the way")
-        return cls(Kind(kind), method, number, client, payload)
+        return cls(Kind(kind), method, number, client, payload, attempt)
 
     def expect(self, kind: Kind, method: int, number: int) -> "Message":
         """Check what the message is about.

@@ -15,7 +15,8 @@ from fedseed.layout import ITEM_BYTES, BlockRule, Layout, TensorEntry, cut
 from fedseed.moments import Moments, Rule
 from fedseed.perturbation import PerturbedUse, can_exchange
 from fedseed.randomness import Basis, Domain, kernels
-from fedseed.randomness.kernels.reference import Part, project_finish
+from fedseed.randomness.kernels.reference import Part
+from fedseed.spill import Spilled
 
 Floats = NDArray[np.float32]
 Coefficients = NDArray[Any] | Sequence[float] | Sequence[NDArray[Any]]
@@ -55,13 +56,15 @@ def _hash_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> str:
 
 def base_digest(model: torch.nn.Module) -> str:
     """Hex digest of a whole model: names, shapes, dtypes and bytes of all parameters and saved buffers."""
-    seen: set[int] = set()
-    named = []
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:  # tied weights count once
-            seen.add(id(tensor))
-            named.append((name, tensor))
-    return _hash_tensors(named)
+    return digest_tensors(model.state_dict(keep_vars=True).items())
+
+
+def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Hex digest of tensors with their names; of tied ones the first counts."""
+    once: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in named:
+        once.setdefault(id(tensor), (name, tensor))
+    return _hash_tensors(list(once.values()))
 
 
 class ParameterSpace:
@@ -84,7 +87,7 @@ class ParameterSpace:
         self.parameters: list[torch.nn.Parameter] = [p for _, p in named]
         entries = tuple(TensorEntry(name, tuple(p.shape), _dtype_name(p)) for name, p in named)
         self.layout = Layout(entries, cut([e.size for e in entries], blocks))
-        self._base: list[torch.Tensor] | None = None
+        self._base: Sequence[torch.Tensor] | None = None
         self._moments: Moments | None = None
         ends = list(accumulate(e.size for e in entries))
         self._starts = {id(p): end - p.numel() for p, end in zip(self.parameters, ends, strict=True)}
@@ -153,6 +156,31 @@ class ParameterSpace:
             kernel.move_steps(_operand(kernel, flat[lo:hi]), _dtype_name(p), prepared, start)
             _keep(p, flat)
 
+    def average_steps(self, branches: Sequence[tuple[float, Sequence[tuple[Sequence[Term], float]]]]) -> None:
+        """w <- sum_i c_i w_i, where w_i is w after the steps of branch i, each step rounded in its turn.
+
+        The bits are those of clients that each take their steps and send their weights to be averaged: the average is
+        summed in double precision and rounded once. Needs a copy of the weights and their double-precision sum.
+
+        Args:
+            branches: (c_i, steps as `add_steps` takes them) of each branch.
+
+        Raises:
+            ValueError: as `add` does; the weights are unchanged then.
+        """
+        start = self.snapshot()
+        totals = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in self.parameters]
+        try:
+            for share, steps in branches:
+                self.restore(start)
+                self.add_steps(steps)
+                for total, p in zip(totals, self.parameters, strict=True):
+                    total += p.detach().double() * share
+        except ValueError:
+            self.restore(start)
+            raise
+        self.restore([total.float() for total in totals])
+
     def descend(self, terms: Sequence[Term], rule: Rule, rounding: tuple[int, int] | None = None) -> None:
         """Give the sum of the terms to momentum or Adam as a gradient; the running averages are kept here.
 
@@ -166,9 +194,13 @@ class ParameterSpace:
         self._moments.steps += 1
         self._move_by_pieces(terms, 1.0, None, rounding, self._moments)
 
-    def keep_base(self) -> None:
-        """Keep a copy of the weights as they are: what `rebuild` starts from."""
-        self._base = self.snapshot()
+    def keep_base(self, spill: bool = False) -> None:
+        """Keep a copy of the weights as they are: what `rebuild` starts from.
+
+        Args:
+            spill: in a temporary file, which is read at each `rebuild`, not in memory.
+        """
+        self._base = Spilled(self.parameters) if spill else self.snapshot()
 
     def rebuild(self, terms: Sequence[Term], scale: float = 1.0) -> None:
         """w = w0 + scale * sum of the terms, in one pass and one rounding, where w0 is what `keep_base` kept.
@@ -181,6 +213,18 @@ class ParameterSpace:
         if self._base is None:
             raise ValueError("rebuild needs keep_base first")
         self._move(terms, scale, self._base, None)
+        if isinstance(self._base, Spilled):
+            self._base.let_go()
+
+    def restore_base(self) -> None:
+        """w = w0.
+
+        Raises:
+            ValueError: `keep_base` was not called.
+        """
+        if self._base is None:
+            raise ValueError("restore_base needs keep_base first")
+        self.restore(self._base)
 
     def _move(
         self,
@@ -197,7 +241,7 @@ class ParameterSpace:
         for index, lo, hi, start, prepared in self._runs(terms, scale):
             p = self.parameters[index]
             flat = _flat(p)
-            source = flat if base is None else _flat(base[index])
+            source = flat if base is None else _flat(base[index]).to(flat.device)
             kernel.move(
                 _operand(kernel, flat[lo:hi]), _operand(kernel, source[lo:hi]), _dtype_name(p), prepared, scale, start
             )
@@ -216,7 +260,7 @@ class ParameterSpace:
         for index, first, last, begin, prepared in self._runs(terms, scale):
             p = self.parameters[index]
             flat = _flat(p)
-            source = flat if base is None else _flat(base[index])
+            source = flat if base is None else _flat(base[index]).to(flat.device)
             for lo in range(first, last, PIECE):
                 hi = min(lo + PIECE, last)
                 start = begin + lo - first
@@ -359,6 +403,14 @@ class ParameterSpace:
     def dense(self) -> bytes:
         """All trainable tensors, in order, in their own dtypes, as bytes (little-endian)."""
         return b"".join(_bytes(p) for p in self.parameters)
+
+    def take_gradient(self) -> bytes:
+        """The trainable tensors' gradients as `dense` has weights (zeros where there is none); they are freed."""
+        parts = []
+        for p in self.parameters:
+            gradient, p.grad = p.grad, None
+            parts.append(_bytes(torch.zeros_like(p) if gradient is None else gradient))
+        return b"".join(parts)
 
     def load_dense(self, data: bytes) -> None:
         """Overwrite all trainable tensors with what `dense` returned.
@@ -541,7 +593,7 @@ class Projection:
     def finish(self) -> list[Floats]:
         """One float32 array per block."""
         return [
-            project_finish(self._spec, 0, count, np.asarray(sums, dtype=np.float64))
+            self._kernel.project_finish(self._spec, 0, count, np.asarray(sums, dtype=np.float64))
             if np.ndim(sums)
             else np.zeros(count, dtype=np.float32)  # nothing was added there
             for count, sums in zip(self._counts, self._sums, strict=True)

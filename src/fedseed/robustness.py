@@ -9,29 +9,37 @@ from dataclasses import replace
 from typing import Any
 
 from fedseed.randomness import Domain, permutation
-from fedseed.tasks.data import Choice, ClientData, Example
+from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture
 
 
-def flip_labels(client: ClientData, seed: int, number: int) -> ClientData:
+def flip_labels(client: ClientData, seed: int, number: int, classes: int = 0) -> ClientData:
     """The client's examples with each response (or target) taken from another example.
 
-    A `Choice` gets the next option as the right one: another example's is often the same.
+    A `Choice` or `Cloze` gets the next option as the right one, a `Picture` the next class: another example's is often
+    the same.
 
     Args:
-        client: an honest client of `Example`s, `Choice`s or (input, target) pairs.
+        client: an honest client of `Example`s, `Choice`s, `Cloze`s, `Picture`s or (input, target) pairs.
         seed: the run's seed.
         number: the client's number.
+        classes: how many classes there are, of `Picture`s.
     """
     order = permutation(seed, Domain.ATTACK, len(client.examples), number)
     # a cycle through a random order: no example keeps its own response
     giver = {int(order[i]): int(order[i - 1]) for i in range(len(order))}
-    return ClientData(client.name, [_with_target(client.examples, i, giver[i]) for i in range(len(client.examples))])
+    return ClientData(
+        client.name, [_with_target(client.examples, i, giver[i], classes) for i in range(len(client.examples))]
+    )
 
 
-def _with_target(examples: Sequence[Any], own: int, other: int) -> Any:
+def _with_target(examples: Sequence[Any], own: int, other: int, classes: int) -> Any:
     mine, given = examples[own], examples[other]
     if isinstance(mine, Example):
         return replace(mine, response=given.response)
     if isinstance(mine, Choice):
-        return replace(mine, gold=(mine.gold + 1) % len(mine.options))
+        return replace(mine, gold=(mine.gold + 1) % len(mine.options), right=())
+    if isinstance(mine, Cloze):
+        return replace(mine, gold=(mine.gold + 1) % len(mine.words))
+    if isinstance(mine, Picture):
+        return replace(mine, label=(mine.label + 1) % classes)
     return mine[0], given[1]

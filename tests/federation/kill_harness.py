@@ -25,7 +25,7 @@ from safetensors import safe_open
 import fedseed.randomness.kernels.cpu
 import fedseed.reports.pictures  # noqa: F401
 from fedseed import FedAvg, FedKSeed, FeedSign, Ferret
-from fedseed.federation import engine
+from fedseed.federation import rounds
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.worker import Worker
 from fedseed.training.objectives import Supervised
@@ -82,7 +82,7 @@ class Points:
         self.around(Coordinator, "close", "aggregation")
         self.around(Worker, "apply", "aggregation")
         self.around(Worker, "catch_up", "aggregation")
-        self.around(engine, "merge_rounds", "evaluation")
+        self.around(rounds, "merge_rounds", "evaluation")
         for name in ("fsync", "ftruncate", "replace"):
             self.around(os, name, "writing")
         pwrite = os.pwrite

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedseed import FedAvg, FedKSeed, FeedSign, Orbit, ZOFedSGD
+from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation import engine
 from fedseed.federation.downloads import Downloads, restored
 from fedseed.federation.ledger import read_metrics
 from fedseed.federation.worker import Worker
+from fedseed.reports.progress import Silent
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +60,19 @@ def methods(problem):
         "from-base": (FeedSign(**fast, rate=1e-2, small_steps="from-base"), {"rounds": 11, "evaluate_every": 4}),
         "stochastic": (ZOFedSGD(**fast, rate=1e-2, small_steps="stochastic"), {"rounds": 7, "evaluate_every": 4}),
         "fedavg": (FedAvg(training=problem.training, global_rate=0.5), {}),
+        "fedavg-adam": (FedAvg(training=problem.training, global_rate=0.05, server="adam"), {}),
+        "fedsgd-momentum": (FedSGD(rate=0.1, server="momentum"), {}),
+        "fedmezo": (FedMeZO(**fast, rate=1e-2, steps=4, personal="loss-5"), {}),
+        "fedmezo-tensors": (FedMeZO(**fast, rate=1e-2, steps=4, personal="update", travel="tensors"), {}),
+        "fedmezo-losses": (FedMeZO(**fast, rate=1e-2, steps=4, personal="loss", travel="tensors"), {}),
     }
 
 
-@pytest.mark.parametrize("name", ["ferret", "fedkseed", "adam", "from-base", "stochastic", "fedavg"])
+NAMES = ["ferret", "fedkseed", "adam", "from-base", "stochastic", "fedavg", "fedavg-adam", "fedsgd-momentum",
+         "fedmezo", "fedmezo-tensors", "fedmezo-losses"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, name):
     problem = make_problem(torch.bfloat16)
     method, settings = methods(problem)[name]
@@ -117,7 +127,7 @@ def test_private_steps_stay_though_they_can_not_be_drawn_again(problem, tmp_path
 def test_torn_files_are_cut_back_and_said(problem, tmp_path):
     heard = []
 
-    class Listener(engine.Silent):
+    class Listener(Silent):
         def warn(self, text):
             heard.append(text)
 

@@ -78,3 +78,40 @@ def test_rounding_is_torchs(values):
         data = from_floats(array, dtype)
         assert data == expected.view(torch.uint8).numpy().tobytes()
         np.testing.assert_array_equal(to_floats(data, dtype), expected.float().numpy())
+
+
+def test_server_optimisers_take_the_papers_steps():
+    """FedAvgM (Hsu et al., 2019) and FedAdam (Reddi et al., 2021, Algorithm 2), beside their equations in float64."""
+    space = ParameterSpace(model("float32", 0))
+    start = to_floats(space.dense(), "float32").astype(np.float64)
+    rng = np.random.default_rng(1)
+    for method in (
+        FedAvg(server="momentum", server_beta1=0.8, global_rate=0.5),
+        FedAvg(server="adam", server_beta1=0.7, server_beta2=0.9, server_eps=1e-2, global_rate=0.1),
+    ):
+        state = method.advance(method.start(space.layout, 1), Weights(space.dense()))
+        w, m, v = start, np.zeros_like(start), np.zeros_like(start)
+        for number in range(1, 5):
+            sent = [(w + rng.normal(size=w.shape)).astype(np.float32) for _ in range(2)]
+            contributions = [Contribution(i, (0.3, 0.7)[i], Weights(sent[i].tobytes())) for i in range(2)]
+            state = method.remember(state, number, contributions)
+            step = method.decode_step(state, method.aggregate(state, number, contributions).encode())
+            state = method.advance(state, step)
+            change = 0.3 * sent[0].astype(np.float64) + 0.7 * sent[1].astype(np.float64) - w
+            if method.server == "momentum":
+                m = 0.8 * m + change
+                w = w + 0.5 * m
+            else:
+                m = 0.7 * m + 0.3 * change
+                v = 0.9 * v + 0.1 * change**2
+                w = w + 0.1 * m / (np.sqrt(v) + 1e-2)
+            np.testing.assert_allclose(to_floats(step.data, "float32"), w, rtol=1e-5, atol=1e-5)
+            again = method.restore(method.start(space.layout, 1), method.keep(state))
+            np.testing.assert_array_equal(again.first, state.first)
+            w = to_floats(step.data, "float32").astype(np.float64)
+
+
+def test_averages_of_another_model_are_refused():
+    with pytest.raises(ValueError, match="do not fit"):
+        method = FedAvg(server="adam")
+        method.restore(method.start(ParameterSpace(model("float32", 0)).layout, 1), {"first": np.zeros(3)})

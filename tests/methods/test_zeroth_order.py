@@ -1,5 +1,6 @@
 """The zeroth-order family on a small real problem (tests/federation/conftest.py has the same one)."""
 
+import copy
 from math import exp, sqrt
 
 import numpy as np
@@ -517,7 +518,7 @@ def test_an_attack_changes_what_is_sent(name, kind):
     for number in range(1, 9):
         run.coordinator.open(number)
         honest = run.worker.train(run.coordinator.plan(2), 2, run.items[2]).message
-        sent = run._corrupt(honest, number, 2)
+        sent = run.worker.corrupt(honest, kind)
         run.coordinator.receive(sent, 2)  # it is well formed: nobody can tell
         changed += sent != honest
         if kind == "sign":
@@ -536,3 +537,27 @@ def test_settings_that_do_not_go_together():
         FeedSign(rate=0.0)
     with pytest.raises(ValueError, match='needs optimizer = "sgd"'):
         FeedSign(small_steps="from-base", optimizer="adam")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fedkseed_needs_no_copy_to_go_back_to(dtype):
+    """After training the weights are those of before, built anew from the base, which may be in a file."""
+    method = FedKSeed(**QUICK, candidates=64, steps=10)
+    net = model(dtype)
+    with torch.no_grad():
+        net[0].weight[0, 0] = -0.0  # adding a zero change would lose this sign
+    runs = []
+    for spill in (False, True):
+        train, _ = data(5, dtype)
+        runs.append(Federation(copy.deepcopy(net), train, method, OBJECTIVE, rounds=3, seed=3, spill_base=spill))
+    for number in range(1, 4):
+        for run in runs:
+            before = run.worker.space.digest()
+            picked = run.coordinator.open(number)
+            for client in picked:
+                answer = run.worker.train(run.coordinator.plan(client), client, run.items[client])
+                assert run.worker.space.digest() == before
+                run.coordinator.receive(answer.message, client)
+            run.worker.apply(run.coordinator.close())
+            assert run.worker.space.digest() != before
+        assert runs[0].worker.space.digest() == runs[1].worker.space.digest()

@@ -3,6 +3,7 @@ import struct
 import tempfile
 import tracemalloc
 import zlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +55,15 @@ def test_replay_to_any_step_gives_the_runs_bits(tmp_path, dtype):
     seen = []
     assert orbit.replay(model(dtype), progress=seen.append) == digests[-1]
     assert seen == [1, 2, 3]
+
+
+def test_a_classifiers_header_keeps_its_classes_and_others_have_none(tmp_path):
+    net = model()
+    plain = Header("net", base_digest(net), "float32", ParameterSpace(net, METHOD.blocks).layout, METHOD, seed=7)
+    named = replace(plain, classes=("cat", "größer als", ""))
+    assert b"classes" not in zlib.decompress(plain.encode()[16:])
+    for header in (plain, named):
+        assert Header.decode(header.encode()[16:]) == header
 
 
 FRAME = 16 + 16 + 16

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedseed.randomness import BASES, Basis
-from fedseed.randomness.kernels import load
+from fedseed.randomness.kernels import load, reference, transform
 from fedseed.randomness.kernels.reference import Part, from_float
 
 REFERENCE, CPU = load("reference"), load("cpu")
@@ -144,3 +144,26 @@ def test_operations_agree_with_single_directions(name):
 def test_an_unknown_implementation_is_named():
     with pytest.raises(ValueError, match="FEDSEED_KERNELS = 'abacus'"):
         load("abacus")
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 128, 4096, 16384])
+def test_the_compiled_transform_has_the_references_bits(size):
+    x = np.random.default_rng(size).standard_normal(size) * 10.0 ** np.random.default_rng(1).integers(-9, 9, size)
+    x[: size // 3] = 0.0
+    expected = reference.hadamard_transform(x)
+    same_bits(transform.hadamard_transform(x), expected)
+    matrix = [[(-1.0) ** (k & j).bit_count() for j in range(size)] for k in range(min(size, 8))]
+    np.testing.assert_allclose(expected[:8], np.array(matrix) @ x, rtol=1e-9, atol=1e-6 * np.abs(x).max())
+
+
+def test_tables_of_directions_that_touch_several_bases():
+    coefficients = np.arange(1, 20, dtype=np.float32)
+    tables = reference.hadamard_tables(8, 5, coefficients)
+    assert [number for number, _ in tables] == [0, 1, 2]
+    padded = np.zeros(24)
+    padded[5:] = coefficients
+    for number, table in tables:
+        same_bits(table, reference.hadamard_transform(padded[8 * number : 8 * number + 8]).astype(np.float32))
+    for (n, table), (m, compiled) in zip(tables, transform.hadamard_tables(8, 5, coefficients), strict=True):
+        assert n == m
+        same_bits(compiled, table)

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 
 from fedseed.errors import RecipeError
@@ -42,3 +44,19 @@ def test_another_seed_deals_other_families():
 def test_too_many_clients():
     with pytest.raises(RecipeError, match=r"task.clients = 30 with families_per_client = 2: 60 families"):
         InstructionsTask(clients=30).load()
+
+
+def test_a_partition_deals_the_same_examples_otherwise():
+    few = {"clients": 5, "families_per_client": 4, "examples": 30}
+    plain = InstructionsTask(**few).load()
+    pooled = sorted(key(e) for c in plain.clients for e in c.examples)
+    family = {key(e): number // 30 for number, e in enumerate(e for c in plain.clients for e in c.examples)}
+    spread = {}
+    for kind in ("iid", "dirichlet", "quantity"):
+        data = InstructionsTask.model_validate({**few, "partition": {"kind": kind}}).load()
+        assert data.evaluation == plain.evaluation and data.validation == plain.validation
+        assert sorted(key(e) for c in data.clients for e in c.examples) == pooled
+        counts = [Counter(family[key(e)] for e in c.examples) for c in data.clients]
+        spread[kind] = sum(max(c.values()) / sum(c.values()) for c in counts) / 5
+    assert {len(c.examples) for c in plain.clients} == {120}
+    assert spread["iid"] < 0.12 < spread["dirichlet"]  # of twenty families, how much the largest has of a client

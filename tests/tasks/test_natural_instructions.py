@@ -123,7 +123,7 @@ def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):
     with pytest.raises(RecipeError, match=r"task001_copy.json: not valid JSON"):
         load(folder)
     (folder / "tasks" / "task001_copy.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(RecipeError, match=r"task001_copy.json: not UTF-8"):
+    with pytest.raises(RecipeError, match=r"task001_copy.json line 1: not UTF-8"):
         load(folder)
     (folder / "tasks" / "task001_copy.json").write_text("[]")
     with pytest.raises(RecipeError, match=r"task001_copy.json: a JSON object is expected"):

@@ -17,7 +17,7 @@ def load(folder, **changed):
 
 def test_published_sizes_are_the_default():
     task = SST2Task(path="x")
-    assert (task.clients, task.examples, task.validation, task.evaluation) == (5, 1000, 500, 1000)
+    assert (task.clients, task.examples, task.validation, task.evaluation) == (None, 1000, 500, 1000)
 
 
 def test_mezos_prompt_and_words(sst2):
@@ -122,7 +122,7 @@ def test_missing_files_and_too_few_rows(sst2, tmp_path):
         RecipeError, match=r"task.examples = 55 and task.validation = 10: 65 rows are needed, .* has 60"
     ):
         load(folder, examples=55)
-    with pytest.raises(RecipeError, match=r"task.clients = 31: there are 30 examples"):
+    with pytest.raises(RecipeError, match=r"task.clients = 31: 30 examples are not enough"):
         load(folder, clients=31)
     (folder / "dev.tsv").unlink()
     with pytest.raises(RecipeError, match=r"the folder has no dev.tsv or dev.jsonl or validation.jsonl"):

@@ -1,10 +1,13 @@
 """Checkpoints of methods whose steps are whole weights: the newest weights in a safetensors file."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -12,6 +15,8 @@ from fedseed.durable import replacing
 from fedseed.errors import OrbitError, StorageError
 from fedseed.orbit import Header
 from fedseed.parameters import ParameterSpace
+
+KEPT = "coordinator."  # what the coordinator keeps has names that begin so
 
 
 @dataclass(frozen=True)
@@ -21,10 +26,12 @@ class Checkpoint:
     Args:
         round: the last round that counts.
         changed: the last round whose step was not empty.
+        kept: what the coordinator keeps besides the weights (`Method.keep`).
     """
 
     round: int
     changed: int
+    kept: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def save(path: Path, space: ParameterSpace, header: Header, at: Checkpoint) -> None:
@@ -34,6 +41,7 @@ def save(path: Path, space: ParameterSpace, header: Header, at: Checkpoint) -> N
         StorageError: they can't be written; the older ones are still there.
     """
     named = {e.name: p.detach() for e, p in zip(space.layout.tensors, space.parameters, strict=True)}
+    named.update({KEPT + name: torch.from_numpy(array) for name, array in at.kept.items()})
     about = {"round": at.round, "changed": at.changed, "run": _run(header), "digest": space.digest()}
     with replacing(path) as temporary:
         try:
@@ -57,7 +65,9 @@ def load(path: Path, space: ParameterSpace, header: Header) -> Checkpoint:
             with torch.no_grad():
                 for entry, parameter in zip(space.layout.tensors, space.parameters, strict=True):
                     parameter.copy_(file.get_tensor(entry.name))
-        at = Checkpoint(int(about["round"]), int(about["changed"]))
+            names = [name for name in list(file.keys()) if name.startswith(KEPT)]
+            kept = {name.removeprefix(KEPT): file.get_tensor(name).numpy() for name in names}
+        at = Checkpoint(int(about["round"]), int(about["changed"]), kept)
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise OrbitError(f"{path}: not a checkpoint of a run, or damaged: {error}") from error
     if space.digest() != about["digest"]:

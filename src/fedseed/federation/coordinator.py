@@ -1,6 +1,6 @@
 """The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from fedseed.layout import Layout
 from fedseed.messages import EVERYBODY, Kind, Message
 from fedseed.methods import Method
 from fedseed.methods.base import Contribution
-from fedseed.randomness import Domain, sample
+from fedseed.randomness import Domain, permutation
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Round:
 
     number: int
     clients: Sequence[int]
+    attempt: int = 0
     updates: dict[int, Any] = field(default_factory=dict)
 
 
@@ -50,21 +51,40 @@ class Coordinator:
         self.refused: list[Refused] = []
         self._open: Round | None = None
 
-    def open(self, number: int) -> list[int]:
-        """Begin a round: the clients that take part, drawn from (seed, round), in ascending order."""
-        clients = self.sampled(number)
-        self._open = Round(number, clients)
+    def open(self, number: int, attempt: int = 0, alive: Collection[int] | None = None) -> list[int]:
+        """Begin a round, or begin it again: what has come for an earlier attempt is dropped.
+
+        Args:
+            number: the round.
+            attempt: how often it was begun before.
+            alive: the clients that can be reached; None: all.
+
+        Returns:
+            The clients that take part, in ascending order.
+        """
+        clients = self.sampled(number, alive)
+        self._open = Round(number, clients, attempt)
         return clients
 
-    def sampled(self, number: int) -> list[int]:
-        """The clients that take part in a round, whether it was, is or will be."""
-        return sample(self.seed, Domain.SAMPLING, len(self.examples), self.per_round, direction=number)
+    def sampled(self, number: int, alive: Collection[int] | None = None) -> list[int]:
+        """The clients that take part in a round, whether it was, is or will be.
 
-    def plan(self, client: int) -> bytes:
-        """The message that asks a client to take part in the open round."""
+        (seed, round) put all clients in an order; the first ones that are alive take part. So who is drawn does not
+        depend on who of the others can be reached.
+        """
+        order = (int(i) for i in permutation(self.seed, Domain.SAMPLING, len(self.examples), number))
+        return sorted([i for i in order if alive is None or i in alive][: self.per_round])
+
+    @property
+    def answered(self) -> Collection[int]:
+        """The clients whose updates count so far in the open round."""
+        return self._current().updates.keys()
+
+    def plan(self, client: int = EVERYBODY) -> bytes:
+        """The message that asks a client (or all that are picked) to take part in the open round."""
         current = self._current()
-        payload = self.method.plan(self.state, current.number).encode()
-        return Message(Kind.PLAN, self.method.code, current.number, client, payload).encode()
+        payload = self.method.plan_for(self.state, current.number, client, current.clients).encode()
+        return Message(Kind.PLAN, self.method.code, current.number, client, payload, current.attempt).encode()
 
     def receive(self, data: bytes, sender: int) -> None:
         """Take a client's update; a refused one is counted and changes nothing.
@@ -81,6 +101,8 @@ class Coordinator:
             message = Message.decode(data).expect(Kind.UPDATE, self.method.code, current.number)
             if message.client != sender:
                 raise MessageError(f"client {sender} sent an update in the name of client {message.client}")
+            if message.attempt != current.attempt:
+                raise MessageError(f"attempt {current.attempt} is open, this answers attempt {message.attempt}")
             if sender not in current.clients:
                 raise MessageError(f"client {sender} takes no part in round {current.number}")
             if sender in current.updates:
@@ -100,6 +122,7 @@ class Coordinator:
             Contribution(client, weight / total, current.updates[client])
             for client, weight in zip(answered, weights, strict=True)
         ]
+        self.state = self.method.remember(self.state, current.number, contributions)
         payload = self.method.aggregate(self.state, current.number, contributions).encode()
         # go on from the encoded step: the coordinator knows exactly what everybody else will read
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))

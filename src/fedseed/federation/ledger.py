@@ -12,8 +12,10 @@ a folder that has it is finished.
 
 import fcntl
 import json
+import resource
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,14 @@ FILES = (
     "model.orbit",
     "model.safetensors",
     "summary.json",
+    "adapter",
     "metrics.png",
     "probabilities.png",
 )
+# keys of a recipe's [federation] that say how messages travel: runs that differ in them only are the same run
+TRANSPORT_KEYS = (
+    "nats", "key", "ca", "run", "replicas", "deadline", "minimum", "start_with", "dead_after", "base_digest",
+)  # fmt: skip
 Line = dict[str, Any]
 
 
@@ -50,6 +57,7 @@ class RunFolder:
 
     def __init__(self, path: Path, recipe: str | None = None, resume: bool = False) -> None:
         self.path = path
+        self.lazy = False  # progress is brought to the disk by `sync` only: a network's stream has the steps
         there = [name for name in FILES if (path / name).exists()]
         self.finished = "summary.json" in there
         if there and not resume:
@@ -135,7 +143,23 @@ class RunFolder:
 
     def add_progress(self, line: Mapping[str, Any]) -> None:
         """Note what a round has cost, on disk before this returns; its step comes next."""
-        self._progress.append(json.dumps(line).encode() + b"\n")
+        self._progress.append(json.dumps(line).encode() + b"\n", sync=not self.lazy)
+
+    def sync(self) -> None:
+        """Bring what was written lazily to the disk."""
+        self._progress.sync()
+
+    def fill(self, done: int, missing: Callable[[int], Line]) -> None:
+        """After a power cut: write the lines of progress that were not on disk yet, but whose steps count.
+
+        Args:
+            done: the last round that counts.
+            missing: the line of a round of which nothing is known.
+        """
+        written = [*self._cut(self._metrics, done), *self._cut(self._progress, done)]
+        last = max((line["round"] for line in written), default=done)
+        for number in range(last + 1, done + 1):
+            self._progress.append(json.dumps(missing(number)).encode() + b"\n")
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl, on disk before this returns."""
@@ -166,6 +190,8 @@ class RunFolder:
             raise RecipeError(f"{file}: not valid TOML: {error}") from error
         here = flat(tomllib.loads(recipe))
         for key in [*there, *(k for k in here if k not in there)]:
+            if key.removeprefix("federation.") in TRANSPORT_KEYS:  # how messages travel, not what the run is
+                continue
             if there.get(key) != here.get(key):
                 a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
                 raise RecipeError(f"{self.path} was started with another recipe: {key} is {a} there, {b} here")
@@ -181,3 +207,11 @@ def read_summary(folder: Path) -> Line:
     """A finished run's summary.json."""
     summary: Line = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
+
+
+def resident_memory(peak: bool = False) -> int:
+    """This process' resident memory in bytes, now or at its peak."""
+    if peak or not Path("/proc/self/statm").exists():
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -11,7 +11,7 @@ the steps alone, so that whoever holds the orbit holds the state.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from fedseed.adapters import Adapter
 from fedseed.errors import MessageError
 from fedseed.layout import BlockRule, Layout
 from fedseed.randomness import Basis
@@ -82,6 +83,10 @@ class Client(Protocol):
         """Train the weights in place. Raises NonFiniteError if a loss is not finite."""
         ...
 
+    def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
+        """The gradient of the mean loss over one batch (None: all examples) as bytes; and how many terms that has."""
+        ...
+
     def change_norms(self) -> NDArray[np.float64]:
         """|w_start - w_now| for each block."""
         ...
@@ -123,10 +128,20 @@ class Method(BaseModel, ABC):
     name: str
     code: ClassVar[int]  # names the method in a message's frame
     about: ClassVar[str]  # one line for `fedseed list methods`
-    dense: ClassVar[bool] = False  # steps carry whole weights, so the newest one replaces all before it
+    adapter: ClassVar[Adapter | None] = None  # what it tunes if the recipe names no adapter; no other kind will do
     plan_carries_model: ClassVar[bool] = False  # clients need no steps: the plan tells them the model
     trains_in_place: ClassVar[bool] = True  # `train` changes the weights (they are put back)
     stepwise: ClassVar[bool] = False  # a round is one optimiser step: there are thousands, logged in groups
+
+    @property
+    def dense(self) -> bool:
+        """Whether steps carry whole weights, so that the newest one replaces all before it."""
+        return False
+
+    @property
+    def adds_gradients(self) -> bool:
+        """Whether an update is a gradient, so that a worker's clients may add theirs up in place, for one message."""
+        return False
 
     @property
     def spills_start(self) -> bool:
@@ -153,6 +168,17 @@ class Method(BaseModel, ABC):
     def plan(self, state: Any, number: int) -> Payload:
         """What the coordinator asks for in round `number`."""
 
+    def plan_for(self, state: Any, number: int, client: int, clients: Sequence[int]) -> Payload:
+        """What the coordinator asks of one client of the round; by default the same of all.
+
+        Args:
+            state: the coordinator's state.
+            number: the round.
+            client: the client's number.
+            clients: all that take part in the round.
+        """
+        return self.plan(state, number)
+
     @abstractmethod
     def train(self, state: Any, plan: Any, client: Client) -> Payload:
         """What a client answers."""
@@ -160,6 +186,21 @@ class Method(BaseModel, ABC):
     @abstractmethod
     def aggregate(self, state: Any, number: int, contributions: Sequence[Contribution]) -> Payload:
         """The step that follows from a round's answers, in ascending order of clients; there may be none."""
+
+    def remember(self, state: Any, number: int, contributions: Sequence[Contribution]) -> Any:
+        """The coordinator's state with what it keeps of a round's answers and no step carries; `aggregate` gets it.
+
+        Only methods with whole weights as steps need this; `keep` and `restore` take it over a restart.
+        """
+        return state
+
+    def keep(self, state: Any) -> "dict[str, NDArray[Any]]":
+        """What `remember` has put into the state, as arrays by name."""
+        return {}
+
+    def restore(self, state: Any, kept: "Mapping[str, NDArray[Any]]") -> Any:
+        """The state with what `keep` returned. Raises LookupError or ValueError if it does not fit."""
+        return state
 
     @abstractmethod
     def apply(self, state: Any, step: Any, space: "ParameterSpace") -> None:
@@ -169,6 +210,13 @@ class Method(BaseModel, ABC):
     def from_base(self) -> bool:
         """Whether `apply` rebuilds the weights from the base (`ParameterSpace.keep_base` comes first then)."""
         return False
+
+    def put_back(self, state: Any, space: "ParameterSpace") -> None:
+        """Undo training in place by building the weights of `state` anew: for methods that work `from_base`.
+
+        Of the others, which need a copy to go back to, the client keeps one.
+        """
+        raise NotImplementedError(f"{self.name} trains in place and has a base, but does not say how to go back to it")
 
     @abstractmethod
     def decode_plan(self, state: Any, data: bytes) -> Any:

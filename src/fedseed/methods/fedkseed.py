@@ -200,6 +200,13 @@ class FedKSeed(ZerothOrder):
 
         space.rebuild([Term(self.directions(state.pool), step.accumulator)], scale=-self.rate)
 
+    def put_back(self, state: FedKSeedState, space: "ParameterSpace") -> None:
+        """The model of the last step; before the first one the base itself."""
+        if state.step.accumulator.any():
+            self.apply(state, state.step, space)
+        else:
+            space.restore_base()
+
     def corrupt(self, state: FedKSeedState, update: Pairs, kind: Attack, drawn: NDArray[np.uint32]) -> Pairs:
         """Other projections on the same candidates."""
         return Pairs(update.indices, corrupt_scalars(update.scalars, kind, drawn))

@@ -1,6 +1,6 @@
 """The orbit: a base's digest and every step since. Base + orbit = model, exactly."""
 
-from fedseed.orbit.file import NO_DIGEST, Header, Orbit, Record
+from fedseed.orbit.file import NO_DIGEST, AdapterStart, Header, Orbit, Record
 from fedseed.orbit.writer import OrbitWriter
 
-__all__ = ["NO_DIGEST", "Header", "Orbit", "OrbitWriter", "Record"]
+__all__ = ["NO_DIGEST", "AdapterStart", "Header", "Orbit", "OrbitWriter", "Record"]

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedseed import adapters
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
 from fedseed.orbit.card import card
@@ -37,8 +38,9 @@ def info(path: PathArgument) -> None:
         ("base", f"{header.base} ({header.dtype})"),
         ("base digest", header.base_digest),
         ("parameters", f"{layout.size:,} in {len(layout.tensors)} tensors, {len(layout.block_sizes)} blocks"),
+        *([] if header.adapter is None else [("adapter", _settings(header.adapter.settings.model_dump()))]),
         ("method", header.method.name),
-        ("settings", ", ".join(f"{k}={v}" for k, v in settings.items())),
+        ("settings", _settings(settings)),
         ("seed", str(header.seed)),
         ("steps", str(orbit.last) if header.first == 1 else f"{orbit.last}, only the last is held (compacted)"),
         ("state", _state(orbit)),
@@ -85,17 +87,20 @@ def replay(
     upto: Annotated[int | None, typer.Option(help="Apply the steps up to this number only.")] = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Rebuild the model and write a folder that transformers loads, with a model card."""
+    """Rebuild the model (or the adapter) and write a folder that transformers (or peft) loads, with a model card."""
     orbit = Orbit.open(path)
     count = orbit.check_upto(upto)
-    if (out / "config.json").exists():
+    if (out / "config.json").exists() or (out / "adapter_config.json").exists():
         raise FedseedError(f"{out} holds a model already: choose another folder with --out")
     model, tokenizer, digest = _replay(orbit, count, base, device)
-    model.save_pretrained(out)
+    if orbit.header.adapter is None:
+        model.save_pretrained(out)
+    else:
+        adapters.save(model, out)
     tokenizer.save_pretrained(out)
     (out / "README.md").write_text(card(orbit, count, digest, path.name), encoding="utf-8")
     _say(f"{count} steps applied; digest {digest}")
-    _say(f"Model: {out}")
+    _say(f"{'Model' if orbit.header.adapter is None else 'Adapter'}: {out}")
 
 
 @app.command()
@@ -140,6 +145,10 @@ def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private
     _say(f"signature: {signature.sign(path, key)}")
 
 
+def _settings(table: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in table.items())
+
+
 def _say(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
@@ -154,14 +163,17 @@ def _digest(digest: str) -> str:
 
 def _replay(orbit: Orbit, count: int, base: str | None, device: str, check_all: bool = False) -> tuple[Any, Any, str]:
     """Load the base and replay onto it, with a bar; returns model, tokenizer and digest."""
+    from fedseed.heads import Head
     from fedseed.models import find_base, load_model, quiet
 
     quiet()
     header = orbit.header
+    head = Head(header.classes, header.seed) if header.classes else None
     if base is None:
-        model, tokenizer = load_model(header.base, header.dtype)
+        model, tokenizer = load_model(header.base, header.dtype, head=head)
     else:
-        model, tokenizer = find_base(base, header.dtype, header.base_digest)
+        model, tokenizer = find_base(base, header.dtype, header.base_digest, head)
+    model = orbit.equip(model)
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedseed.adapters import Adapter, AnyAdapter
 from fedseed.durable import replacing
 from fedseed.errors import MessageError, OrbitError
 from fedseed.layout import ITEM_BYTES, Layout
@@ -45,6 +46,19 @@ MOST_PACKED = 1 << 16  # steps in a record, and bytes of their payloads before p
 
 
 @dataclass(frozen=True)
+class AdapterStart:
+    """What an adapter's run starts from besides the base.
+
+    Args:
+        settings: the adapter; with the run's seed they give its first weights.
+        digest: hex digest of the trainable tensors before the first step.
+    """
+
+    settings: Adapter
+    digest: str
+
+
+@dataclass(frozen=True)
 class Header:
     """What replay needs besides the steps.
 
@@ -57,6 +71,9 @@ class Header:
         seed: the run's seed.
         trainable: name patterns of the trainable parameters, None for all.
         first: number of the first step that is held; above 1 only in a compacted orbit.
+        classes: names of the classes that an image classifier tells apart, in the order of its outputs; none: the base
+            is no classifier, or was loaded with the head it has. With the seed they give a new head (`fedseed.heads`).
+        adapter: the adapter that is tuned in place of the model, None for none.
     """
 
     base: str
@@ -67,10 +84,12 @@ class Header:
     seed: int
     trainable: tuple[str, ...] | None = None
     first: int = 1
+    classes: tuple[str, ...] = ()
+    adapter: AdapterStart | None = None
 
     def encode(self) -> bytes:
         """The header's bytes, without the link."""
-        data = {
+        data: dict[str, Any] = {
             "base": self.base,
             "base_digest": self.base_digest,
             "dtype": self.dtype,
@@ -80,6 +99,10 @@ class Header:
             "seed": self.seed,
             "trainable": self.trainable,
         }
+        if self.classes:
+            data["classes"] = self.classes
+        if self.adapter is not None:
+            data["adapter"] = {"settings": self.adapter.settings.model_dump(), "digest": self.adapter.digest}
         packed = zlib.compress(json.dumps(data, sort_keys=True, separators=(",", ":")).encode(), 9)
         return _START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
 
@@ -109,6 +132,8 @@ class Header:
                 seed=int(data["seed"]),
                 trainable=None if data["trainable"] is None else tuple(map(str, data["trainable"])),
                 first=int(data["first"]),
+                classes=tuple(map(str, data.get("classes", ()))),
+                adapter=_adapter(data.get("adapter")),
             )
             header.check()
             return header
@@ -160,6 +185,13 @@ class Header:
             else:
                 lines.append(f"{field.name}: {a}, {b}")
         return lines
+
+
+def _adapter(data: dict[str, Any] | None) -> AdapterStart | None:
+    if data is None:
+        return None
+    settings: Adapter = TypeAdapter[Adapter](AnyAdapter).validate_python(data["settings"])
+    return AdapterStart(settings, str(data["digest"]))
 
 
 def _layout(layout: Layout) -> str:
@@ -343,6 +375,19 @@ class Orbit:
             except MessageError as error:
                 raise OrbitError(f"step {record.round}: {error}") from error
 
+    def equip(self, model: "torch.nn.Module") -> "torch.nn.Module":
+        """The base with the adapter that the orbit tunes, at its first weights: what `replay` then goes on from.
+
+        Args:
+            model: the base, as loaded. Without an adapter it is returned as it is.
+
+        Raises:
+            OrbitError: another base, or the adapter does not start as the run's did.
+        """
+        from fedseed.orbit.replay import equip
+
+        return equip(self, model)
+
     def replay(
         self,
         model: "torch.nn.Module",
@@ -353,7 +398,8 @@ class Orbit:
         """Apply the steps up to number `upto` (all by default) to the base, in place.
 
         Args:
-            model: the base, as loaded; its digest must be the header's.
+            model: the base, as loaded; its digest must be the header's. Where the orbit tunes an adapter: what `equip`
+                returned.
             upto: number of the last step to apply.
             progress: called with the number of each step applied.
             check_all: compare the weights with every digest that the run recorded, not with the last one only.

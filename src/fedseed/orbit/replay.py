@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 
+from fedseed import adapters
 from fedseed.deferred import Deferred
 from fedseed.errors import MessageError, OrbitError
 from fedseed.methods import Method
@@ -23,18 +24,45 @@ def replay(
 
     count = orbit.check_upto(upto)
     header = orbit.header
-    found = base_digest(model)
-    if found != header.base_digest:
-        raise OrbitError(f"another base: its digest is {found}, the orbit's base has {header.base_digest}")
-    choose_trainable(model, header.trainable)
+    if header.adapter is None:
+        check_base(orbit, base_digest(model))
+        choose_trainable(model, header.trainable)
+    elif not adapters.is_installed(model):
+        raise OrbitError("this orbit tunes an adapter: replay it onto orbit.equip(base), which returns a peft model")
+    else:
+        check_base(orbit, adapters.base_digest(model))
     method = header.method
     space = ParameterSpace(model, method.blocks)
     if space.layout != header.layout:
         raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
+    if header.adapter is not None and space.digest() != header.adapter.digest:
+        raise OrbitError("the adapter's first weights are not those of the run: take what orbit.equip(base) returns")
     if method.from_base:
         space.keep_base()
     catch_up(method, header.start(), space, orbit.steps(count), progress, check_all)
     return space.digest()
+
+
+def equip(orbit: Orbit, model: torch.nn.Module) -> torch.nn.Module:
+    """What `Orbit.equip` does."""
+    from fedseed.models import choose_trainable
+
+    header = orbit.header
+    check_base(orbit, base_digest(model))
+    if header.adapter is None:
+        return model
+    equipped: torch.nn.Module = adapters.install(model, header.adapter.settings, header.seed, header.base)
+    choose_trainable(equipped, header.trainable)
+    found = ParameterSpace(equipped).digest()
+    if found != header.adapter.digest:
+        raise OrbitError(f"the adapter starts with digest {found}, the run's started with {header.adapter.digest}")
+    return equipped
+
+
+def check_base(orbit: Orbit, found: str) -> None:
+    """Raise OrbitError if the base has another digest than the orbit's."""
+    if found != orbit.header.base_digest:
+        raise OrbitError(f"another base: its digest is {found}, the orbit's base has {orbit.header.base_digest}")
 
 
 def catch_up(

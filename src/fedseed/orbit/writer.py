@@ -67,8 +67,12 @@ class OrbitWriter:
         orbit, self.orbit = self.orbit, None
         return orbit
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Record, sync: bool = True) -> None:
         """Write one step.
+
+        Args:
+            record: the step.
+            sync: False: not on disk yet when this returns (`sync` brings it there); for runs that have it elsewhere.
 
         Raises:
             OrbitError: it is not the next one.
@@ -80,8 +84,12 @@ class OrbitWriter:
             raise OrbitError(f"{self.path}: step {record.round} can't follow step {self.last}")
         data = Part(record.round, 1, record.payload, record.digest).encode()
         after = link(self._link, data)
-        self._file.append(data + after)
+        self._file.append(data + after, sync)
         self._link, self.last, self._digest = after, record.round, record.digest
+
+    def sync(self) -> None:
+        """Bring everything to the disk."""
+        self._file.sync()
 
     def close(self) -> None:
         """The run is over: the file is ended; a step-by-step method's records are packed, in one go.

@@ -39,6 +39,9 @@ class Domain(IntEnum):
     COIN = 8  # FeedSign's coin for ties and for projections of exactly zero
     ROUNDING = 9  # stochastic rounding of small steps
     ATTACK = 10  # what simulated Byzantine clients send
+    ADAPTER = 16  # the weights an adapter starts from
+    RATE = 17  # FedMeZO's random learning rates
+    HEAD = 18  # the weights a new classifier head starts from
 
 
 Words = NDArray[np.uint32]

@@ -1,6 +1,9 @@
-"""Tables for a terminal."""
+"""Tables for a terminal, a document or a paper."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -74,6 +77,79 @@ def comparison_lines(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list
                 f"{total / sent:,.0f} times fewer bytes."
             )
     return lines
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean and sample deviation of a few numbers; those that are not finite are counted apart."""
+    finite = [v for v in values if isfinite(v)]
+    if not finite:
+        return "-"
+    deviation = f" ± {stdev(finite):.{digits}f}" if len(finite) > 1 else ""
+    lost = f" ({len(values) - len(finite)} not finite)" if len(finite) < len(values) else ""
+    return f"{mean(finite):,.{digits}f}{deviation}{lost}"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of texts, to be written in several forms.
+
+    Args:
+        title: what it shows.
+        head: the columns' names.
+        rows: a text for each column; the first column is on the left, the others on the right.
+        note: what to know when reading it.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def text(self) -> str:
+        """For a terminal, columns padded."""
+        lines = [self.head, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
+
+        def padded(line: Sequence[str]) -> str:
+            rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
+            return "  ".join((line[0].ljust(widths[0]), *rest)).rstrip()
+
+        ruled = [padded(self.head), "  ".join("-" * width for width in widths), *map(padded, self.rows)]
+        return "\n".join([self.title, "", *ruled, *(["", self.note] if self.note else [])]) + "\n"
+
+    def markdown(self) -> str:
+        """For a document."""
+        lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
+        table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+        return "\n".join([f"**{self.title}**", "", *table, *(["", self.note] if self.note else [])]) + "\n"
+
+    def latex(self) -> str:
+        """For a paper; needs the package booktabs."""
+        body = [" & ".join(map(_tex, line)) + r" \\" for line in self.rows]
+        return "\n".join(
+            [
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{_tex(' '.join([self.title + '.', self.note]).strip())}}}",
+                rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}",
+                r"\toprule",
+                " & ".join(map(_tex, self.head)) + r" \\",
+                r"\midrule",
+                *body,
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+
+_TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+        **{c: "\\" + c for c in "&%$#_{}"}}  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(c, c) for c in text)
 
 
 def cost_table(cost: "Cost") -> list[Table | str]:

@@ -1,10 +1,62 @@
 """Data: what each client of a federation holds. Free of torch. A new task is a file, a line here and a test."""
 
+from fedseed.tasks.alpaca import AlpacaTask, CodeAlpacaTask
 from fedseed.tasks.base import Task
+from fedseed.tasks.cifar import CIFAR10Task, CIFAR100Task
+from fedseed.tasks.cloze import MNLITask, RTEMaskTask, SNLITask, SST2MaskTask, SST5Task, TRECTask
+from fedseed.tasks.digits import DigitsTask
+from fedseed.tasks.dolly import DollyTask
+from fedseed.tasks.gsm8k import GSM8KTask
 from fedseed.tasks.instructions import InstructionsTask
 from fedseed.tasks.natural_instructions import NaturalInstructionsTask
+from fedseed.tasks.own import FilesTask
+from fedseed.tasks.reading import DROPTask, SQuADTask
 from fedseed.tasks.sst2 import SST2Task
+from fedseed.tasks.superglue import (
+    BoolQTask,
+    CBTask,
+    COPATask,
+    MultiRCTask,
+    ReCoRDTask,
+    RTETask,
+    WICTask,
+    WSCTask,
+)
 
-TASKS: tuple[type[Task], ...] = (InstructionsTask, NaturalInstructionsTask, SST2Task)
+MEZO: tuple[type[Task], ...] = (
+    SST2Task,
+    RTETask,
+    CBTask,
+    BoolQTask,
+    WSCTask,
+    WICTask,
+    MultiRCTask,
+    COPATask,
+    ReCoRDTask,
+    SQuADTask,
+    DROPTask,
+)
+CLOZE: tuple[type[Task], ...] = (SST2MaskTask, SST5Task, SNLITask, MNLITask, RTEMaskTask, TRECTask)
+INSTRUCTIONS: tuple[type[Task], ...] = (DollyTask, AlpacaTask, CodeAlpacaTask, GSM8KTask)
+TASKS: tuple[type[Task], ...] = (
+    InstructionsTask,
+    FilesTask,
+    NaturalInstructionsTask,
+    *INSTRUCTIONS,
+    *MEZO,
+    *CLOZE,
+    DigitsTask,
+    CIFAR10Task,
+    CIFAR100Task,
+)
 
-__all__ = ["TASKS", "InstructionsTask", "NaturalInstructionsTask", "SST2Task", "Task"]
+__all__ = [
+    "TASKS",
+    "CIFAR10Task",
+    "CIFAR100Task",
+    "DigitsTask",
+    "InstructionsTask",
+    "NaturalInstructionsTask",
+    "SST2Task",
+    "Task",
+]

@@ -4,43 +4,113 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt, ready to be tokenised, and the response that carries the loss."""
+    """A prompt, ready to be tokenised, and the response that carries the loss.
+
+    Args:
+        prompt: what the model is given.
+        response: what it is trained to answer.
+        answers: all texts that count as right when an answer is scored; none: just the response.
+        stop: what ends a response in place of the end-of-sequence token; generated text is cut there.
+    """
 
     prompt: str
     response: str
+    answers: tuple[str, ...] = ()
+    stop: str = ""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A prompt and the texts that may follow it, of which one is right.
+    """A prompt and the texts that may follow it, of which one is right (or some are).
 
     Args:
         prompt: ready to be tokenised.
         options: what may follow, as it is written after the prompt (usually with a space first).
-        gold: the number of the right option.
+        gold: the number of the right option; the one that is trained on.
+        right: the numbers of all options that count as right in evaluation; none: just `gold`.
+        teacher_forcing: train on the right option's tokens as language, not on the choice among the options.
 
     Raises:
-        ValueError: `gold` is the number of no option.
+        ValueError: `gold` or one of `right` is the number of no option, or `gold` is not among `right`.
     """
 
     prompt: str
     options: tuple[str, ...]
     gold: int
+    right: tuple[int, ...] = ()
+    teacher_forcing: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.gold < len(self.options):
             raise ValueError(f"gold = {self.gold}: there are {len(self.options)} options, numbered from 0")
+        if self.right and (
+            self.gold not in self.right or not 0 <= min(self.right) <= max(self.right) < len(self.options)
+        ):
+            raise ValueError(
+                f"right = {self.right}: numbers of the {len(self.options)} options, gold ({self.gold}) too"
+            )
+
+
+MASK = "<mask>"  # where the blank of a `Cloze` is, whatever a tokenizer calls it
+
+
+@dataclass(frozen=True)
+class Cloze:
+    """A text with one blank and the words that may fill it, of which one is right: a masked language model's choice.
+
+    Args:
+        text: ready to be tokenised but for `MASK`, which stands in it once.
+        words: a word for each class, as it is written in the text (usually with a space first).
+        gold: the number of the right word.
+
+    Raises:
+        ValueError: `gold` is the number of no word, or the text has not one blank.
+    """
+
+    text: str
+    words: tuple[str, ...]
+    gold: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gold < len(self.words):
+            raise ValueError(f"gold = {self.gold}: there are {len(self.words)} words, numbered from 0")
+        if self.text.count(MASK) != 1:
+            raise ValueError(f"the text needs one {MASK}, not {self.text.count(MASK)}: {self.text[:60]!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image and its class.
+
+    Args:
+        pixels: uint8, shape (height, width, channels).
+        label: the class' number.
+    """
+
+    pixels: NDArray[np.uint8]
+    label: int
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One data holder: its name and its training examples."""
+    """One data holder.
+
+    Args:
+        name: what it is called.
+        examples: what it trains on.
+        labels: each example's label, by which the data was dealt or could be; none if the data has none, or if the
+            examples say it themselves (a right option, a class).
+    """
 
     name: str
     examples: Sequence[Any]
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -52,9 +122,13 @@ class TaskData:
         evaluation: sets that a run reports on, by prefix of the metric's name ("" for the main one).
         validation: for choosing settings; no run reports on it together with `evaluation`.
         notes: what was left out and how much is left, a line each; shown when a run starts.
+        scores: how generated answers are scored (`fedseed.tasks.metrics.SCORES`); for `Example`s.
+        classes: the classes' names; for `Picture`s.
     """
 
     clients: Sequence[ClientData]
     evaluation: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     validation: Sequence[Any] = ()
     notes: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ("rouge_l",)
+    classes: tuple[str, ...] = ()

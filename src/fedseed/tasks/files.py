@@ -1,12 +1,22 @@
 """Reading data sets in their original files. What is wrong is named with its file and place."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedseed.errors import RecipeError
+
+KIND_NAMES: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a JSON object",
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Record:
 
         Args:
             name: its name.
-            kind: the type or types it may have.
+            kind: the type or types it may have; true and false are numbers only if `bool` is one of them.
 
         Raises:
             RecipeError: it is missing or of another type.
@@ -34,11 +44,33 @@ class Record:
         if name not in self.values:
             raise RecipeError(f'{self.where}: no "{name}"')
         value = self.values[name]
-        if not isinstance(value, kind) or isinstance(value, bool):  # JSON's true is no number
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            expected = " or ".join({str: "text", int: "a whole number", list: "a list"}[k] for k in kinds)
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kinds):  # JSON's true is no number
+            expected = " or ".join(KIND_NAMES[k] for k in kinds)
             raise RecipeError(f'{self.where}: "{name}" = {_short(value)}: {expected} is expected')
         return value
+
+    def record(self, name: str) -> "Record":
+        """A field that is an object itself.
+
+        Raises:
+            RecipeError: it is missing or no object.
+        """
+        return Record(f"{self.where}: {name}", self.field(name, dict))
+
+    def records(self, name: str) -> "list[Record]":
+        """A field that is a list of objects.
+
+        Raises:
+            RecipeError: it is missing, no list, or holds something else than objects.
+        """
+        found = []
+        for index, values in enumerate(self.field(name, list)):
+            where = f"{self.where}: {name}[{index}]"
+            if not isinstance(values, dict):
+                raise RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
+            found.append(Record(where, values))
+        return found
 
 
 def _short(value: Any) -> str:
@@ -62,24 +94,42 @@ def data_folder(path: str, hint: str) -> Path:
     return folder
 
 
-def read_text(path: Path, hint: str = "") -> str:
+def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
     """A text file.
 
     Args:
-        path: a UTF-8 file.
+        path: the file.
         hint: what to do if it is missing.
+        encoding: what it is written in; of old data sets not always UTF-8.
 
     Raises:
-        RecipeError: missing, unreadable or not UTF-8.
+        RecipeError: missing, unreadable or in another encoding.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: there is no such file{'; ' if hint else ''}{hint}") from error
     except OSError as error:
         raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
+    try:
+        text = data.decode(encoding).removeprefix("\ufeff")  # some editors begin a file with this mark
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: not UTF-8 text: {error}") from error
+        begin = data.rfind(b"\n", 0, error.start) + 1
+        raise RecipeError(
+            f"{path} line {data.count(10, 0, error.start) + 1}: not {encoding.upper()} text: byte "
+            f"0x{data[error.start]:02x} at the line's byte {error.start - begin + 1}; {_convert(path, data, encoding)}"
+        ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _convert(path: Path, data: bytes, encoding: str) -> str:
+    """What to do about a file in another encoding."""
+    guess = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "ISO-8859-1"
+    likely = "Latin-1" if guess == "ISO-8859-1" else guess
+    name, better = shlex.quote(path.name), shlex.quote(f"{path.stem}.converted")
+    return (
+        f"if it is {likely}, convert it: iconv -f {guess} -t {encoding.upper()} {name} > {better} && mv {better} {name}"
+    )
 
 
 def read_json(path: Path, hint: str = "") -> Any:
@@ -102,7 +152,8 @@ def read_json(path: Path, hint: str = "") -> Any:
 def read_records(path: Path) -> list[Record]:
     """The rows of a table, empty lines left out.
 
-    A `.jsonl` file has an object a line; any other is taken for GLUE's tsv: a header line, tabs, no quoting.
+    A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line); any other is taken
+    for GLUE's tsv: a header line, tabs, no quoting.
 
     Args:
         path: a UTF-8 file.
@@ -110,11 +161,24 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         RecipeError: missing, unreadable, or a row is malformed; names the line.
     """
-    lines = read_text(path).split("\n")  # not splitlines: texts hold other characters that would end a line there
+    text = read_text(path)
+    if path.suffix == ".json" and text.lstrip().startswith("["):
+        return _json(path, text)
+    lines = text.split("\n")  # not splitlines: texts hold other characters that would end a line there
     rows = [(f"{path} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise RecipeError(f"{path}: it is empty")
-    return _jsonl(rows) if path.suffix == ".jsonl" else _tsv(rows)
+    return _jsonl(rows) if path.suffix in (".json", ".jsonl") else _tsv(rows)
+
+
+def _json(path: Path, text: str) -> list[Record]:
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise RecipeError(f"{path}: not valid JSON: {error}") from error
+    if not rows:
+        raise RecipeError(f"{path}: it is empty")
+    return [_record(f"{path} item {number}", values) for number, values in enumerate(rows, 1)]
 
 
 def _tsv(rows: list[tuple[str, str]]) -> list[Record]:
@@ -133,9 +197,14 @@ def _jsonl(rows: list[tuple[str, str]]) -> list[Record]:
     for where, line in rows:
         try:
             values = json.loads(line)
-        except ValueError as error:
-            raise RecipeError(f"{where}: not valid JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
-        records.append(Record(where, values))
+        except json.JSONDecodeError as error:
+            reason = f"{error.msg} at column {error.colno}"
+            raise RecipeError(f"{where}: not valid JSON: {reason}; each line must be one JSON object") from error
+        records.append(_record(where, values))
     return records
+
+
+def _record(where: str, values: Any) -> Record:
+    if not isinstance(values, dict):
+        raise RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
+    return Record(where, values)

@@ -1,14 +1,15 @@
 """The project's own many-task instruction set, dealt to clients family by family."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.families import GROUPS, Instance, families, split
+from fedseed.tasks.partition import IID, Dirichlet, Quantity
 from fedseed.tasks.prompts import short_prompt
 
 _COUNTS = ", ".join(f"{len(families(group))} {group}" for group in GROUPS)
@@ -20,6 +21,8 @@ class InstructionsTask(Task):
     Args:
         clients: data holders; the train families are dealt to them in a random order that `seed` decides.
         families_per_client: how many families each gets (1: one task a client).
+        partition: deal the examples of these clients x families_per_client families otherwise: {kind = "iid"},
+            {kind = "dirichlet", alpha = 0.5} by family, {kind = "quantity"}. What is evaluated on stays the same.
         examples: training instances of each family.
         evaluation: held-out instances of each family that the clients hold; the run's main metrics.
         unseen: instances of each family that no client holds and the base never met as instructions.
@@ -33,6 +36,7 @@ class InstructionsTask(Task):
 
     clients: PositiveInt = 20
     families_per_client: PositiveInt = 2
+    partition: Annotated[IID | Dirichlet | Quantity, Field(discriminator="kind")] | None = None
     examples: PositiveInt = 200
     evaluation: PositiveInt = 5
     unseen: NonNegativeInt = 5
@@ -59,11 +63,17 @@ class InstructionsTask(Task):
             unseen = [split(f, self.seed, 0, 0, self.unseen) for f in families("heldout")] if self.unseen else []
         except ValueError as error:
             raise RecipeError(f"task: {error}") from error
-        clients = []
-        for i in range(self.clients):
-            mine = range(i * self.families_per_client, (i + 1) * self.families_per_client)
-            name = f"client-{i + 1:02d}"
-            clients.append(ClientData(name, [example(x) for j in mine for x in splits[j].train]))
+        labels = [family.name for family, s in zip(dealt, splits, strict=True) for _ in s.train]
+        examples = [example(x) for s in splits for x in s.train]
+        if self.partition is None:
+            owners = [number // self.families_per_client for number, s in enumerate(splits) for _ in s.train]
+            dealt_out = [[j for j, owner in enumerate(owners) if owner == i] for i in range(self.clients)]
+        else:
+            dealt_out = self.partition.deal(labels, self.clients, self.seed)
+        clients = [
+            ClientData(f"client-{i:02d}", [examples[j] for j in mine], [labels[j] for j in mine])
+            for i, mine in enumerate(dealt_out, start=1)
+        ]
         validation = [example(x) for s in splits for x in s.validation]
         if self.evaluate_on == "validation":
             return TaskData(clients, {"": validation}, validation)

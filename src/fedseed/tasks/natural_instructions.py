@@ -64,7 +64,7 @@ class NaturalInstructionsTask(Task):
         test, about_test = self._split(folder, "test", 1, self.test_fraction, self.test_instances)
         if not train or not test:
             raise RecipeError(f'task.path = "{self.path}": nothing is left of the data ({about_train}; {about_test})')
-        clients = [ClientData(name, examples) for name, examples in train]
+        clients = [ClientData(name, examples, [name] * len(examples)) for name, examples in train]
         evaluation = [example for _, examples in test for example in examples]
         return TaskData(clients, {"": evaluation}, notes=(about_train, about_test))
 

@@ -1,26 +1,34 @@
 """SST-2: is a sentence from a film review positive? GLUE's tsv files, or jsonl with the same fields."""
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from fedseed.errors import RecipeError
-from fedseed.tasks.classification import Classification
 from fedseed.tasks.data import Choice
+from fedseed.tasks.drawn import Files, class_of
 from fedseed.tasks.files import Record
+from fedseed.tasks.mezo import MeZOTask
 
 OPTIONS = (" terrible", " great")  # by label; MeZO's words
+HINT = "give the folder SST-2 of GLUE (gluebenchmark.com/tasks), which holds train.tsv and dev.tsv"
+TRAIN_FILES = ("train.tsv", "train.jsonl")
+TEST_FILES: Files = {"": ("dev.tsv", "dev.jsonl", "validation.jsonl")}
 
 
-class SST2Task(Classification):
-    """Settings of the "sst2" task: those of `Classification`."""
+def sentence_and_class(row: Record) -> tuple[str, int]:
+    """A row's sentence, and 1 if it is positive."""
+    return row.field("sentence", str).strip(), class_of(row, ("0", "1"))  # GLUE's sentences end in a space
+
+
+class SST2Task(MeZOTask):
+    """Settings of the "sst2" task: those of `MeZOTask`."""
 
     name: Literal["sst2"] = "sst2"
-    about: ClassVar[str] = "SST-2 (film reviews, two classes) from GLUE's files, dealt to clients at random"
-    hint: ClassVar[str] = "give the folder SST-2 of GLUE (gluebenchmark.com/tasks), which holds train.tsv and dev.tsv"
+    about: ClassVar[str] = "SST-2 (film reviews, two classes) from GLUE's files, as MeZO prompts it"
+    hint = HINT
+    train_files = TRAIN_FILES
+    test_files: ClassVar[Files] = TEST_FILES
 
-    def choice(self, row: Record) -> Choice:
+    def examples_of(self, row: Record) -> Iterator[Choice]:
         """MeZO's prompt: "{sentence} It was", then a word for the label."""
-        sentence = row.field("sentence", str).strip()  # GLUE's sentences end in a space
-        label = row.field("label", (str, int))  # text in a tsv, a number in a jsonl
-        if str(label) not in ("0", "1"):
-            raise RecipeError(f'{row.where}: "label" = {label!r}: 0 or 1 is expected')
-        return Choice(f"{sentence} It was", OPTIONS, int(label))
+        sentence, label = sentence_and_class(row)
+        yield Choice(f"{sentence} It was", OPTIONS, label)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from fedseed.errors import NonFiniteError
 from fedseed.parameters import Floats, ParameterSpace, Projection
 from fedseed.randomness import Basis, Domain, derive, permutation
+from fedseed.spill import Spilled
 from fedseed.training.objectives import Objective
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
-from fedseed.training.streaming import Spilled, gradients_taken
+from fedseed.training.streaming import gradients_taken
 
 
 @dataclass
@@ -161,6 +162,47 @@ class LocalClient:
         self._train(training, step)
         optimizer.zero_grad(set_to_none=True)
 
+    def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
+        """The gradient of the mean loss over one batch, at the weights as they are, tensor by tensor as bytes.
+
+        Args:
+            batch: how many examples; None: all the client has.
+            micro_batch: examples that go through the model at a time.
+
+        Returns:
+            The bytes, in the weights' dtypes, and how many terms (response tokens, or examples) the loss is a mean of.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite, or the client has no examples.
+        """
+        items = self.gradient_batch(batch)
+        try:
+            self.add_gradient(items, 1.0, micro_batch)
+        finally:
+            gradient = self.space.take_gradient()
+        return gradient, sum(self.objective.weight(item) for item in items)
+
+    def gradient_batch(self, batch: int | None) -> list[Any]:
+        """What `gradient` looks at. Raises NonFiniteError if the client has no examples."""
+        drawn = self.batches(1 if batch is None else batch)
+        return list(self.items) if batch is None else next(drawn)
+
+    def add_gradient(self, items: Sequence[Any], share: float, micro_batch: int) -> None:
+        """Add `share` times the gradient to what is there, without a copy. Raises NonFiniteError as `gradient` does."""
+        buffers = [b.clone() for b in self.space.model.buffers()]
+        try:
+            with self.phase("local"), torch.random.fork_rng():
+                torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
+                self.space.model.train()
+                loss = self._accumulate_gradient(items, micro_batch, share)
+        finally:
+            with torch.no_grad():  # batch norm's statistics are local
+                for buffer, saved in zip(self.space.model.buffers(), buffers, strict=True):
+                    buffer.copy_(saved)
+        if not isfinite(loss):
+            raise NonFiniteError(f"loss is {loss}")
+        self.effort.losses.append(loss)
+
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """Train in place with plain SGD; V^T (w_start - w_end), summed up gradient by gradient.
 
@@ -221,13 +263,13 @@ class LocalClient:
                     raise NonFiniteError(f"loss is {loss} at local step {number}")
                 self.effort.losses.append(loss)
 
-    def _accumulate_gradient(self, items: Sequence[Any], micro_batch: int) -> float:
-        """Gradient of the mean loss over all terms of `items`, micro-batch by micro-batch; returns that loss."""
+    def _accumulate_gradient(self, items: Sequence[Any], micro_batch: int, share: float = 1.0) -> float:
+        """`share` times the gradient of the mean loss over all terms of `items`, in micro-batches; returns the loss."""
         terms = sum(self.objective.weight(item) for item in items)
         total = 0.0
         for at in range(0, len(items), micro_batch):
             loss = self.objective.losses(self.space.model, items[at : at + micro_batch]).sum() / terms
-            loss.backward()  # type: ignore[no-untyped-call]
+            (loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             self.effort.forward_passes += 1
             self.effort.backward_passes += 1
@@ -238,6 +280,52 @@ class LocalClient:
         if training.optimizer in ("sgd", "rmsprop"):
             options["momentum"] = training.momentum
         return getattr(torch.optim, OPTIMIZERS[training.optimizer])(self.space.parameters, **options)
+
+
+def add_gradients(
+    clients: Sequence[LocalClient],
+    batch: int | None,
+    micro_batch: int,
+    weighting: Literal["equal", "examples", "terms"],
+) -> tuple[int, dict[int, str]]:
+    """Add up several clients' gradients where backward puts them: the memory of one, however many they are.
+
+    What is left in the space's gradients is sum_i c_i g_i over the clients that have a finite loss.
+
+    Args:
+        clients: of one round, none of which trains in place.
+        batch: examples of each; None: all.
+        micro_batch: examples that go through the model at a time.
+        weighting: what c_i is in proportion to: nothing, the client's examples, or its batch's terms of the loss.
+
+    Returns:
+        How many terms all batches together have, and why a client has no part, by its number.
+    """
+    reasons: dict[int, str] = {}
+    while True:
+        batches: dict[int, list[Any]] = {}
+        for client in clients:
+            try:
+                if client.number not in reasons:
+                    batches[client.number] = client.gradient_batch(batch)
+            except NonFiniteError as error:
+                reasons[client.number] = str(error)
+        taking = [client for client in clients if client.number in batches]
+        terms = {c.number: sum(map(c.objective.weight, batches[c.number])) for c in taking}
+        examples = {c.number: len(c.items) for c in taking}
+        weights = {"equal": dict.fromkeys(terms, 1), "examples": examples, "terms": terms}[weighting]
+        for client in taking:
+            try:
+                share = weights[client.number] / sum(weights.values())
+                client.add_gradient(batches[client.number], share, micro_batch)
+            except NonFiniteError as error:  # its gradient is in the sum: begin again without it
+                reasons[client.number] = str(error)
+                client.space.take_gradient()
+                for other in clients:
+                    other.effort.losses.clear()
+                break
+        else:
+            return sum(terms.values()), reasons
 
 
 class JointClients:

@@ -7,13 +7,19 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed.tasks.data import Choice, Example
+from fedseed.tasks.data import MASK, Choice, Cloze, Example
 
 IGNORE = -100  # label of a token without loss
 
 
 class Objective(Protocol):
-    """What training and evaluation ask of an objective."""
+    """What training and evaluation ask of an objective.
+
+    Args:
+        dropped: how many examples could not be used so far.
+    """
+
+    dropped: int
 
     def prepare(self, examples: Sequence[Any]) -> list[Any]:
         """Turn examples into items once (tokenise, ...); examples that can't be used are left out."""
@@ -39,15 +45,20 @@ class Tokens:
 class CausalLM:
     """Next-token loss on the response only (and on the end-of-sequence token after it).
 
-    The sequence is BOS (if the tokenizer has one), prompt, response, EOS; prompt and response are tokenised apart,
-    so that the boundary does not depend on merges across it.
+    The sequence is BOS (if the tokenizer has one), prompt, response, EOS (or the example's own `stop`); prompt and
+    response are tokenised apart, so that the boundary does not depend on merges across it.
 
     Args:
         tokenizer: a `transformers` tokenizer with an EOS token.
         max_length: longer examples are dropped and counted in `dropped`.
+
+    Raises:
+        ValueError: the tokenizer has no EOS token.
     """
 
     def __init__(self, tokenizer: Any, max_length: int = 1024) -> None:
+        if tokenizer.eos_token_id is None:
+            raise ValueError("its tokenizer has no end-of-sequence token (eos_token)")
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.dropped = 0
@@ -64,8 +75,8 @@ class CausalLM:
         items = []
         for example in examples:
             prompt = self.prompt_ids(example.prompt)
-            response = self.tokenizer(example.response, add_special_tokens=False)["input_ids"]
-            ids = (*prompt, *response, self.tokenizer.eos_token_id)
+            response = self.tokenizer(example.response + example.stop, add_special_tokens=False)["input_ids"]
+            ids = (*prompt, *response) if example.stop else (*prompt, *response, self.tokenizer.eos_token_id)
             if len(ids) > self.max_length:
                 self.dropped += 1
             else:
@@ -73,7 +84,7 @@ class CausalLM:
         return items
 
     def weight(self, item: Tokens) -> int:
-        """Response tokens, the EOS included."""
+        """Response tokens, with what ends the response."""
         return len(item.ids) - item.response_start
 
     def collate(self, items: Sequence[Tokens], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -94,6 +105,7 @@ class CausalLM:
         device = next(model.parameters()).device
         ids, mask, labels = self.collate(items, device)
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        logits = logits[:, -ids.shape[1] :]  # an adapter's virtual tokens stand before the prompt
         targets = labels[:, 1:].reshape(-1)
         kept = targets != IGNORE  # only positions that carry loss go through the softmax
         predicted = logits[:, :-1].reshape(-1, logits.shape[-1])[kept]
@@ -104,17 +116,20 @@ class CausalLM:
 
 @dataclass(frozen=True)
 class Options:
-    """A tokenised choice: the prompt with each option after it, and which one is right."""
+    """A tokenised choice: the prompt with each option after it, which one is right, and which ones count as right."""
 
     sequences: tuple[Tokens, ...]
     gold: int
+    right: tuple[int, ...]
+    teacher_forcing: bool
 
 
 class Choices:
-    """Which of an example's options follows its prompt (MeZO's classification).
+    """Which of an example's options follows its prompt (MeZO's classification and multiple choice).
 
     An option's score is its mean token log-probability after the prompt; the loss is the cross-entropy of the scores,
-    the prediction the highest. Nothing stands after an option, no EOS either.
+    the prediction the highest. Nothing stands after an option, no EOS either. With `teacher_forcing` the prediction is
+    the same, but the loss is that of the right option's tokens.
 
     Args:
         tokenizer: a `transformers` tokenizer with an EOS token.
@@ -145,21 +160,29 @@ class Choices:
             if max(len(sequence.ids) for sequence in sequences) > self.max_length:
                 self.dropped += 1
             else:
-                items.append(Options(tuple(sequences), example.gold))
+                right = example.right or (example.gold,)
+                items.append(Options(tuple(sequences), example.gold, right, example.teacher_forcing))
         return items
 
     def weight(self, item: Options) -> int:
-        """Each choice is one term."""
-        return 1
+        """Each choice is one term; with teacher forcing, each token of the right option."""
+        return self._language.weight(item.sequences[item.gold]) if item.teacher_forcing else 1
 
-    def scores(self, model: torch.nn.Module, items: Sequence[Options]) -> torch.Tensor:
-        """Mean token log-probability of every option, all in one batch.
+    def scores(self, model: torch.nn.Module, items: Sequence[Options], at_once: int | None = None) -> torch.Tensor:
+        """Mean token log-probability of every option.
+
+        Args:
+            model: a causal language model.
+            items: prepared examples.
+            at_once: sequences in a batch; None: all in one.
 
         Returns:
             float32, shape (items, most options), differentiable; -inf where an item has fewer options.
         """
         sequences = [sequence for item in items for sequence in item.sequences]
-        summed = self._language.losses(model, sequences)
+        size = at_once or len(sequences)
+        parts = [self._language.losses(model, sequences[at : at + size]) for at in range(0, len(sequences), size)]
+        summed = torch.cat(parts)
         lengths = torch.tensor([self._language.weight(s) for s in sequences], device=summed.device)
         places = [(row, column) for row, item in enumerate(items) for column in range(len(item.sequences))]
         rows, columns = torch.tensor(places, device=summed.device).T
@@ -167,12 +190,139 @@ class Choices:
         return empty.index_put((rows, columns), -summed / lengths)
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Options]) -> torch.Tensor:
+        """Each item's loss from its options' scores, summed over its terms, shape (items,)."""
+        gold = torch.tensor([item.gold for item in items], device=scores.device)
+        chosen = cross_entropy(scores, gold, reduction="none")
+        if not any(item.teacher_forcing for item in items):
+            return chosen
+        weights = torch.tensor([self.weight(item) for item in items], device=scores.device)
+        spoken = -scores.gather(1, gold[:, None])[:, 0] * weights
+        forced = torch.tensor([item.teacher_forcing for item in items], device=scores.device)
+        return torch.where(forced, spoken, chosen)
+
+    def losses(self, model: torch.nn.Module, items: Sequence[Options]) -> torch.Tensor:
+        """-log p of each item's right option among its options; with teacher forcing, of the option's tokens."""
+        if all(item.teacher_forcing for item in items):  # the other options are not needed
+            return self._language.losses(model, [item.sequences[item.gold] for item in items])
+        return self.losses_of(self.scores(model, items), items)
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A tokenised cloze: all ids, where the mask is, the words' ids, and which one is right."""
+
+    ids: tuple[int, ...]
+    mask: int
+    words: tuple[int, ...]
+    gold: int
+
+    @property
+    def right(self) -> tuple[int, ...]:
+        """What counts as right: the one word."""
+        return (self.gold,)
+
+
+class MaskedLM:
+    """Which of an example's words fills its blank (prompt-based tuning of masked language models).
+
+    Gao, Fisch, Chen, "Making Pre-trained Language Models Better Few-shot Learners", 2021, Section 4: the words' logits
+    at the mask are the scores, the loss is their cross-entropy, the prediction the highest.
+
+    Args:
+        tokenizer: a `transformers` tokenizer with a mask token.
+        max_length: examples with more tokens are dropped and counted in `dropped`.
+
+    Raises:
+        ValueError: the tokenizer has no mask token.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int = 512) -> None:
+        if tokenizer.mask_token_id is None:
+            raise ValueError("its tokenizer has no mask token (mask_token)")
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.dropped = 0
+        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.mask_token_id
+        self._word_ids: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+    def word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
+        """The words' tokens.
+
+        Raises:
+            ValueError: a word is not one token of the tokenizer, or two words are the same token.
+        """
+        if words not in self._word_ids:
+            ids = []
+            for word in words:
+                tokens = self.tokenizer(word, add_special_tokens=False)["input_ids"]
+                if len(tokens) != 1 or tokens[0] == self.tokenizer.unk_token_id:
+                    parts = self.tokenizer.convert_ids_to_tokens(tokens)
+                    raise ValueError(f"the label word {word!r} is not one token of the model's tokenizer: {parts}")
+                ids.append(int(tokens[0]))
+            if len(set(ids)) < len(ids):
+                raise ValueError(f"the label words {words} are not different tokens of the model's tokenizer")
+            self._word_ids[words] = tuple(ids)
+        return self._word_ids[words]
+
+    def prepare(self, examples: Sequence[Cloze]) -> list[Blank]:
+        """Tokenise; drop what is longer than `max_length`.
+
+        Raises:
+            ValueError: a label word is not one token, or a text has other masks than its blank.
+        """
+        items = []
+        for example in examples:
+            words = self.word_ids(example.words)
+            ids = self.tokenizer(example.text.replace(MASK, self.tokenizer.mask_token))["input_ids"]
+            if ids.count(self.tokenizer.mask_token_id) != 1:
+                raise ValueError(f"the text must have one {self.tokenizer.mask_token}: {example.text[:60]!r}")
+            if len(ids) > self.max_length:
+                self.dropped += 1
+            else:
+                items.append(Blank(tuple(ids), ids.index(self.tokenizer.mask_token_id), words, example.gold))
+        return items
+
+    def weight(self, item: Blank) -> int:
+        """Each blank is one term."""
+        return 1
+
+    def scores(self, model: torch.nn.Module, items: Sequence[Blank], at_once: int | None = None) -> torch.Tensor:
+        """The logits of each item's words at its mask.
+
+        Args:
+            model: a masked language model.
+            items: prepared examples.
+            at_once: sequences in a batch; None: all in one.
+
+        Returns:
+            float32, shape (items, most words), differentiable; -inf where an item has fewer words.
+        """
+        size, most = at_once or len(items), max(len(item.words) for item in items)
+        return torch.cat([self._scores(model, items[at : at + size], most) for at in range(0, len(items), size)])
+
+    def _scores(self, model: torch.nn.Module, items: Sequence[Blank], most: int) -> torch.Tensor:
+        longest = max(len(item.ids) for item in items)
+        ids = torch.full((len(items), longest), self.pad, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, item in enumerate(items):
+            ids[row, : len(item.ids)] = torch.tensor(item.ids)
+            mask[row, : len(item.ids)] = 1
+        device = next(model.parameters()).device
+        logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+        places = [(row, column) for row, item in enumerate(items) for column in range(len(item.words))]
+        rows, columns = torch.tensor(places, device=device).T
+        blanks = torch.tensor([item.mask for item in items], device=device)
+        words = torch.tensor([word for item in items for word in item.words], device=device)
+        empty = torch.full((len(items), most), -torch.inf, device=device)
+        return empty.index_put((rows, columns), logits[rows, blanks[rows], words].float())
+
+    def losses_of(self, scores: torch.Tensor, items: Sequence[Blank]) -> torch.Tensor:
         """Cross-entropy of each item's scores, shape (items,)."""
         gold = torch.tensor([item.gold for item in items], device=scores.device)
         return cross_entropy(scores, gold, reduction="none")
 
-    def losses(self, model: torch.nn.Module, items: Sequence[Options]) -> torch.Tensor:
-        """-log p of each item's right option among its options."""
+    def losses(self, model: torch.nn.Module, items: Sequence[Blank]) -> torch.Tensor:
+        """-log p of each item's right word among its words."""
         return self.losses_of(self.scores(model, items), items)
 
 
@@ -185,6 +335,7 @@ class Supervised:
 
     def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         self.loss = loss
+        self.dropped = 0
 
     def prepare(self, examples: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The pairs as they are."""

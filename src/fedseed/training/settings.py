@@ -1,4 +1,4 @@
-"""Settings of local first-order training (free of torch)."""
+"""Settings of local first-order training and of evaluation (free of torch)."""
 
 from typing import Literal
 
@@ -40,3 +40,21 @@ class LocalTraining(BaseModel):
     def step_examples(self) -> int:
         """Examples seen in one optimiser step."""
         return self.batch * self.accumulation
+
+
+class EvaluationSettings(BaseModel):
+    """When and how to evaluate; round 0 (zero-shot) and the last round always are.
+
+    Args:
+        every: rounds between evaluations.
+        rouge: generate answers and score them; without it there are only losses.
+        max_new_tokens: of a generated answer.
+        max_length: longer examples, in tokens, are left out and counted.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    every: PositiveInt = 5
+    rouge: bool = True
+    max_new_tokens: PositiveInt = 32
+    max_length: PositiveInt = 1024

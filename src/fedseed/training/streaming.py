@@ -1,11 +1,10 @@
-"""Training without keeping gradients or a copy of the start weights in memory: for Ferret's streaming projection.
+"""Training without keeping gradients in memory: for Ferret's streaming projection.
 
 Each gradient is handed over the moment backward has produced it, and freed. An embedding would still be expensive: the
 gradient of its whole matrix, nearly all of it zero, and where it is tied to the output layer the sum of two such. So
 looked-up rows are handed over as rows.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,32 +18,6 @@ FEW = 1024  # more looked-up rows than this go the ordinary way
 
 Take = Callable[[int, torch.Tensor], None]
 TakeRows = Callable[[int, torch.Tensor, torch.Tensor], None]
-
-
-class Spilled:
-    """Copies of tensors in a temporary file (where `TMPDIR` says), read back one by one.
-
-    Args:
-        tensors: what to keep.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._like = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors]
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the object)
-        for t in tensors:
-            self._file.write(t.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        self._file.seek(0)
-        for like in self._like:
-            data = bytearray(like.numel() * like.element_size())
-            if self._file.readinto(data) != len(data):
-                raise OSError("the temporary file with the start weights is cut short")
-            yield (
-                torch.frombuffer(data, dtype=like.dtype).view(like.shape)
-                if data
-                else torch.empty_like(like, device="cpu")
-            )
 
 
 @contextmanager

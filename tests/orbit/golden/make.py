@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedseed import FedKSeed, FeedSign, Ferret, MeZO, Orbit, ParameterSpace, ZOFedSGD
+from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, Orbit, ParameterSpace, ZOFedSGD
 from fedseed.methods.fedkseed import Accumulated
+from fedseed.methods.fedmezo import Branch, Branches, Trace
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.methods.zofedsgd import Projections
@@ -51,6 +52,11 @@ def feedsign(step, votes=1):
     return Votes(np.where(numbers(step, votes if step != 5 else 0) > 0, 1, -1).astype(np.int8))
 
 
+def fedmezo(step, loss=None):
+    clients = () if step == 3 else (0, 5)  # a round that nobody answered
+    return Branches(tuple(Branch(c, 0.25 + c / 10, Trace(numbers(step + c, 3), loss)) for c in clients))
+
+
 METHODS = {
     "ferret-shared": (Ferret(directions=5, blocks=2, basis="truncated_normal", allocation="size", seeds="shared"),
                       ferret, 4),
@@ -65,6 +71,9 @@ METHODS = {
     "zo-fedsgd-own": (ZOFedSGD(rate=0.0625, basis="rademacher", small_steps="stochastic"),
                       lambda step: Projections(numbers(step, 2), np.array([step, 2**32 - step], dtype=np.uint32)), 8),
     "zo-fedsgd-shared": (ZOFedSGD(rate=0.0625, seeds="shared"), lambda step: Projections(numbers(step, 1)), 8),
+    "fedmezo": (FedMeZO(rate=0.0625, steps=3, basis="normal"), fedmezo, 4),
+    "fedmezo-exact": (FedMeZO(rate=0.0625, steps=3, combine="exact", personal="loss-5"),
+                      lambda step: fedmezo(step, loss=1.5 + step), 4),
     "mezo": (MeZO(rate=0.0625, estimates=3, optimizer="adam"), lambda step: Projections(numbers(step, 3)), 8),
 }  # fmt: skip
 DTYPES = {"zo-fedsgd-own": torch.bfloat16, "ferret-own": torch.float16}

@@ -58,7 +58,11 @@ class Kernels(Protocol):
         ...
 
     def project_sums(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Any:
-        """What of a projection adds up over runs of elements; `reference.project_finish` makes the products."""
+        """What of a projection adds up over runs of elements."""
+        ...
+
+    def project_finish(self, spec: Spec, first: int, count: int, sums: Any) -> Floats:
+        """The products, from what `project_sums` returned (or the sum of several such)."""
         ...
 
 

@@ -4,7 +4,8 @@ A chunk of CHUNK elements at a time, small enough for the first-level cache: the
 added to the weights in the same pass, so that memory sees one read and one write of the weights. Chunks start at
 multiples of CHUNK in the global index, which makes all blocks of random words whole; they are independent, so threads
 share them out without changing a bit. Loops are written for LLVM's vectoriser; numba does not contract a
-multiplication and an addition unless asked to, so each one rounds.
+multiplication and an addition unless asked to, so each one rounds. All in one file, as numba's cache does not notice a
+change in a compiled function of another file.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,9 @@ from fedseed.randomness.kernels.reference import (
     Part,
     Spec,
     Stored,
-    fold_columns,
-    hadamard_tables,
-    project_finish,
     truncated_normal_constants,
 )
+from fedseed.randomness.kernels.transform import hadamard_tables, project_finish
 from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1, Domain, split_seed
 
 TENSORS = False  # arrays in, arrays out
@@ -153,17 +152,21 @@ def _fill(v, words, kind, domain, k, key0, key1, block, blocks, mass, bound):  #
             v[4 * b + 3] = _truncated(words[3, b], mass, bound)
 
 
+@njit(inline="always")
+def _signed(value, word, bit):  # type: ignore[no-untyped-def]
+    """value, with its sign turned if that bit of the word is set: a bit moved to a float's sign bit."""
+    return _as_float(_U(_U(_as_int(value)) ^ _U(_U(word << _U(31 - bit)) & _U(0x80000000))))
+
+
 @njit(cache=True)
 def _add_signed(total, words, blocks, coefficient):  # type: ignore[no-untyped-def]
     """total += coefficient * signs."""
-    bits = _U(_as_int(coefficient))
     for b in range(blocks):
         for w in range(4):
             word = words[w, b]
             at = 128 * b + 32 * w
             for i in range(32):
-                sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
-                total[at + i] += _as_float(_U(bits ^ sign))
+                total[at + i] += _signed(coefficient, word, i)
 
 
 @njit(cache=True)
@@ -174,8 +177,7 @@ def _add_table(total, words, blocks, table):  # type: ignore[no-untyped-def]
             word = words[w, b]
             at = 128 * b + 32 * w
             for i in range(32):
-                sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
-                total[at + i] += _as_float(_U(_U(_as_int(table[at + i])) ^ sign))
+                total[at + i] += _signed(table[at + i], word, i)
 
 
 @njit(cache=True)
@@ -288,8 +290,7 @@ def _store_signs_typed(out, source, words, table, scale, half):  # type: ignore[
                     word = words[w, b]
                     at = 128 * b + 32 * w
                     for i in range(32):
-                        sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
-                        change = _as_float(_U(_U(_as_int(scale * table[at + i])) ^ sign))
+                        change = _signed(scale * table[at + i], word, i)
                         out[at + i] = source[at + i] + (change + _ZERO)
 
         return single
@@ -301,13 +302,11 @@ def _store_signs_typed(out, source, words, table, scale, half):  # type: ignore[
                 at = 128 * b + 32 * w
                 if half:
                     for i in range(32):
-                        sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
-                        change = _as_float(_U(_U(_as_int(scale * table[at + i])) ^ sign))
+                        change = _signed(scale * table[at + i], word, i)
                         out[at + i] = _to_half(_from_half(source[at + i]) + (change + _ZERO))
                 else:
                     for i in range(32):
-                        sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
-                        change = _as_float(_U(_U(_as_int(scale * table[at + i])) ^ sign))
+                        change = _signed(scale * table[at + i], word, i)
                         out[at + i] = _to_brain(_from_brain(source[at + i]) + (change + _ZERO))
 
     return sixteen
@@ -524,8 +523,7 @@ def _sum_signed(lanes, words, count, chunk):  # type: ignore[no-untyped-def]
             for j in range(count):
                 word = words[j, w, b]
                 for i in range(32):
-                    sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
-                    lanes[j, i] += _as_float(_U(_U(_as_int(row[i])) ^ sign))
+                    lanes[j, i] += _signed(row[i], word, i)
 
 
 @njit(cache=True)
@@ -534,18 +532,6 @@ def _sum_products(lanes, v, chunk):  # type: ignore[no-untyped-def]
     for row in range(_CHUNK // _LANES):
         for i in range(_LANES):
             lanes[i] += v[_LANES * row + i] * chunk[_LANES * row + i]
-
-
-@njit(cache=True)
-def _fold_signed(sums, words, chunk):  # type: ignore[no-untyped-def]
-    """sums += signs * chunk."""
-    for b in range(_CHUNK // 128):
-        for w in range(4):
-            word = words[w, b]
-            at = 128 * b + 32 * w
-            for i in range(32):
-                sign = _U(_U(word << _U(31 - i)) & _U(0x80000000))
-                sums[at + i] += _as_float(_U(_U(_as_int(chunk[at + i])) ^ sign))
 
 
 @njit(cache=True)
@@ -610,10 +596,10 @@ def _fold_span(sums, s, domain, number, x, key0, key1, start, from_span):  # typ
         lo, hi = max(start - base, 0), min(end - base, _CHUNK)
         _fill_words(words, _CHUNK // 128, base >> 7, domain, number, key0, key1)
         if hi - lo == _CHUNK:
-            _fold_signed(sums[s, base & (width - 1) :], words, x[base - start :])
+            _add_table(sums[s, base & (width - 1) :], words, _CHUNK // 128, x[base - start :])
         else:
             _load(chunk, x, base, lo, hi, start)
-            _fold_signed(sums[s, base & (width - 1) :], words, chunk)
+            _add_table(sums[s, base & (width - 1) :], words, _CHUNK // 128, chunk)
         base += _CHUNK
 
 
@@ -622,6 +608,14 @@ def _fold(sums, domain, number, x, key0, key1, start, from_span):  # type: ignor
     """sums[s, j] = sum of D[i] x[i] over the elements i of span from_span + s with i mod width = j, in order."""
     for s in prange(sums.shape[0]):
         _fold_span(sums, s, domain, number, x, key0, key1, start, from_span)
+
+
+@njit(cache=True)
+def _add_rows(out, rows):  # type: ignore[no-untyped-def]
+    """out += the rows, one after the other."""
+    for row in range(rows.shape[0]):
+        for i in range(out.size):
+            out[i] += rows[row, i]
 
 
 @njit(cache=True, parallel=True)
@@ -769,8 +763,7 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
         multiply = _project_serial if x.size * count <= _RUN else _project
         multiply(sums, kind, domain, first, x, _L(key0), _L(key1), start, mass, bound)
         result = np.zeros(count)
-        for row in sums:  # strictly in order
-            result += row
+        _add_rows(result, sums)
         return result
     width = max(spec.tile, _CHUNK)
     columns = []
@@ -783,7 +776,8 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
                 _fold_span(sums, 0, domain, number, x, _L(key0), _L(key1), start, start // _SPAN + from_span)
             else:
                 _fold(sums, domain, number, x, _L(key0), _L(key1), start, start // _SPAN + from_span)
-            for row in sums:
-                folded += row
-        columns.append(fold_columns(folded, spec.tile))
+            _add_rows(folded, sums)
+        column = np.zeros(spec.tile)
+        _add_rows(column, folded.reshape(-1, spec.tile))
+        columns.append(column)
     return np.concatenate(columns) if columns else np.zeros(0)

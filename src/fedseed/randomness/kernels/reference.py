@@ -7,8 +7,8 @@ parameter vector, counted from the vector's beginning. `length` is the size of t
 Sums of directions are given as `Part`s and prepared once (`prepare`), then used on any number of runs of a block.
 """
 
-from collections.abc import Sequence
-from itertools import groupby, pairwise
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,7 +125,7 @@ def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDAr
 def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """H x for the Hadamard matrix H[k, j] = (-1)^popcount(k AND j), by butterflies of width 1, 2, 4, ...
 
-    The transform is its own transpose. Shared by all implementations: it is tiny beside the work per parameter.
+    The transform is its own transpose.
     """
     x = np.array(values, dtype=np.float64)
     width = 1
@@ -136,19 +136,25 @@ def hadamard_transform(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return x
 
 
-def hadamard_tables(tile: int, first: int, coefficients: Floats) -> list[tuple[int, Floats]]:
+Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+def hadamard_tables(
+    tile: int, first: int, coefficients: Floats, transform: Transform = hadamard_transform
+) -> list[tuple[int, Floats]]:
     """(number, H^T c) for each basis number that the directions first, first + 1, ... touch.
 
-    Direction k is row k mod B of the basis with number k div B (B = `tile`).
+    Direction k is row k mod B of the basis with number k div B (B = `tile`). Other implementations bring their own
+    `transform`.
     """
-    rows = range(first, first + len(coefficients))
+    stop = first + len(coefficients)
     tables = []
-    for number, group in groupby(rows, key=lambda k: k // tile):
+    for number in range(first // tile, -(-stop // tile)):
+        lo, hi = max(first, number * tile), min(stop, (number + 1) * tile)
         padded = np.zeros(tile)
-        for k in group:
-            padded[k % tile] = coefficients[k - first]
+        padded[lo - number * tile : hi - number * tile] = coefficients[lo - first : hi - first]
         if padded.any():
-            tables.append((number, hadamard_transform(padded).astype(np.float32)))
+            tables.append((number, transform(padded).astype(np.float32)))
     return tables
 
 
@@ -300,10 +306,12 @@ def fold_columns(folded: NDArray[np.float64], tile: int) -> NDArray[np.float64]:
     return _sum_in_order(folded.reshape(-1, tile), axis=0)
 
 
-def project_finish(spec: Spec, first: int, count: int, sums: NDArray[np.float64]) -> Floats:
+def project_finish(
+    spec: Spec, first: int, count: int, sums: NDArray[np.float64], transform: Transform = hadamard_transform
+) -> Floats:
     """The products, from what `project_sums` returned (or the sum of several such)."""
     if spec.name != "hadamard":
         return sums.astype(np.float32)
-    products = np.concatenate([hadamard_transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)])
+    products = np.concatenate([transform(c) for c in sums.reshape(-1, spec.tile)] or [np.zeros(0)])
     at = first % spec.tile
     return products[at : at + count].astype(np.float32)

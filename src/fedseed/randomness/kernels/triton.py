@@ -36,10 +36,9 @@ from fedseed.randomness.kernels.reference import (
     Part,
     Spec,
     fold_columns,
-    hadamard_tables,
-    project_finish,
     truncated_normal_constants,
 )
+from fedseed.randomness.kernels.transform import hadamard_tables, project_finish
 from fedseed.randomness.stream import (
     MULTIPLIER_0,
     MULTIPLIER_1,

@@ -1,0 +1,101 @@
+"""Classifier heads: a base pre-trained on other classes gets a new last layer, the same bits at every site.
+
+transformers draws what a checkpoint lacks from torch's global generator. Here a new head is drawn from the shared
+stream by the run's seed, parameter by parameter: weights N(0, s^2) with the model's own initializer_range s, biases
+zero. So it is part of the base that everybody starts from, and of the base's digest.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedseed.errors import RecipeError
+from fedseed.randomness import Basis, Domain, derive
+
+SPREAD = 0.02  # of a new head's weights where the model's configuration has no initializer_range
+
+
+@dataclass(frozen=True)
+class Head:
+    """The classes that a classifier is to tell apart.
+
+    Args:
+        classes: their names, in the order of the labels.
+        seed: the run's seed; decides the weights of a new head.
+    """
+
+    classes: tuple[str, ...]
+    seed: int
+
+    def is_known(self, config: Mapping[str, Any]) -> bool:
+        """Whether a base with this config.json tells just these classes apart: the same names in the same order.
+
+        Where the base has no names ("LABEL_0" and so on), their number decides.
+        """
+        named = config.get("id2label")
+        if named is None:
+            return int(config.get("num_labels", 2)) == len(self.classes)
+        names = tuple(str(name) for _, name in sorted((int(number), name) for number, name in named.items()))
+        return names in (self.classes, tuple(f"LABEL_{i}" for i in range(len(self.classes))))
+
+    def options(self) -> dict[str, Any]:
+        """What transformers' `from_pretrained` is given, so that the model has an output for each class."""
+        return {
+            "id2label": dict(enumerate(self.classes)),
+            "label2id": {name: i for i, name in enumerate(self.classes)},
+            "ignore_mismatched_sizes": True,
+        }
+
+    def renew(self, model: Any, base: str, known: bool, lacking: Iterable[str]) -> list[str]:
+        """Draw the head's weights if the base has none for these classes.
+
+        Args:
+            model: a classifier with the right number of outputs.
+            base: its name, for messages.
+            known: whether the base's own head is for these classes.
+            lacking: names of parameters that the base's files do not have in the right shape.
+
+        Returns:
+            The names of the parameters that were drawn.
+
+        Raises:
+            RecipeError: the model's parameters are not told apart into a backbone and a head.
+        """
+        if known and not set(lacking):
+            return []
+        head = head_parameters(model, base)
+        spread = float(getattr(model.config, "initializer_range", None) or SPREAD)
+        basis = Basis("normal", derive(self.seed, Domain.HEAD))
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for number, name in enumerate(head):
+                parameter = parameters[name]
+                if parameter.ndim < 2:
+                    parameter.zero_()  # biases
+                else:
+                    drawn = basis.direction(number, 0, parameter.numel()) * np.float32(spread)
+                    parameter.copy_(torch.from_numpy(drawn).reshape(parameter.shape))
+        return head
+
+
+def head_parameters(model: Any, base: str) -> list[str]:
+    """Names of the parameters outside of a model's backbone, in their order: what `model.trainable = "head"` trains.
+
+    Args:
+        model: a `transformers` model.
+        base: its name, for messages.
+
+    Raises:
+        RecipeError: the model has no such parameters.
+    """
+    prefix = getattr(model, "base_model_prefix", "")
+    names = [name for name, _ in model.named_parameters() if not name.startswith(f"{prefix}.")]
+    if not hasattr(model, prefix or " ") or not names:
+        raise RecipeError(
+            f'model.base = "{base}": a {type(model).__name__} has no parameters outside of its backbone that could be '
+            'a head; for model.trainable, give name patterns such as ["*.layers.3.*"]'
+        )
+    return names

@@ -1,0 +1,49 @@
+"""Draws a run's pictures in a process of its own: Matplotlib takes more memory than a whole coordinator."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedseed.errors import FedseedError
+
+
+def draw_apart(folder: Path, name: str, probabilities: list[float] | None) -> None:
+    """Draw metrics.png, and probabilities.png if there are any, in a run's folder.
+
+    Args:
+        folder: with metrics.jsonl.
+        name: the method's.
+        probabilities: of FedKSeed-Pro's candidates.
+
+    Raises:
+        FedseedError: it can't be drawn; the text says why.
+    """
+    command = [sys.executable, "-m", __name__, str(folder), name]
+    given = json.dumps(probabilities)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise FedseedError(f"{folder / 'metrics.png'}: can't be drawn: {why}")
+
+
+def main() -> None:
+    """What the other process does."""
+    from fedseed.durable import replacing
+    from fedseed.federation.ledger import read_metrics
+    from fedseed.reports.pictures import LABELS, draw_probabilities, draw_runs
+
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    probabilities: Any = json.load(sys.stdin)
+    metrics = read_metrics(folder)
+    if any(label in metrics[0] for label in LABELS):
+        with replacing(folder / "metrics.png") as picture:
+            draw_runs({name: metrics}, picture)
+    if probabilities is not None:
+        with replacing(folder / "probabilities.png") as picture:
+            draw_probabilities(probabilities, picture)
+
+
+if __name__ == "__main__":
+    main()

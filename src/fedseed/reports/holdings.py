@@ -1,0 +1,184 @@
+"""Who holds what: a task's clients by label, as a table and as a picture. Free of torch."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.table import Table
+
+from fedseed.tasks.data import Choice, ClientData, Cloze, Picture, TaskData
+
+SHOWN_CLIENTS = 24  # more are summed up
+SHOWN_LABELS = 16  # more are summed up
+# told apart by colour-blind readers as far as so many can be
+LABEL_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#882255", "#332288",
+                 "#44AA99", "#999933", "#661100")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """How many examples of each label each client has.
+
+    Args:
+        clients: their names.
+        labels: in ascending order; one empty label if the data has none.
+        counts: shape (clients, labels).
+    """
+
+    clients: tuple[str, ...]
+    labels: tuple[str, ...]
+    counts: NDArray[np.int64]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Examples of each client, shape (clients,)."""
+        return self.counts.sum(axis=1)
+
+    @property
+    def skew(self) -> float:
+        """How far clients' mixtures of labels are from the whole's: mean total variation, from 0 (none) to 1."""
+        whole = self.counts.sum(axis=0) / self.counts.sum()
+        held = self.counts[self.sizes > 0]
+        shares = held / held.sum(axis=1, keepdims=True)
+        return float(np.abs(shares - whole).sum(axis=1).mean() / 2)
+
+
+def labels_of(client: ClientData, classes: Sequence[str] = ()) -> list[str]:
+    """The label of each of a client's examples: the one the task gives, or the right option, word or class.
+
+    Args:
+        client: a data holder.
+        classes: the classes' names; for pictures.
+    """
+    return list(client.labels) if client.labels else [_label(example, classes) for example in client.examples]
+
+
+def _label(example: Any, classes: Sequence[str]) -> str:
+    if isinstance(example, Choice):
+        return example.options[example.gold].strip()
+    if isinstance(example, Cloze):
+        return example.words[example.gold].strip()
+    if isinstance(example, Picture):
+        return classes[example.label] if classes else f"{example.label}"
+    return ""
+
+
+def holdings(data: TaskData) -> Holdings:
+    """Count a task's examples by client and label."""
+    counted = [Counter(labels_of(client, data.classes)) for client in data.clients]
+    labels = sorted(set().union(*counted), key=_by_number)
+    counts = np.array([[count[label] for label in labels] for count in counted], dtype=np.int64)
+    return Holdings(tuple(client.name for client in data.clients), tuple(labels), counts)
+
+
+def _by_number(label: str) -> tuple[int, str]:
+    return (int(label), "") if label.isdecimal() else (1 << 62, label)
+
+
+def holdings_table(held: Holdings) -> list[Table | str]:
+    """What a terminal shows, from top to bottom: clients, or labels if there are many clients; then a summary."""
+    labelled = held.labels != ("",)
+    sizes, kinds = held.sizes, (held.counts > 0).sum(axis=1)
+    about = f" of {len(held.labels):,} labels" if labelled else ""
+    parts: list[Table | str] = [f"{len(held.clients):,} clients, {sizes.sum():,} examples{about}"]
+    if len(held.clients) <= SHOWN_CLIENTS:
+        table = _table("client", "examples")
+        if labelled:
+            table.add_column("labels", no_wrap=True)
+        room = 80 - min(32, max(map(len, held.clients))) - 14  # the labels give way, the other columns don't
+        for name, size, row in zip(held.clients, sizes, held.counts, strict=True):
+            most = sorted((-count, label) for count, label in zip(row, held.labels, strict=True) if count)
+            listed = _short(", ".join(f"{label}: {-count:,}" for count, label in most), room)
+            table.add_row(name, f"{size:,}", *([listed] if labelled else []))
+        parts.append(table)
+    elif labelled:
+        table = _table("label", "examples", "clients", "most with one")
+        totals, holders, largest = held.counts.sum(axis=0), (held.counts > 0).sum(axis=0), held.counts.max(axis=0)
+        order = sorted(range(len(held.labels)), key=lambda i: -totals[i])
+        for i in order[:SHOWN_LABELS]:
+            table.add_row(held.labels[i], f"{totals[i]:,}", f"{holders[i]:,}", f"{largest[i]:,}")
+        if len(order) > SHOWN_LABELS:
+            rest = sum(totals[i] for i in order[SHOWN_LABELS:])
+            table.add_row(f"{len(order) - SHOWN_LABELS:,} more", f"{rest:,}", "", "")
+        parts.append(table)
+    line = f"A client holds {_span(sizes)} examples"
+    if labelled:
+        line += f" of {_span(kinds)} labels; its mixture is {held.skew:.2f} from the whole's (0: the same, 1: disjoint)"
+    return [*parts, f"{line}."]
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column(first, no_wrap=True, overflow="ellipsis", max_width=32)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _span(values: NDArray[np.int64]) -> str:
+    low, middle, high = values.min(), np.median(values), values.max()
+    return f"{low:,}" if low == high else f"{low:,} to {high:,} (median {middle:,.0f})"
+
+
+def draw_holdings(held: Holdings, title: str, path: Path) -> None:
+    """Stacked bars of each client by label: how many, and which share.
+
+    Many clients are put in the order of their most frequent label and its share, so that the whole can be read.
+
+    Args:
+        held: who holds what.
+        title: above the picture.
+        path: PNG file to write.
+    """
+    from fedseed.reports.pictures import finish_axes  # chooses matplotlib's backend, takes a second to import
+
+    from matplotlib import pyplot as plt  # isort: skip
+
+    many = len(held.clients) > SHOWN_CLIENTS
+    shares = held.counts / np.maximum(held.sizes, 1)[:, None]
+    top = np.where(held.sizes > 0, shares.argmax(axis=1), len(held.labels))  # clients with nothing come last
+    order = np.lexsort((-shares.max(axis=1), top)) if many else np.arange(len(held.clients))
+    labelled = held.labels != ("",)
+    figure, axes = plt.subplots(2 if labelled else 1, 1, figsize=(8.5, 5.4 if labelled else 3), squeeze=False,
+                                sharex=True)  # fmt: skip
+    few = len(held.labels) <= len(LABEL_COLOURS)
+    colours = LABEL_COLOURS if few else plt.get_cmap("turbo")(np.linspace(0.02, 0.98, len(held.labels)))
+    x = np.arange(len(held.clients))
+    for row, (values, heading) in enumerate(((held.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]):
+        bottom = np.zeros(len(x))
+        for i, label in enumerate(held.labels):
+            each = values[order, i]
+            # without a gap between many bars, and no edges: they would be wider than the bars
+            axes[row][0].bar(x, each, 1.0 if many else 0.85, bottom, color=colours[i], label=label, linewidth=0)
+            bottom += each
+        finish_axes(axes[row][0], "", heading)
+        axes[row][0].set_xlim(-0.6, len(x) - 0.4)
+        axes[row][0].grid(axis="x", visible=False)
+    last = axes[-1][0]
+    if many:
+        last.set_xlabel(f"{len(x):,} clients" + (", by their most frequent label" if labelled else ""))
+        last.set_xticks([])
+    else:
+        crowded = len(x) * max(map(len, held.clients)) > 80
+        last.set_xticks(x, [_short(name) for name in held.clients], rotation=90 if crowded else 0, fontsize=8)
+    if len(axes) > 1:
+        axes[1][0].set_ylim(0, 100)
+    axes[0][0].set_title(f"{title} (mixtures {held.skew:.2f} apart)" if labelled else title, fontsize=10, loc="left")
+    if labelled and few:
+        handles, names = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles[::-1], [_short(name) for name in names[::-1]], frameon=False, loc="center left",
+                      bbox_to_anchor=(1.0, 0.5), fontsize=8)  # fmt: skip
+    elif labelled:
+        figure.text(1.0, 0.5, f"{len(held.labels):,} labels,\na colour each", fontsize=8, va="center")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _short(text: str, length: int = 28) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

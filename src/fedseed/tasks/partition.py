@@ -1,0 +1,154 @@
+"""Partitions: which client holds which example. The same seed gives the same partition on any machine.
+
+Dirichlet: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", 2019. Each label's examples are shared out by proportions drawn from Dirichlet(alpha, ..., alpha).
+Drawing the proportions and then dealing each example by them is the same as Polya's urn: the next example goes to
+client i with probability (alpha + what i has of this label) / (N alpha + what all have). The urn needs only whole
+numbers, so no library's gamma sampler and no rounding decides who holds what.
+"""
+
+from collections.abc import Hashable, Sequence
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from fedseed.errors import RecipeError
+from fedseed.randomness import Domain, derive, permutation
+from fedseed.randomness.stream import uniform_integers
+
+ATTEMPTS = 1000  # draws of a partition until every client has its minimum
+Partition = list[list[int]]
+
+
+class _Partitioner(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class IID(_Partitioner):
+    """Examples dealt in random order, as evenly as can be."""
+
+    kind: Literal["iid"] = "iid"
+
+    def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
+        """Indices of each client's examples, ascending."""
+        _enough(len(labels), clients, 1)
+        order = permutation(seed, Domain.PARTITION, len(labels)).tolist()
+        return [sorted(order[i::clients]) for i in range(clients)]
+
+
+class Dirichlet(_Partitioner):
+    """Each label's examples shared out by proportions from Dirichlet(alpha); small alpha: few labels a client.
+
+    Args:
+        alpha: concentration; large values approach IID.
+        minimum: every client has at least so many examples; the whole partition is drawn anew until it is so.
+    """
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: PositiveFloat = 0.5
+    minimum: NonNegativeInt = 1
+
+    def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
+        """Indices of each client's examples, ascending.
+
+        Raises:
+            RecipeError: no draw gives every client its minimum.
+        """
+        _enough(len(labels), clients, self.minimum)
+        groups = _groups(labels)
+        fewest = 0
+        for attempt in range(ATTEMPTS):
+            dealt: Partition = [[] for _ in range(clients)]
+            for number, indices in enumerate(groups):
+                stream = derive(seed, Domain.PARTITION, attempt, number)
+                for index, client in zip(indices, self._urn(len(indices), clients, stream), strict=True):
+                    dealt[client].append(index)
+            smallest = min(len(mine) for mine in dealt)
+            if smallest >= self.minimum:
+                return [sorted(mine) for mine in dealt]
+            fewest = max(fewest, smallest)
+        raise RecipeError(
+            f"task.partition.minimum = {self.minimum}: in {ATTEMPTS:,} draws with alpha = {self.alpha} for {clients} "
+            f"clients and {len(labels):,} examples of {len(groups)} labels, the smallest client never had more than "
+            f"{fewest}; raise alpha, or lower minimum or the number of clients"
+        )
+
+    def _urn(self, count: int, clients: int, stream: int) -> list[int]:
+        """Who gets each of `count` examples of one label, in the order of the examples.
+
+        With alpha = p/q: a ball in the urn weighs 1/q; a client begins with p balls and gets q more with each example.
+        A draw is a position among all balls: either among the N p first ones, or one that came with an earlier
+        example, which then goes where that one went.
+        """
+        alpha = Fraction(str(self.alpha))
+        p, q = alpha.numerator, alpha.denominator
+        drawn: list[int] = uniform_integers(stream, Domain.PARTITION, count).tolist()
+        owners: list[int] = []
+        for number, word in enumerate(drawn):
+            ball = word * (clients * p + number * q) >> 64
+            owners.append(ball // p if ball < clients * p else owners[(ball - clients * p) // q])
+        return owners
+
+
+class Quantity(_Partitioner):
+    """Labels as in the whole, sizes apart: the example goes to a client by one draw of Dirichlet(alpha) for all.
+
+    Args:
+        alpha: concentration of the sizes; small values: a few clients hold nearly everything.
+        minimum: every client has at least so many examples.
+    """
+
+    kind: Literal["quantity"] = "quantity"
+    alpha: PositiveFloat = 1.0
+    minimum: NonNegativeInt = 1
+
+    def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
+        """Indices of each client's examples, ascending. Raises RecipeError as `Dirichlet` does."""
+        order = permutation(seed, Domain.PARTITION, len(labels)).tolist()
+        sizes = Dirichlet(alpha=self.alpha, minimum=self.minimum).deal([0] * len(labels), clients, seed)
+        return [sorted(order[i] for i in mine) for mine in sizes]
+
+
+class ByField(_Partitioner):
+    """A client for each value of a field: a language, a category, a task. The number of clients follows.
+
+    Args:
+        field: the field's name in the data.
+        leave_out: values that no client gets.
+    """
+
+    kind: Literal["field"] = "field"
+    field: str
+    leave_out: list[str] = []
+
+    def deal(self, labels: Sequence[Hashable], clients: int | None, seed: int) -> Partition:
+        """Indices of each value's examples, values in ascending order; `clients` must be their number or None.
+
+        Raises:
+            RecipeError: `clients` is another number.
+        """
+        values = sorted({str(label) for label in labels} - set(self.leave_out))
+        if clients is not None and clients != len(values):
+            raise RecipeError(
+                f'task.clients = {clients}: task.partition.field = "{self.field}" has {len(values)} values '
+                f"({', '.join(values[:12])}{', ...' if len(values) > 12 else ''}), and each is a client; "
+                "leave task.clients out"
+            )
+        return [[i for i, label in enumerate(labels) if str(label) == value] for value in values]
+
+
+AnyPartition = Annotated[IID | Dirichlet | Quantity | ByField, Field(discriminator="kind")]
+
+
+def _groups(labels: Sequence[Hashable]) -> list[list[int]]:
+    """Indices by label, labels in the order of their first appearance."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, label in enumerate(labels):
+        groups.setdefault(label, []).append(index)
+    return list(groups.values())
+
+
+def _enough(examples: int, clients: PositiveInt, each: int) -> None:
+    if clients * each > examples:
+        raise RecipeError(f"task.clients = {clients}: {examples:,} examples are not enough for at least {each} each")

@@ -1,0 +1,180 @@
+"""Runs over a real nats-server, with real processes: the same results as in one process, whatever happens."""
+
+import shutil
+import signal
+import time
+
+import pytest
+
+TRAINING = {"rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
+FEEDSIGN = {"name": "feedsign", "basis": "rademacher", "rate": 1e-2, "batch": 8}
+METHODS = {
+    "ferret": {"method": {"name": "ferret", "directions": 300, "basis": "hadamard", "blocks": "one",
+                          "seeds": "shared", "allocation": "previous", "training": TRAINING},
+               "federation": {"per_round": 3}},
+    "fedkseed-pro": {"method": {"name": "fedkseed", "basis": "hadamard", "basis_size": 64, "candidates": 64,
+                                "steps": 6, "rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True}},
+    "feedsign": {"method": FEEDSIGN, "rounds": 30, "evaluation": {"every": 10}},
+    "zo-fedsgd": {"method": {"name": "zo-fedsgd", "basis": "rademacher", "rate": 1e-2, "batch": 8}, "rounds": 12,
+                  "evaluation": {"every": 5}},
+    "fedavg": {"method": {"name": "fedavg", "global_rate": 1.5, "training": TRAINING}, "federation": {"per_round": 3}},
+    "fedadam": {"method": {"name": "fedavg", "server": "adam", "global_rate": 0.01, "training": TRAINING}},
+    "fedsgd": {"method": {"name": "fedsgd", "rate": 0.1, "batch": 8}},
+    "fedmezo": {"method": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "rate": 1e-2,
+                           "batch": 8}},
+}  # fmt: skip
+SAME = ("round", "loss", "clients", "skipped", "refused", "bytes_up", "bytes_down", "forward_passes",
+        "backward_passes", "weights_digest", "rounds", "attacked")  # fmt: skip
+
+
+def until(true, what, seconds=30):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_result_is_that_of_one_process(name, problem, network, shared_server, in_process):
+    net = network(shared_server, METHODS[name])
+    expected = in_process(problem, net.recipe)
+    coordinator = net.coordinator()
+    hosts = [net.host(0, 3), net.host(1), net.host(2, 4)]
+    net.check(problem, coordinator, hosts, expected.summary)
+    for ours, theirs in zip(net.lines(), expected.metrics, strict=True):
+        assert {k: ours.get(k) for k in SAME} == {k: theirs.get(k) for k in SAME}
+        assert ours.get("train_loss") == pytest.approx(theirs.get("train_loss"))
+        assert ours.get("step_over_weights") == pytest.approx(theirs.get("step_over_weights"))
+    summary = net.summary()
+    assert summary["repeated_rounds"] == 0 and summary["refusals"] == {} and summary["drifted"] == []
+    assert {k: summary[k] for k in ("payload_bytes_up", "payload_bytes_down", "fedavg_bytes", "final", "baseline")} == {
+        k: expected.summary[k] for k in ("payload_bytes_up", "payload_bytes_down", "fedavg_bytes", "final", "baseline")
+    }
+    assert (net.out / "metrics.png").exists()
+
+
+@pytest.mark.parametrize("name", ["ferret", "fedavg"])
+def test_large_messages_go_through_the_object_store(name, problem, network, shared_server, in_process):
+    net = network(shared_server, METHODS[name], inline=200)
+    expected = in_process(problem, net.recipe)
+    coordinator = net.coordinator()
+    hosts = [net.host(0, 1, 2), net.host(3, 4)]
+    digests = {coordinator.digest, *(host.digest for host in hosts)}
+    assert digests == {expected.summary["weights_digest"]}
+
+
+SLOW = {"method": FEEDSIGN, "rounds": 40, "evaluation": {"every": 10}}
+
+
+def test_a_killed_client_is_waited_for_where_its_answer_is_needed(problem, network, shared_server, in_process):
+    net = network(shared_server, {**SLOW, "federation": {"minimum": 5}})
+    expected = in_process(problem, net.recipe)
+    coordinator, other = net.coordinator(), net.host(0, 1, 2, slow=0.03)
+    victim = net.host(3, 4, slow=0.03)
+    for at in (7, 23):
+        until(lambda at=at, victim=victim: victim.reached(at), "the victim does nothing")
+        victim.kill()
+        victim = net.host(3, 4, slow=0.03)
+    net.check(problem, coordinator, [other, victim], expected.summary)
+
+
+def test_a_run_goes_on_without_a_killed_client(problem, network, shared_server):
+    net = network(shared_server, SLOW)
+    coordinator, other, victim = net.coordinator(), net.host(0, 1, 2, slow=0.03), net.host(3, 4, slow=0.03)
+    until(lambda: victim.reached(7), "the victim does nothing")
+    victim.kill()
+    until(lambda: other.reached(20), "the others do not go on")
+    late = net.host(3, 4)  # joins at a round in the middle, and catches up
+    net.check(problem, coordinator, [other, late])
+    assert {s["client"] for line in net.lines() for s in line.get("skipped", [])} == {"client-3", "client-4"}
+
+
+@pytest.mark.parametrize("name", ["feedsign", "ferret", "fedavg", "fedadam"])
+def test_a_coordinator_may_be_killed(name, problem, network, shared_server, in_process):
+    recipe = {**METHODS[name], "rounds": 30 if name == "feedsign" else 8}
+    net = network(shared_server, recipe)
+    expected = in_process(problem, net.recipe)
+    coordinator = net.coordinator()
+    hosts = [net.host(0, 1, 2, slow=0.05), net.host(3, 4, slow=0.05)]
+    for at in (0, 3, 5) if name != "feedsign" else (4, 13, 20):
+        until(lambda at=at: hosts[0].reached(at), "nothing goes on")
+        coordinator.kill()
+        coordinator = net.coordinator()
+    net.check(problem, coordinator, hosts, expected.summary)
+    for ours, theirs in zip(net.lines(), expected.metrics, strict=True):
+        same = ("round", "loss", "weights_digest", "rounds", "bytes_up", "clients")
+        assert {k: ours.get(k) for k in same} == {k: theirs.get(k) for k in same}
+
+
+def test_the_server_may_be_killed(problem, network, server, in_process):
+    net = network(server, SLOW)
+    expected = in_process(problem, net.recipe)
+    coordinator, hosts = net.coordinator(), [net.host(0, 1, 2, slow=0.03), net.host(3, 4, slow=0.03)]
+    for at in (7, 23):
+        until(lambda at=at: hosts[0].reached(at), "nothing goes on")
+        server.kill()
+        time.sleep(0.3)
+        server.start()
+    net.check(problem, coordinator, hosts, expected.summary)
+
+
+def test_a_client_stopped_for_longer_than_the_deadline(problem, network, shared_server):
+    net = network(shared_server, {**SLOW, "federation": {"deadline": 0.5, "dead_after": 1.0}})
+    coordinator, other, victim = net.coordinator(), net.host(0, 1, 2, slow=0.05), net.host(3, 4, slow=0.05)
+    until(lambda: victim.reached(5), "the victim does nothing")
+    victim.signal(signal.SIGSTOP)
+    until(lambda: other.reached(15), "the others do not go on")
+    victim.signal(signal.SIGCONT)
+    net.check(problem, coordinator, [other, victim])
+    reasons = {s["reason"] for line in net.lines() for s in line.get("skipped", [])}
+    assert "no answer within 0.5 s" in reasons
+
+
+def test_a_second_coordinator_refuses(problem, network, shared_server, in_process, tmp_path):
+    net = network(shared_server, SLOW)
+    expected = in_process(problem, net.recipe)
+    coordinator, host = net.coordinator(), net.host(0, 1, 2, 3, 4, slow=0.05)
+    until(lambda: host.reached(5), "nothing goes on")
+    second = net.coordinator(out=str(tmp_path / "second"))
+    assert second.wait() == 1 and "another coordinator runs" in second.text
+    # one that does not answer any more is taken for dead: the new one goes on, the old one can write no more
+    coordinator.signal(signal.SIGSTOP)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(net.out, elsewhere)
+    heir = net.coordinator(out=str(elsewhere))
+    at = host.said.count("round")
+    until(lambda: host.said.count("round") > at + 3, "the heir does not go on")
+    coordinator.signal(signal.SIGCONT)
+    assert coordinator.wait() == 1 and "another coordinator has written" in coordinator.text
+    net.out = elsewhere
+    net.check(problem, heir, [host], expected.summary)
+
+
+def test_orbit_and_log_repair_each_other(problem, network, server, in_process, tmp_path):
+    net = network(server, SLOW)
+    expected = in_process(problem, net.recipe)
+    coordinator, host = net.coordinator(), net.host(0, 1, 2, 3, 4, slow=0.02)
+    until(lambda: host.reached(23), "nothing goes on")
+    coordinator.kill()
+    orbit = net.out / "model.orbit"
+    orbit.write_bytes(orbit.read_bytes()[:-200])  # as after a power cut: the newest steps are on the server only
+    (net.out / "progress.jsonl").write_bytes(b"")
+    coordinator = net.coordinator()
+    until(lambda: host.reached(33), "the run does not go on")
+    coordinator.kill()
+    server.kill()  # now the server loses everything
+    shutil.rmtree(server.folder / "store")
+    server.start()
+    coordinator = net.coordinator()
+    net.check(problem, coordinator, [host], expected.summary)
+    assert "put on the server again" in host.said
+
+
+def test_clients_that_drift_apart_repair_themselves(problem, network, shared_server, in_process):
+    net = network(shared_server, METHODS["ferret"])
+    expected = in_process(problem, net.recipe)
+    coordinator = net.coordinator()
+    hosts = [net.host(0, 1), net.host(2, 3), net.host(4, drift_at=6)]
+    net.check(problem, coordinator, hosts, expected.summary)
+    assert net.summary()["drifted"] == ["client-4"]
+    assert "replaying from the base" in hosts[2].said

@@ -1,0 +1,181 @@
+import numpy as np
+import pytest
+import torch
+
+from fedseed import FedMeZO, Orbit, ParameterSpace
+from fedseed.errors import MessageError
+from fedseed.methods.base import Contribution, Nothing
+from fedseed.methods.fedmezo import Branch, Branches, Rate, Signals, Trace, Tuned, phi
+
+FAST = {"rate": 3e-2, "steps": 6, "batch": 8, "basis": "rademacher"}
+SIGNALS = ["constant", "random", "loss", "loss-5", "update"]
+
+
+def run(problem, out=None, **settings):
+    return problem.federation(FedMeZO(**{**FAST, **settings}), out=out).run()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("basis", ["rademacher", "hadamard", "normal", "truncated_normal"])
+def test_exact_pairs_are_the_bits_of_tensors(make_problem, basis, dtype):
+    results = [
+        run(make_problem(dtype), basis=basis, personal="loss", **travel)
+        for travel in ({"travel": "tensors"}, {"travel": "pairs", "combine": "exact"})
+    ]
+    tensors, pairs = (result.summary for result in results)
+    assert tensors["weights_digest"] == pairs["weights_digest"]
+    assert [m["weights_digest"] for m in results[0].metrics] == [m["weights_digest"] for m in results[1].metrics]
+    each = {torch.float32: 4, torch.bfloat16: 2}[dtype]
+    assert tensors["payload_bytes_up"] == 4 + each * tensors["parameters"]
+    assert pairs["payload_bytes_up"] == 4 + 4 * 6
+
+
+def test_summed_pairs_are_tensors_up_to_rounding(make_problem):
+    weights = []
+    for travel in ("tensors", "pairs"):
+        problem = make_problem()
+        federation = problem.federation(FedMeZO(**FAST, travel=travel))
+        start = federation.worker.space.snapshot()
+        summary = federation.run().summary
+        weights.append(torch.cat([p.detach().reshape(-1) for p in federation.worker.space.parameters]))
+        moved = float(np.abs(federation.worker.space.difference(start)).mean())
+    # six rounds of three clients with six steps each, every step rounded, against one rounding a round
+    assert float((weights[0] - weights[1]).abs().max()) < 1e-4 < 1e-2 * moved
+    assert summary["payload_bytes_up"] == 24 and summary["final"]["loss"] < summary["baseline"]["loss"]
+
+
+def test_one_client_one_step_is_the_same_bits_either_way(make_problem):
+    def digest(**settings):
+        method = FedMeZO(**{**FAST, "steps": 1}, **settings)
+        return make_problem().federation(method, per_round=1).run().summary["weights_digest"]
+
+    assert digest(travel="tensors") == digest(travel="pairs")
+
+
+def test_the_formula_of_the_rates():
+    method = FedMeZO(rate=1e-5, alpha=0.5, personal="loss", travel="tensors")
+    assert phi({0: 1.0, 1: 2.0, 2: 6.0}, 2) == 1.0  # mean 3, largest difference 3
+    assert phi({0: 1.0, 1: 2.0, 2: 6.0}, 0) == pytest.approx(-2 / 3)
+    assert phi({0: 4.0, 1: 4.0}, 1) == 0.0  # all equal
+    assert phi({5: 7.0}, 5) == 0.0  # one client
+    assert phi({0: 1.0, 1: 3.0}, 2) == 0.0  # nothing is known of it
+    state = method.start(None, 1)
+    assert method.rate_of(state, 1, 0, [0, 1]) == pytest.approx(1e-5)  # nobody has a loss yet
+    signals = Signals().after({0: 1.0, 1: 2.0, 2: 6.0}, {}).after({0: 1.0}, {})
+    state = type(state)(None, 1, signals=signals)
+    rates = [method.rate_of(state, 2, client, [0, 1, 2]) for client in range(3)]
+    np.testing.assert_allclose(rates, [1e-5 * (1 - 0.5 * 2 / 3), 1e-5 * (1 - 0.5 / 3), 1.5e-5], rtol=1e-6)
+    assert method.rate_of(state, 2, 1, [1]) == pytest.approx(1e-5)  # alone in its round
+
+
+def test_signals_of_several_rounds():
+    signals = Signals()
+    for number in range(1, 8):
+        signals = signals.after({3: float(number)} if number != 4 else {}, {3: 10.0 * number})
+    assert signals.losses[3] == (2.0, 3.0, 5.0, 6.0, 7.0)  # five of those it took part in
+    assert signals.of("loss", [3, 4]) == {3: 7.0}
+    assert signals.of("loss-5", [3]) == {3: pytest.approx(4.6)}
+    assert signals.of("update", [3]) == {3: 70.0}
+
+
+def test_random_rates_are_uniform_in_the_range_and_the_same_again():
+    method = FedMeZO(rate=1.0, alpha=0.5, personal="random")
+    state = method.start(None, 7)
+    rates = np.array([method.rate_of(state, r, c, [0]) for r in range(60) for c in range(40)])
+    assert rates.min() >= 0.5 and rates.max() <= 1.5
+    assert abs(rates.mean() - 1) < 0.03 and abs(rates.std() - 1 / 12**0.5) < 0.02
+    assert rates[17] == method.rate_of(state, 0, 17, [0])
+
+
+@pytest.mark.parametrize("travel", ["pairs", "tensors"])
+@pytest.mark.parametrize("personal", SIGNALS)
+def test_a_run_with_each_signal(problem, tmp_path, personal, travel):
+    """The inputs of clients 3 and 4 are three times as large, and with them their losses."""
+    for number in (3, 4):
+        problem.clients[number] = [(3 * x, y) for x, y in problem.clients[number]]
+    method = FedMeZO(**{**FAST, "rate": 1e-2}, personal=personal, travel=travel)
+    federation = problem.federation(method, out=tmp_path / "run", per_round=5)
+    planned = []
+    plan = federation.coordinator.plan
+
+    def planning(client):
+        message = plan(client)
+        planned.append(method.decode_plan(federation.worker.state, message[28:]))
+        return message
+
+    federation.coordinator.plan = planning
+    result = federation.run()
+    assert result.summary["final"]["loss"] < result.summary["baseline"]["loss"]
+    if personal == "constant":
+        assert planned == [Nothing()] * 30
+        return
+    rates = np.array([p.rate for p in planned]).reshape(6, 5)
+    assert isinstance(planned[0], Rate)
+    first, later = rates[0] / 1e-2, rates[1:] / 1e-2
+    if personal == "random":
+        assert len(np.unique(rates)) == 30
+    else:
+        np.testing.assert_allclose(first, 1, rtol=1e-6)  # nothing is known yet
+        extreme = np.maximum(later.max(axis=1) - 1, 1 - later.min(axis=1))
+        np.testing.assert_allclose(extreme, 0.5, rtol=1e-5)  # somebody is furthest from the mean
+    if personal in ("loss", "loss-5"):
+        assert later[-1, 3:].mean() > later[-1, :3].mean()
+    if travel == "pairs":
+        orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+        assert orbit.replay(problem.model(), check_all=True) == result.summary["weights_digest"]
+
+
+def test_distances_from_pairs_are_those_of_tensors(make_problem):
+    """Nearly: random directions are orthogonal up to 1 / sqrt(d)."""
+    model = torch.nn.Sequential(torch.nn.Linear(200, 300), torch.nn.Linear(300, 5))
+    states = {}
+    shares, scalars = [0.5, 0.3, 0.2], [[0.1, -0.2], [0.3, 0.05], [0.02, 0.01]]
+    for travel in ("pairs", "tensors"):
+        method = FedMeZO(personal="update", travel=travel, steps=2, rate=1.0)
+        space = ParameterSpace(model)
+        state = method.start(space.layout, 9)
+        traces = [Trace(np.array(s, dtype=np.float32), None) for s in scalars]
+        if travel == "pairs":
+            step = Branches(tuple(Branch(c, share, t) for c, (share, t) in enumerate(zip(shares, traces, strict=True))))
+            states[travel] = method.advance(state, step)
+            continue
+        sent, base = [], space.snapshot()
+        for c, trace in enumerate(traces):
+            alone = FedMeZO(steps=2, rate=1.0)
+            alone.apply(alone.start(space.layout, 9), Branches((Branch(c, 1.0, trace),)), space)
+            sent.append(Contribution(c, shares[c], Tuned(space.dense(), None)))
+            space.restore(base)
+        states[travel] = method.remember(state, 1, sent)
+    found, exact = (states[travel].signals.distances for travel in ("pairs", "tensors"))
+    assert found.keys() == exact.keys() == {0, 1, 2}
+    for client in found:
+        assert found[client] == pytest.approx(exact[client], rel=0.02)
+
+
+def test_what_is_wrong_is_refused():
+    space = ParameterSpace(torch.nn.Linear(3, 2))
+    pairs = FedMeZO(steps=2, personal="loss", rate=1e-3)
+    state = pairs.start(space.layout, 1)
+    good = Trace(np.array([1e-3, 2e-3], dtype=np.float32), 1.5)
+    assert pairs.decode_update(state, 1, good.encode()).loss == 1.5
+    cases = [
+        (lambda: pairs.decode_update(state, 1, good.encode()[:-4]), "too short"),
+        (lambda: pairs.decode_update(state, 1, good.encode() + b"1234"), "left over"),
+        (lambda: pairs.decode_update(state, 1, Trace(good.scalars * 1e7, 1.5).encode()), "is accepted"),
+        (lambda: pairs.decode_update(state, 1, Trace(good.scalars, float("nan")).encode()), "finite"),
+        (lambda: pairs.decode_plan(state, Rate(1.0).encode()), "is possible"),
+        (lambda: pairs.decode_step(state, Branches((Branch(0, 2.0, good),)).encode()), "share"),
+        (lambda: pairs.decode_step(state, Branches((Branch(1, 0.5, good), Branch(1, 0.5, good))).encode()), "after"),
+    ]
+    for call, text in cases:
+        with pytest.raises(MessageError, match=text):
+            call()
+    with pytest.raises(ValueError, match="need travel"):
+        FedMeZO(global_rate=0.5)
+    with pytest.raises(ValueError, match="stochastic"):
+        FedMeZO(small_steps="stochastic")
+
+
+def test_byzantine_pairs(problem):
+    summary = problem.federation(FedMeZO(**FAST), attack="sign", attackers=[4], per_round=5).run().summary
+    assert summary["attack"] == {"kind": "sign", "clients": 1} and summary["refused"] == 0

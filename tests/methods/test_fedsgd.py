@@ -1,0 +1,139 @@
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedseed import FedSGD
+from fedseed.errors import MessageError
+from fedseed.federation.worker import Worker
+from fedseed.messages import Kind, Message
+from fedseed.methods.fedsgd import Gradient
+from fedseed.training.objectives import Supervised
+
+
+def union_descent(problem, rounds, rate, clients):
+    """Plain gradient descent on all examples of the clients at once."""
+    model = problem.model()
+    x = torch.stack([x for c in clients for x, _ in problem.clients[c]])
+    y = torch.stack([y for c in clients for _, y in problem.clients[c]])
+    for _ in range(rounds):
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= rate * p.grad
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def weights(federation):
+    return torch.cat([p.detach().reshape(-1) for p in federation.worker.space.parameters])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_it_is_centralised_sgd_on_the_union(problem, apart):
+    federation = problem.federation(FedSGD(rate=0.5), per_round=5)
+    federation.worker.apart = apart
+    summary = federation.run().summary
+    torch.testing.assert_close(weights(federation), union_descent(problem, 6, 0.5, range(5)), rtol=1e-4, atol=1e-6)
+    assert summary["payload_bytes_up"] == 4 + 4 * summary["parameters"]
+    assert summary["skipped"] == 0 and summary["final"]["loss"] < summary["baseline"]["loss"]
+
+
+def test_adding_up_and_sending_apart_are_the_same_for_language(small):
+    """The union's mean loss is one over tokens, of which clients have different numbers."""
+    from fedseed.tasks.data import Example
+    from fedseed.training.objectives import CausalLM
+
+    model, tokenizer = small
+    objective = CausalLM(tokenizer)
+    texts = [["one"], ["two and three", "four"], ["five is here, and it is long"]]
+    items = [objective.prepare([Example(t, t) for t in own]) for own in texts]
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    method = FedSGD(rate=0.1, micro_batch=1)
+    worker = Worker(model, method, objective, 1)
+    plans = [Message(Kind.PLAN, method.code, 1, c, b"").encode() for c in range(3)]
+    sent = []
+    for worker.apart in (True, False):
+        answers = worker.train_all(plans, [0, 1, 2], items)
+        messages = [Message.decode(a.message).payload for a in answers if a.message is not None]
+        gradients = [method.decode_update(worker.state, 1, m) for m in messages]
+        total = sum(g.terms for g in gradients)
+        sent.append(sum(g.terms / total * np.frombuffer(g.data, "<f4").astype(np.float64) for g in gradients))
+    assert len(messages) == 1 and [a.within for a in answers[1:]] == [len(messages[0])] * 2
+    union = [item for own in items for item in own]
+    (objective.losses(model, union).sum() / sum(map(objective.weight, union))).backward()
+    whole = np.concatenate([p.grad.reshape(-1).numpy() for p in model.parameters()])
+    model.zero_grad(set_to_none=True)
+    for found in sent:
+        np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-6)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("weighting", ["equal", "examples", "terms"])
+def test_weightings_and_server_optimisers_do_not_depend_on_how_gradients_travel(make_problem, weighting):
+    ends = []
+    for apart in (False, True):
+        problem = make_problem()
+        method = FedSGD(rate=0.02, batch=16, weighting=weighting, server="adam")
+        federation = problem.federation(method, per_round=5)
+        federation.worker.apart = apart
+        federation.run()
+        ends.append(weights(federation))
+    torch.testing.assert_close(*ends, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_client_without_a_finite_loss_has_no_part(problem, apart):
+    problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
+    problem.clients[1] = []
+    federation = problem.federation(FedSGD(rate=0.5), per_round=5)
+    federation.worker.apart = apart
+    summary = federation.run().summary
+    assert summary["skipped"] == 12
+    torch.testing.assert_close(weights(federation), union_descent(problem, 6, 0.5, [0, 3, 4]), rtol=1e-4, atol=1e-6)
+    assert all(p.grad is None for p in federation.worker.space.parameters)
+
+
+def test_batch_norm_statistics_stay_on_the_client(problem):
+    model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
+    federation = problem.federation(FedSGD())
+    objective = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
+    worker = type(federation.worker)(model, FedSGD(), objective, 1)
+    federation.coordinator.open(1)
+    before = [b.clone() for b in model.buffers()]
+    worker.train_all([federation.coordinator.plan(c) for c in (0, 1)], [0, 1], federation.items[:2])
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+
+
+def test_what_is_wrong_is_refused(problem):
+    federation = problem.federation(FedSGD())
+    state, dense = federation.worker.state, federation.worker.space.dense()
+    with pytest.raises(MessageError, match="no terms"):
+        FedSGD().decode_update(state, 1, Gradient(dense, 0).encode())
+    with pytest.raises(MessageError, match="bytes of weights"):
+        FedSGD().decode_update(state, 1, Gradient(dense[:-4], 3).encode())
+
+
+def test_any_number_of_clients_takes_the_memory_of_one_gradient():
+    """Messages are what could pile up: gradients lie in the parameters' own. Their peak, in sizes of the model."""
+
+    def peak(clients, apart):
+        model = torch.nn.Sequential(torch.nn.Linear(500, 1000), torch.nn.Linear(1000, 500))  # 4 MB
+        objective = Supervised(lambda out, y: (out - y).square().mean(-1))
+        worker = Worker(model, FedSGD(), objective, 1)
+        worker.apart = apart
+        items = [[(torch.ones(500), torch.zeros(500))] for _ in range(clients)]
+        plans = [Message(Kind.PLAN, FedSGD.code, 1, c, b"").encode() for c in range(clients)]
+        tracemalloc.start()
+        answers = worker.train_all(plans, range(clients), items)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(answers) == clients and all(p.grad is None for p in model.parameters())
+        return found / worker.space.layout.dense_bytes
+
+    alone = peak(1, apart=False)
+    assert peak(2, apart=False) == pytest.approx(alone, rel=0.02)
+    assert peak(20, apart=False) == pytest.approx(alone, rel=0.02)
+    assert peak(20, apart=True) > 20  # what it is measured against: twenty messages are held

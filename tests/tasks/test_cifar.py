@@ -1,0 +1,285 @@
+import io
+import json
+import pickle
+import pickletools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedseed import Federation, Orbit
+from fedseed.errors import RecipeError
+from fedseed.heads import Head
+from fedseed.models import load_model
+from fedseed.tasks import CIFAR10Task, CIFAR100Task
+from fedseed.tasks.partition import IID, ByField, Dirichlet, Quantity
+
+METHODS = {
+    "feedsign": ["method.name=feedsign", "method.batch=4", "method.rate=0.01"],
+    "zo-fedsgd": ["method.name=zo-fedsgd", "method.batch=4", "method.rate=0.01"],
+    "ferret": ["method.name=ferret", "method.directions=50", "method.training.rate=0.01", "method.training.steps=2"],
+    "fedavg": ["method.name=fedavg", "method.training.rate=0.01", "method.training.steps=2"],
+}
+
+
+def pictures(data):
+    return [p for client in data.clients for p in client.examples]
+
+
+def key(picture):
+    return picture.pixels.tobytes(), picture.label
+
+
+def test_the_test_files_are_what_python_2_wrote(cifar10):
+    data = (cifar10() / "data_batch_1").read_bytes()
+    codes = {code.name for code, _, _ in pickletools.genops(data)}
+    assert data[:2] == b"\x80\x02" and b"cnumpy.core.multiarray\n_reconstruct\n" in data
+    assert {"SHORT_BINSTRING", "BINSTRING"} <= codes and not {"BINUNICODE", "SHORT_BINBYTES"} & codes
+    batch = pickle.loads(data, encoding="bytes")  # and Python's own reader agrees
+    assert batch[b"data"].shape == (24, 3072) and batch[b"labels"][:3] == [0, 3, 6]
+
+
+def test_pixels_and_labels_are_those_of_the_file(cifar10):
+    folder = cifar10()
+    data = CIFAR10Task(path=str(folder), clients=1).load()
+    assert data.classes[0] == "airplane" and data.classes[9] == "truck" and len(data.classes) == 10
+    expected = []
+    for number in range(1, 6):
+        batch = pickle.loads((folder / f"data_batch_{number}").read_bytes(), encoding="bytes")
+        rows = zip(batch[b"data"], batch[b"labels"], strict=True)
+        expected += [(np.moveaxis(row.reshape(3, 32, 32), 0, 2).tobytes(), label) for row, label in rows]
+    found = pictures(data)
+    assert [key(p) for p in found] == expected  # one client has all of them in the files' order
+    assert all(p.pixels.shape == (32, 32, 3) and p.pixels.dtype == np.uint8 for p in found)
+    assert len(data.evaluation[""]) == 20
+    assert data.notes == (
+        "120 training and 0 validation pictures of 120 in the train part, 20 test pictures of 20, 10 classes",
+        "1 clients hold 120 to 120 pictures of 10 classes (iid)",
+    )
+
+
+def test_the_folder_may_be_named_or_what_holds_it(cifar10):
+    folder = cifar10()
+    inner, outer = (CIFAR10Task(path=str(path)).load() for path in (folder, folder.parent))
+    assert [key(p) for p in pictures(inner)] == [key(p) for p in pictures(outer)]
+
+
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(alpha=0.3), Quantity(alpha=1.0), ByField(field="class")])
+def test_partitions_share_out_every_picture_once(cifar10, partition):
+    folder = cifar10()
+    clients = None if partition.kind == "field" else 4
+    settings = {"path": str(folder), "clients": clients, "partition": partition, "validation": 30}
+    data, again = CIFAR10Task(**settings).load(), CIFAR10Task(**settings).load()
+    assert len(data.clients) == (10 if clients is None else 4) and len(data.validation) == 30
+    held = [key(p) for p in pictures(data)] + [key(p) for p in data.validation]
+    assert len(held) == len(set(held)) == 120
+    assert [[key(p) for p in c.examples] for c in data.clients] == [[key(p) for p in c.examples] for c in again.clients]
+    other = CIFAR10Task(**settings, seed=1).load()
+    assert {key(p) for p in other.validation} != {key(p) for p in data.validation}
+    if partition.kind == "field":
+        assert all(len({p.label for p in c.examples}) == 1 for c in data.clients)
+
+
+def test_choosing_settings_never_sees_the_test_pictures(cifar10):
+    path = str(cifar10())
+    data = CIFAR10Task(path=path, validation=15, evaluate_on="validation", evaluation=7).load()
+    assert list(data.evaluation) == [""] and data.evaluation[""] == data.validation
+    assert len(CIFAR10Task(path=path, evaluation=7, examples=50).load().evaluation[""]) == 7
+    with pytest.raises(RecipeError, match=r"task.validation = 0 keeps no picture"):
+        CIFAR10Task(path=path, evaluate_on="validation").load()
+    with pytest.raises(RecipeError, match=r"task.examples = 100 and task.validation = 30: the train part has 120"):
+        CIFAR10Task(path=path, examples=100, validation=30).load()
+
+
+def test_cifar_100_has_classes_and_superclasses(cifar100):
+    path = str(cifar100())
+    data = CIFAR100Task(path=path, partition=ByField(field="superclass")).load()
+    assert len(data.classes) == 100 and data.classes[42] == "fine 42"
+    assert len(data.clients) == 20 and len(pictures(data)) == 200
+    assert [{p.label // 5 for p in c.examples} for c in data.clients] == [{i} for i in range(20)]
+    with pytest.raises(RecipeError, match=r'task.partition.field = "colour": these pictures have class and superclass'):
+        CIFAR100Task(path=path, partition=ByField(field="colour")).load()
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_on_a_tiny_model(cifar10, image_base, tmp_path, kind, method):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("rounds = 1\n")
+    base = image_base(kind)  # three classes: it gets a new head
+    overrides = [
+        *METHODS[method], f"model.base={base}", "task.name=cifar10", f"task.path={cifar10()}", "task.clients=3",
+        "task.partition.kind=dirichlet", "task.partition.alpha=1.0",
+    ]  # fmt: skip
+    run = Federation.from_file(recipe, overrides, out=tmp_path / "run")
+    before = {name: b.clone() for name, b in run.worker.space.model.named_buffers()}
+    summary = run.run().summary
+    assert summary["rounds"] == 1 and summary["skipped"] == 0
+    assert set(summary["final"]) == {"loss", "accuracy"} and summary["final"]["loss"] != summary["baseline"]["loss"]
+    assert all(torch_equal(b, before[name]) for name, b in run.worker.space.model.named_buffers())
+    if method != "fedavg":
+        orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+        model, _ = load_model(str(base), head=Head(orbit.header.classes, orbit.header.seed))
+        assert orbit.replay(model) == summary["weights_digest"]
+
+
+def torch_equal(a, b):
+    return bool((a == b).all())
+
+
+class Touch:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def hostile(victim):
+    yield Touch(victim)
+    for text in (f"cos\nsystem\n(S'touch {victim}'\ntR.", f'cbuiltins\nexec\n(S\'open("{victim}", "w")\'\ntR.'):
+        yield text.encode()
+    array = np.array([Touch(victim)], dtype=object)  # numpy's own reader would be asked to unpickle it
+    yield {"data": array, "labels": [0]}
+
+
+def test_a_hostile_pickle_is_refused_and_does_not_run(cifar10, tmp_path):
+    folder, victim = cifar10(), tmp_path / "victim"
+    for value in hostile(victim):
+        data = value if isinstance(value, bytes) else pickle.dumps(value, protocol=2)
+        try:  # it does run where nobody is careful
+            pickle.loads(data, encoding="bytes")
+        except Exception as error:
+            raise AssertionError(f"not hostile: {error}") from error
+        assert victim.exists()
+        victim.unlink()
+        for name in ("data_batch_2", "batches.meta"):
+            kept = (folder / name).read_bytes()
+            (folder / name).write_bytes(data)
+            with pytest.raises(RecipeError, match=rf"{name}: refused: it would call \w+"):
+                CIFAR10Task(path=str(folder)).load()
+            assert not victim.exists()
+            (folder / name).write_bytes(kept)
+
+
+def test_objects_that_are_not_what_they_say(cifar10):
+    folder = cifar10()
+    path = folder / "data_batch_3"
+    good = path.read_bytes()
+    wide = io.BytesIO()
+    pickle.dump({b"data": np.zeros((2, 3072), dtype=np.int64), b"labels": [0, 1]}, wide, protocol=2)
+    for data, message in (
+        (good.replace(b"K\x18M\x00\x0c", b"K\x17M\x00\x0c"), r"an array of shape \(23, 3072\) without its bytes"),
+        (wide.getvalue(), "an array that is not of bytes"),
+        (good.replace(b"U\x02u1", b"U\x02O8"), "an array that is not of bytes"),
+        (b"c_codecs\nencode\n(N(V__doc__\nVx\ndtb.", "a function with a state"),
+        (b"cnumpy\nndarray\n(N(V__doc__\nVx\ndtb.", "damaged or cut short"),
+    ):
+        assert data != good
+        path.write_bytes(data)
+        with pytest.raises(RecipeError, match=message):
+            CIFAR10Task(path=str(folder)).load()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 30, 1000, 20000, -1])
+def test_a_cut_file_is_named(cifar10, kept):
+    folder = cifar10()
+    path = folder / "data_batch_4"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(RecipeError, match=r"data_batch_4: damaged or cut short"):
+        CIFAR10Task(path=str(folder)).load()
+
+
+def rewrite(path, change):
+    batch = pickle.loads(path.read_bytes(), encoding="bytes")
+    change(batch)
+    path.write_bytes(pickle.dumps(batch, protocol=2))  # as Python 3 writes it: that is read as well
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("data_batch_1", lambda b: b.pop(b"data"), r'"data": rows of 3,072 bytes are expected, not NoneType'),
+        ("data_batch_1", lambda b: b.update({b"data": b[b"data"][:, :99]}), r"expected, not \(24, 99\)"),
+        ("data_batch_1", lambda b: b.pop(b"labels"), r'"labels": a list of 24 labels is expected'),
+        ("data_batch_1", lambda b: b[b"labels"].pop(), r'"labels": a list of 24 labels is expected'),
+        ("test_batch", lambda b: b[b"labels"].__setitem__(3, 10), r'"labels" has 10: labels are numbers from 0 to 9'),
+        ("test_batch", lambda b: b[b"labels"].__setitem__(3, True), r'"labels" has True'),
+        ("batches.meta", lambda b: b.pop(b"label_names"), r'batches.meta: "label_names": a list of names'),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(cifar10, name, change, message):
+    folder = cifar10()
+    rewrite(folder / name, change)
+    with pytest.raises(RecipeError, match=message):
+        CIFAR10Task(path=str(folder)).load()
+
+
+def test_what_python_3_writes_is_read_alike(cifar10):
+    folder = cifar10()
+    before = [key(p) for p in pictures(CIFAR10Task(path=str(folder)).load())]
+    for name in ("data_batch_1", "batches.meta"):
+        rewrite(folder / name, lambda batch: None)
+    assert [key(p) for p in pictures(CIFAR10Task(path=str(folder)).load())] == before
+
+
+def test_missing_files(cifar10, tmp_path):
+    folder = cifar10()
+    with pytest.raises(RecipeError, match=r"nowhere.*no such folder; give the folder cifar-10-batches-py"):
+        CIFAR10Task(path=str(tmp_path / "nowhere")).load()
+    with pytest.raises(RecipeError, match=r"the folder has no meta; give the folder cifar-100-python"):
+        CIFAR100Task(path=str(folder)).load()
+    (folder / "data_batch_5").unlink()
+    with pytest.raises(RecipeError, match=r"data_batch_5: can't be read: No such file"):
+        CIFAR10Task(path=str(folder)).load()
+    (folder / "data_batch_5").write_bytes(pickle.dumps([1, 2], protocol=2))
+    with pytest.raises(RecipeError, match=r"data_batch_5: a dictionary is expected, not list"):
+        CIFAR10Task(path=str(folder)).load()
+
+
+def write_parquet(folder, columns, counts):
+    """The hub's form: PNG bytes, label numbers, names in the schema's metadata."""
+    pa = pytest.importorskip("pyarrow")
+    from PIL import Image
+    from pyarrow import parquet
+
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    features = {c: {"names": [f"{c} {i}" for i in range(n)], "_type": "ClassLabel"} for c, n in columns.items()}
+    for part, count in counts.items():
+        images = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        rows = []
+        for image in images:
+            file = io.BytesIO()
+            Image.fromarray(image).save(file, "PNG")
+            rows.append({"bytes": file.getvalue(), "path": None})
+        table = pa.table({"img": rows, **{c: [i % n for i in range(count)] for c, n in columns.items()}})
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        parquet.write_table(table, folder / f"{part}-00000-of-00001.parquet")
+        np.save(folder / f"{part}.npy", images)
+    return folder
+
+
+def test_parquet_files_of_the_hub(tmp_path):
+    folder = write_parquet(tmp_path / "cifar10", {"label": 10}, {"train": 30, "test": 10})
+    data = CIFAR10Task(path=str(folder), clients=1).load()
+    assert data.classes[3] == "label 3"
+    assert (np.stack([p.pixels for p in pictures(data)]) == np.load(folder / "train.npy")).all()
+    assert [p.label for p in data.evaluation[""]] == list(range(10))
+    hundred = write_parquet(tmp_path / "cifar100", {"fine_label": 100, "coarse_label": 20}, {"train": 40, "test": 5})
+    data = CIFAR100Task(path=str(hundred), partition=ByField(field="superclass")).load()
+    assert len(data.clients) == 20 and data.classes[7] == "fine_label 7"
+    (folder / "test-00000-of-00001.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(RecipeError, match="not a parquet file, or damaged"):
+        CIFAR10Task(path=str(folder)).load()
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path):
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
+        with pytest.raises(RecipeError, match="need pyarrow"):
+            CIFAR10Task(path=str(tmp_path)).load()

@@ -1,0 +1,231 @@
+"""Dolly-15k, Alpaca, CodeAlpaca and GSM8K from files in their original form."""
+
+import json
+import sys
+from collections import Counter
+
+import pytest
+
+from fedseed.errors import RecipeError
+from fedseed.tasks.alpaca import LANGUAGES, AlpacaTask, CodeAlpacaTask
+from fedseed.tasks.dolly import DollyTask
+from fedseed.tasks.gsm8k import GSM8KTask
+from fedseed.tasks.partition import IID, ByField, Dirichlet, Quantity
+
+TASKS = {"dolly-15k": DollyTask, "alpaca": AlpacaTask, "code-alpaca": CodeAlpacaTask, "gsm8k": GSM8KTask}
+SMALL = {"dolly-15k": {"clients": 4, "partition": Dirichlet(alpha=0.5, minimum=3)}}
+WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+    "response that appropriately completes the request.\n\n### Instruction:\n{}\n\n### Input:\n{}\n\n### Response:"
+)
+WITHOUT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{}\n\n### Response:"
+)
+
+
+def load(name, path, **settings):
+    return TASKS[name](path=str(path), **{**SMALL.get(name, {}), **settings}).load()
+
+
+def everything(data, *, evaluation=True):
+    held = [(e.prompt, e.response) for client in data.clients for e in client.examples]
+    rest = [(e.prompt, e.response) for e in [*data.validation, *(data.evaluation[""] if evaluation else ())]]
+    return held + rest
+
+
+def test_dollys_last_category_is_evaluated_on_and_nobody_holds_it(instruction_data):
+    path = instruction_data["dolly-15k"]()
+    data = load("dolly-15k", path)
+    assert len(data.evaluation[""]) == 12 and all("summarization" in e.prompt for e in data.evaluation[""])
+    labels = Counter(label for client in data.clients for label in client.labels)
+    assert len(labels) == 7 and "summarization" not in labels and sum(labels.values()) == 84 - len(data.validation)
+    for client in data.clients:
+        assert len(client.labels) == len(client.examples) >= 3
+        assert all(f"{label} " in e.prompt for label, e in zip(client.labels, client.examples, strict=True))
+    assert len(set(everything(data))) == 96  # a partition: nothing twice, nothing lost
+    prompts = {e.prompt for e in data.evaluation[""]}
+    assert prompts == {WITH_INPUT.format(f"summarization {i}?", f"About {i}.") for i in range(1, 12, 2)} | {
+        WITHOUT.format(f"summarization {i}?") for i in range(0, 12, 2)
+    }
+    assert data.scores == ("rouge_l",)
+    assert data.notes[:2] == ("0 of 96 examples left out (no response)", "no client holds category summarization")
+
+
+def test_dollys_protocol_is_the_default():
+    task = DollyTask(path="x")
+    assert (task.partition, task.default_clients) == (Dirichlet(alpha=0.5, minimum=10), 200)
+
+
+def test_dolly_over_two_hundred_clients_with_ten_each(instruction_data):
+    path = instruction_data["dolly-15k"](each=1900)  # about as many as the original
+    skew = []
+    for alpha in (5.0, 0.5):
+        data = load("dolly-15k", path, clients=None, partition=Dirichlet(alpha=alpha, minimum=10), validation=0.0)
+        assert len(data.clients) == 200 and min(len(c.examples) for c in data.clients) >= 10
+        skew.append(sum(max(Counter(c.labels).values()) / len(c.labels) for c in data.clients) / 200)
+    assert skew[0] < 0.35 < 0.45 < skew[1]  # the share of a client's most frequent category
+
+
+def test_another_category_or_none_may_be_held_out(instruction_data):
+    path = instruction_data["dolly-15k"]()
+    data = load("dolly-15k", path, test_category="open_qa")
+    assert all("open_qa" in e.prompt for e in data.evaluation[""])
+    data = load("dolly-15k", path, test_category="none", partition=ByField(field="category"), clients=None)
+    assert [c.name for c in data.clients][-1] == "summarization" and len(data.evaluation[""]) == 10
+    assert all(set(c.labels) == {c.name} for c in data.clients)
+    with pytest.raises(RecipeError, match=r'task.test_category = "poems": the data has brainstorming, .*"none"'):
+        load("dolly-15k", path, test_category="poems")
+
+
+def test_alpaca(instruction_data):
+    data = load("alpaca", instruction_data["alpaca"](count=200))
+    assert [len(c.examples) for c in data.clients] == [66, 65, 65]
+    assert (len(data.validation), len(data.evaluation[""])) == (2, 2)
+    assert set(everything(data)) == {(WITHOUT.format(f"Say {i}."), f"{i}") for i in range(200)}
+    assert all(not client.labels for client in data.clients)
+    data = load("alpaca", instruction_data["alpaca"](count=200, input="now"))
+    assert (WITH_INPUT.format("Say 7.", "now"), "7") in everything(data)
+
+
+def test_code_alpacas_languages_are_clients(instruction_data):
+    path = instruction_data["code-alpaca"](each=20)
+    data = load("code-alpaca", path, validation=0.0)
+    assert [c.name for c in data.clients] == sorted(LANGUAGES)
+    assert len(data.evaluation[""]) == 18  # 10% of nine languages
+    assert all(set(c.labels) == {c.name} for c in data.clients)
+    assert all(f"### Input:\n{c.name}\n" in e.prompt and "\u00a0" not in e.response
+               for c in data.clients for e in c.examples)  # fmt: skip
+    assert not any("X86" in prompt for prompt, _ in everything(data))
+    assert data.notes[0] == "20 of 200 examples left out (X86-64 Assembly)"
+    three = load("code-alpaca", path, clients=3, partition=Dirichlet(alpha=0.5))
+    assert len(three.clients) == 3 and set(three.clients[0].labels) <= set(LANGUAGES)
+
+
+def test_code_alpaca_without_languages_can_be_dealt_at_random_only(tmp_path, instruction_data):
+    path = instruction_data["alpaca"](count=20, input="a list")
+    assert len(load("code-alpaca", path, partition=IID()).clients) == 3
+    with pytest.raises(
+        RecipeError, match=r"alpaca_data.json item 1: \"input\" = 'a list': one of C, C#, .*deals by lang"
+    ):
+        load("code-alpaca", path)
+
+
+def test_gsm8ks_test_file_is_evaluated_on(instruction_data):
+    folder = instruction_data["gsm8k"](train=100)
+    data = load("gsm8k", folder)
+    assert [len(c.examples) for c in data.clients] == [33, 33, 32] and len(data.validation) == 2
+    assert all("\ntest: " in e.prompt for e in data.evaluation[""]) and len(data.evaluation[""]) == 6
+    assert data.evaluation[""][2].response == "It is 2+2 = <<2+2=4>>4.\n#### 4"
+    assert data.scores == ("rouge_l", "final_number")
+    assert load("gsm8k", folder / "train.jsonl") == data  # the test file lies beside it
+    (folder / "test.jsonl").unlink()
+    alone = load("gsm8k", folder / "train.jsonl")
+    assert len(alone.evaluation[""]) == 10 and len(set(everything(alone))) == 100
+    with pytest.raises(RecipeError, match=r"the folder has no test.jsonl; give the folder with train.jsonl and test"):
+        load("gsm8k", folder)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_settings_that_all_share(name, instruction_data):
+    path = instruction_data[name]()
+    data, again = load(name, path), load(name, path)
+    assert data == again
+    assert everything(load(name, path, seed=1)) != everything(data)
+    tuning = load(name, path, evaluate_on="validation", validation=0.1)
+    assert tuning.evaluation[""] == tuning.validation and 0 < len(tuning.validation) < 10
+    assert not set(everything(load(name, path, validation=0.1), evaluation=False)) & {
+        (e.prompt, e.response) for e in data.evaluation[""]
+    }
+    few = load(name, path, examples=20, evaluation=1)
+    assert sum(len(c.examples) for c in few.clients) == 20 and len(few.evaluation[""]) == 1
+    assert few.validation == data.validation  # fewer training examples leave the rest as it was
+    with pytest.raises(RecipeError, match=r'evaluate_on = "validation": task.validation = 0 keeps no example'):
+        load(name, path, evaluate_on="validation", validation=0.0)
+    with pytest.raises(RecipeError, match=r'task.partition.field = "colour": (there is|this data set has no field)'):
+        load(name, path, partition=ByField(field="colour"))
+    assert len(load(name, path, clients=2, partition=Quantity()).clients) == 2
+
+
+@pytest.mark.parametrize("name", ["dolly-15k", "alpaca", "code-alpaca"])
+def test_a_folder_with_the_file_will_do_and_empty_responses_are_counted(name, instruction_data):
+    path = instruction_data[name]()
+    text = path.read_text().replace("So 3.", " ").replace('"output": "7"', '"output": ""').replace("print\\u00a03", "")
+    path.write_text(text)
+    data = load(name, path.parent)
+    missing = {"dolly-15k": "8 of 96", "alpaca": "1 of 40", "code-alpaca": "9 of 54"}[name]
+    assert f"{missing} examples left out (no response)" in data.notes
+    path.rename(path.with_name("else.json"))
+    with pytest.raises(RecipeError, match=rf"the folder has no {path.name}.*; give "):
+        load(name, path.parent)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_can_not_be_found_says_what_to_give(name, tmp_path, monkeypatch):
+    for path in ("/nowhere", "./nowhere", "nowhere", "some/where/else", "data/file.jsonl"):
+        with pytest.raises(RecipeError, match=rf'task.path = "{path}": there is no such file or folder; give '):
+            load(name, path)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    with pytest.raises(RecipeError, match=r"no such file or folder here.*pip install 'fedseed\[hub\]'\); give "):
+        load(name, "someone/somewhat")
+    (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"")
+    with pytest.raises(RecipeError, match=r"parquet files are read by the datasets library"):
+        load(name, tmp_path)
+
+
+def test_rows_from_the_hub(tmp_path):
+    """Through the real library, from a folder in the hub's form."""
+    pytest.importorskip("datasets")
+    import pyarrow
+    from pyarrow import parquet
+
+    def write(split, rows):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+
+    train, test = (
+        [{"question": f"{split} {i}", "answer": f"#### {i}"} for i in range(count)]
+        for split, count in (("train", 12), ("test", 3))
+    )
+    write("train", train)
+    write("test", test)
+    data = load("gsm8k", tmp_path / "data")
+    assert len(data.evaluation[""]) == 3 and sum(len(c.examples) for c in data.clients) == 11
+    train[4]["answer"] = "none"
+    write("train", train)
+    with pytest.raises(RecipeError, match=r'\(train\) row 5: "answer" must end in'):
+        load("gsm8k", tmp_path / "data")
+    train[4]["answer"] = "#### 4"
+    write("train", train)
+    (tmp_path / "data" / "test-00000-of-00001.parquet").unlink()
+    with pytest.raises(RecipeError, match=r"the datasets library can't read it \(.*test.*\); give the folder"):
+        load("gsm8k", tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("dolly-15k", lambda r: r.pop("context"), r'dolly-15k.jsonl line 3: no "context"'),
+        ("dolly-15k", lambda r: r.update(category=3), r'line 3: "category" = 3: text is expected'),
+        ("alpaca", lambda r: r.pop("output"), r'alpaca_data.json item 3: no "output"'),
+        ("code-alpaca", lambda r: r.update(instruction=None), r'item 3: "instruction" = None: text is expected'),
+        ("gsm8k", lambda r: r.update(answer="four"), r"train.jsonl line 3: \"answer\" must end in .* 'four'"),
+    ],
+)
+def test_what_is_wrong_in_a_row_is_named(name, change, message, instruction_data):
+    path = instruction_data[name]()
+    path = path / "train.jsonl" if path.is_dir() else path
+    lines = path.suffix == ".jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if lines else json.loads(path.read_text())
+    change(rows[2])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if lines else json.dumps(rows))
+    with pytest.raises(RecipeError, match=message):
+        load(name, path)
+
+
+def test_too_few_examples(instruction_data):
+    with pytest.raises(RecipeError, match=r"too few examples: 0 for training"):
+        load("alpaca", instruction_data["alpaca"](count=1), held_out=0.9)
+    path = instruction_data["dolly-15k"](each=2)
+    with pytest.raises(RecipeError, match=r"task.clients = 200: 13 examples are not enough for at least 10 each"):
+        load("dolly-15k", path, clients=None, partition=Dirichlet(alpha=0.5, minimum=10))

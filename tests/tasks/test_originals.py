@@ -1,0 +1,346 @@
+"""Every data set of MeZO's two suites: from a small file in the original format to one round of training."""
+
+from collections import Counter
+
+import pytest
+
+from fedseed import Federation
+from fedseed.errors import RecipeError
+from fedseed.tasks import CLOZE, MEZO
+from fedseed.tasks.data import MASK, Choice, Cloze, Example
+
+TASKS = {str(task.model_fields["name"].default): task for task in (*MEZO, *CLOZE)}
+OPT = [str(task.model_fields["name"].default) for task in MEZO]
+SIZES = {"examples": 24, "validation": 6, "evaluation": 9}
+FEW = {"k": 3, "evaluation": 9}
+
+
+def task(name, folder, **changed):
+    sizes = SIZES if name in OPT else FEW
+    return TASKS[name](path=str(folder), **{**sizes, **changed})
+
+
+def test_there_are_eleven_and_six():
+    assert OPT == ["sst2", "rte", "cb", "boolq", "wsc", "wic", "multirc", "copa", "record", "squad", "drop"]
+    assert list(TASKS)[11:] == ["sst2-mask", "sst5", "snli", "mnli", "rte-mask", "trec"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_loads_splits_and_deals(name, original):
+    data = task(name, original(name)).load()
+    assert data == task(name, original(name)).load()
+    assert data.clients != task(name, original(name), seed=1).load().clients
+    held = [example for client in data.clients for example in client.examples]
+    assert len(data.clients) == 5 and all(client.examples for client in data.clients)
+    kind = Cloze if name not in OPT else Example if name in ("squad", "drop") else Choice
+    assert {type(example) for example in [*held, *data.evaluation[""]]} == {kind}
+    assert not set(held) & set(data.validation)
+    if name in OPT:
+        assert (len(held), len(data.validation)) == (24, 6)
+    else:
+        for part in (held, data.validation):
+            counts = Counter(example.gold for example in part)
+            assert set(counts.values()) == {3} and len(counts) == len(held[0].words)
+    assert len(data.evaluation[""]) == 9
+    tuning = task(name, original(name), evaluate_on="validation").load()
+    assert tuning.evaluation == {"": data.validation} and tuning.clients == data.clients
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_partitions_follow_labels(name, original):
+    """Dirichlet with a small alpha gives most clients few labels; by field, a client is a label."""
+    folder = original(name, train=300)
+    sizes = {"examples": 90} if name in OPT else {"k": 12}
+
+    def labels(partition, **more):
+        clients = task(name, folder, partition=partition, **sizes, **more).load().clients
+        return [[label_of(name, example) for example in client.examples] for client in clients]
+
+    even, skewed = labels({"kind": "iid"}), labels({"kind": "dirichlet", "alpha": 0.05}, clients=3)
+    if name != "drop":  # a passage has but three questions
+        assert sum(len(set(mine)) for mine in skewed) / 3 < sum(len(set(mine)) for mine in even) / 5
+    # what the partition's picture shows is what it went by
+    shown = task(name, folder, **sizes).load().clients[0]
+    assert len(shown.labels) == len(shown.examples) and all(shown.labels)
+    field = {"squad": "title", "drop": "passage"}.get(name, "label")
+    alone = labels({"kind": "field", "field": field})
+    assert all(len(set(mine)) == 1 for mine in alone) and len(alone) == len({m for mine in even for m in mine})
+    with pytest.raises(RecipeError, match=f'task.partition.field = "colour": "{name}" has "{field}"'):
+        labels({"kind": "field", "field": "colour"})
+
+
+def label_of(name, example):
+    if name in ("squad", "drop"):
+        return example.prompt.split("\n")[0]  # the title, the passage
+    return example.gold
+
+
+def test_labels_are_named_by_what_answers_them(original):
+    def held(name):
+        return {label for client in task(name, original(name)).load().clients for label in client.labels}
+
+    assert held("rte") == {"Yes", "No"} and held("sst2-mask") == {"terrible", "great"}
+    assert held("copa") == {"0", "1"} and held("squad") == {"Article_0", "Article_2", "Article_4"}
+    # the complete settings, as a run's folder keeps them, give the same clients again
+    by_field = task("cb", original("cb"), partition={"kind": "field", "field": "label"})
+    again = type(by_field).model_validate(by_field.model_dump(exclude_none=True))
+    assert [client.name for client in again.load().clients] == ["Maybe", "No", "Yes"]
+
+
+SMALL = ["federation.per_round=2", "rounds=1", "task.clients=3", "task.evaluation=3", "evaluation.max_new_tokens=4"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_trains_a_round(name, original, masked_base, tmp_path):
+    base, sizes = ("small", ["task.examples=9", "task.validation=3"]) if name in OPT else (masked_base, ["task.k=2"])
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'[task]\nname = "{name}"\npath = "{original(name)}"\n[model]\nbase = "{base}"\n'
+        '[federation]\n[method]\nname = "ferret"\ndirections = 20\ntraining.steps = 1\ntraining.rate = 1e-3\n'
+    )
+    result = Federation.from_file(recipe, [*SMALL, *sizes]).run()
+    summary = result.summary
+    assert summary["skipped"] == 0 and summary["rounds"] == 1
+    wanted = {"loss", "perplexity", "f1"} if name in ("squad", "drop") else {"loss", "accuracy"}
+    if name == "mnli":
+        wanted |= {"mismatched_loss", "mismatched_accuracy"}
+    assert set(summary["final"]) == wanted
+    assert summary["final"]["loss"] != summary["baseline"]["loss"]  # the weights have moved
+
+
+# -- what a row becomes --------------------------------------------------------------------------------------------
+
+
+def first(name, folder, text=None, **changed):
+    """The example of one row of the train file, put into the file's place alone."""
+    found = TASKS[name](path=str(folder), **changed)
+    file = folder / found.train_files[0]
+    if text is not None:
+        file.write_text(text)
+    return [row.example for row in found._read(folder, found.train_files)[0]]
+
+
+PROMPTS = {
+    "sst2": Choice("train film 0 is so-so It was", (" terrible", " great"), 0),
+    "rte": Choice('train text 0 says so.\nDoes this mean that "It is 0." is true? Yes or No?\n', ("Yes", "No"), 0),
+    "cb": Choice(
+        'Suppose train text 0 says so. Can we infer that "it is 0"? Yes, No, or Maybe?\n', ("Yes", "No", "Maybe"), 0
+    ),
+    "boolq": Choice("train text 0 says so. Is it number 0?\n", ("Yes", "No"), 0),
+    "wsc": Choice(
+        "train text 0 says so. Mark told Pete lies.\nIn the previous sentence, does the pronoun "
+        '"He" refer to Mark? Yes or No?\n',
+        ("No", "Yes"),
+        1,
+    ),
+    "wic": Choice(
+        'Does the word "place" have the same meaning in these two sentences? Yes, No?\nA place 0.\n'
+        "train text 0 says so.\n",
+        ("No", "Yes"),
+        1,
+    ),
+    "multirc": Choice(
+        'train text 0 says so.\nQuestion: What is number 0?\nI found this answer "so". Is that correct? Yes or No?\n',
+        ("No", "Yes"),
+        1,
+    ),
+    "copa": Choice("train text 0 says so because", (" it rained 0 times.", " I was out."), 0, teacher_forcing=True),
+    "record": Choice(
+        "Ann met Bob in Rome 0.\n- Bob is train text 0 says so.\n- Ann left\n-",
+        (" Ann was seen 0 times", " Bob was seen 0 times", " Rome was seen 0 times"),
+        1,
+        (1, 2),
+        teacher_forcing=True,
+    ),
+    "squad": Example(
+        "Title: Article_0\nContext: the train 0 is here\nQuestion: What is number 0?\nAnswer:",
+        " the train 0",
+        ("the train 0",),
+        stop="\n",
+    ),
+    "drop": Example("Passage: train passage 0\nQuestion: How many in 0, 0?\nAnswer:", " 3", ("3",), stop="\n"),
+    "sst2-mask": Cloze(f"train film 0 is so-so It was {MASK}.", (" terrible", " great"), 0),
+    "sst5": Cloze(f"It ( train0 ) It was {MASK}.", (" terrible", " bad", " okay", " good", " great"), 0),
+    "snli": Cloze(f"A man is number 0.? {MASK}, Somebody counts to 0.", (" Yes", " Maybe", " No"), 0),
+    "mnli": Cloze(f"A man is number 0.? {MASK}, Somebody counts to 0.", (" Yes", " Maybe", " No"), 2),
+    "rte-mask": Cloze(f'No "weapons" 0.? {MASK}, Weapons train found.', (" Yes", " No"), 0),
+    "trec": Cloze(
+        f"{MASK}: What is the café number 0 ?",
+        (" Description", " Entity", " Expression", " Human", " Location", " Number"),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_prompts_options_and_right_answers(name, original):
+    assert first(name, original(name))[0] == PROMPTS[name]
+
+
+def golds(name, original):
+    return [example.gold for example in first(name, original(name, train=6))]
+
+
+def test_every_class_is_the_right_one(original):
+    expected = {
+        "rte": [0, 1, 0, 1, 0, 1],  # entailment: Yes
+        "cb": [0, 1, 2, 0, 1, 2],
+        "boolq": [0, 1, 0, 1, 0, 1],  # true: Yes, the first option
+        "wsc": [1, 0, 1, 0, 1, 0],  # true: Yes, the second one
+        "wic": [1, 0, 1, 0, 1, 0],
+        "multirc": [1, 0] * 6,
+        "copa": [0, 1, 0, 1, 0, 1],
+        "snli": [0, 1, 2, 0, 1, 2],  # Yes, Maybe, No
+        "mnli": [2, 0, 1, 2, 0, 1],
+        "rte-mask": [0, 1, 0, 1, 0, 1],
+        "sst5": [0, 1, 2, 3, 4, 0],
+        "trec": [0, 1, 2, 3, 4, 5],
+    }
+    assert {name: golds(name, original) for name in expected} == expected
+
+
+def test_copa_and_boolq_keep_to_their_sentences(original):
+    folder = original("copa")
+    rows = '{"premise": "I ran", "choice1": "I fell.", "choice2": "It\'s late.", "question": "effect", "label": 1}\n'
+    assert first("copa", folder, rows) == [Choice("I ran so", (" I fell.", " it's late."), 1, teacher_forcing=True)]
+    folder = original("boolq")
+    rows = '{"question": "is it?", "passage": "P.", "label": false}\n'
+    assert first("boolq", folder, rows) == [Choice("P. Is it?\n", ("Yes", "No"), 1)]
+
+
+def test_numbers_stand_for_classes(original):
+    """Copies of the data sets in other formats number the classes."""
+    for name, label, gold in (("rte", 1, 1), ("cb", 2, 2), ("boolq", 1, 0), ("wsc", 0, 0), ("copa", 1, 1)):
+        folder = original(name)
+        line = (folder / "train.jsonl").read_text().splitlines()[0]
+        start = line.index('"label": ')
+        end = min(line.index(mark, start) for mark in (",", "}") if mark in line[start:])
+        assert first(name, folder, f'{line[:start]}"label": {label}{line[end:]}\n')[0].gold == gold
+
+
+def test_answers_of_drop_and_squad(original):
+    squad = task("squad", original("squad")).load().evaluation[""][0]
+    assert squad.response == f" {squad.answers[0]}" and len(squad.answers) == 2
+    drop = task("drop", original("drop", train=90, dev=90), evaluation=90).load().evaluation[""]
+    assert {e.answers for e in drop} == {("3", "about 0"), ("4 May 1901", "about 1"), ("Ann, Bob", "about 2")}
+
+
+def test_rows_without_an_answer_are_left_out_and_counted(original):
+    folder = original("squad")
+    text = (folder / "train-v1.1.json").read_text()
+    (folder / "train-v1.1.json").write_text(text.replace('[{"text": "the train 4", "answer_start": 0}]', "[]"))
+    assert task("squad", folder).load().notes[1].endswith("rows left out (a question without an answer)")
+    folder = original("record")
+    rows = (folder / "train.jsonl").read_text().replace('"text": "Ann"', '"text": "Zoe"', 5)
+    (folder / "train.jsonl").write_text(rows)
+    assert task("record", folder).load().notes == (
+        "24 training and 6 validation examples of 55 in the train file, 9 test examples of 20 in the dev file",
+        "5 rows left out (none of its entities is an answer)",
+    )
+
+
+def test_labels_without_agreement_are_left_out_and_counted(original):
+    assert task("snli", original("snli")).load().notes == (
+        "9 training and 9 validation examples of 52 in the train file, 9 test examples of 18 in the dev file",
+        "10 rows left out (annotators did not agree on a label)",
+    )
+    assert (
+        task("mnli", original("mnli"))
+        .load()
+        .notes[0]
+        .endswith("9 test examples of 18, 9 mismatched test examples of 18 in the dev file")
+    )
+
+
+def test_a_class_with_few_rows_gives_what_it_has(original):
+    folder = original("trec", train=34)  # 6 of four classes, 5 of two
+    data = task("trec", folder, k=4).load()
+    held = Counter(e.gold for client in data.clients for e in client.examples)
+    assert set(held.values()) == {4}
+    assert sorted(Counter(e.gold for e in data.validation).values()) == [1, 1, 2, 2, 2, 2]
+    assert (
+        "(fewer than 2 x 4 rows: Description 6, Entity 6, Expression 6, Human 6, Location 5, Number 5)" in data.notes[0]
+    )
+    (folder / "train_5500.label").write_text("DESC:x Why ?\n")
+    with pytest.raises(RecipeError, match=r"no row of the train file has class 1 \(Entity\)"):
+        task("trec", folder, k=4).load()
+
+
+def test_smooth_pairs_read_as_one_sentence(original):
+    found = first("snli", original("snli"), smooth=True)[0]
+    assert found.text == f"A man is number 0? {MASK}, somebody counts to 0."
+
+
+@pytest.mark.parametrize("name", ["sst5", "trec"])
+def test_csv_files_without_a_header(name, tmp_path):
+    for file in ("train.csv", "test.csv"):
+        (tmp_path / file).write_text("".join(f'{i % 6 % 5},"text {i}, ""quoted"""\n' for i in range(30)))
+    if name == "trec":
+        for file in ("train.csv", "test.csv"):
+            (tmp_path / file).write_text("".join(f'{i % 6},"text {i}, ""quoted"""\n' for i in range(30)))
+    found = first(name, tmp_path)
+    assert 'text 1, "quoted"' in found[1].text and found[1].gold == 1
+    (tmp_path / "train.csv").write_text("0,a\n7,b\n")
+    with pytest.raises(RecipeError, match=r"train.csv line 2: \"label\" = '7': "):
+        first(name, tmp_path)
+    (tmp_path / "train.csv").write_text("0,a,b\n")
+    with pytest.raises(RecipeError, match=r"train.csv line 1: 3 columns, class and text are expected"):
+        first(name, tmp_path)
+
+
+WRONG = [
+    (
+        "rte",
+        '{"premise": "a", "hypothesis": "b", "label": "maybe"}',
+        "line 1: \"label\" = 'maybe': entailment, not_ent",
+    ),
+    ("rte", '{"premise": "a", "label": "entailment"}', 'line 1: no "hypothesis"'),
+    ("boolq", '{"passage": "a", "question": "b", "label": "perhaps"}', "false, true, 0 or 1 is expected"),
+    ("wsc", '{"text": "a", "target": "He", "label": true}', "\"target\" = 'He': a JSON object is expected"),
+    ("wsc", '{"text": "a", "target": {"span1_text": "b"}, "label": true}', 'line 1: target: no "span2_text"'),
+    (
+        "multirc",
+        '{"passage": {"text": "a", "questions": [{"question": "b", "answers": [3]}]}}',
+        r"passage: questions\[0\]: answers\[0\]: a JSON object is expected, not 3",
+    ),
+    ("copa", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 0}', "cause or effect"),
+    ("copa", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": true}', "label"),
+    ("record", '{"passage": {"text": "abc", "entities": [{"start": 0, "end": 3}]}, "qas": []}', "0 to 3 is no part"),
+    ("record", '{"passage": {"text": "abc", "entities": []}, "qas": []}', "no row that can be used"),
+    ("squad", "[]", "train-v1.1.json: a JSON object is expected"),
+    ("squad", '{"data": [{"title": "a", "paragraphs": [{"qas": []}]}]}', r'data\[0\]: paragraphs\[0\]: no "context"'),
+    ("drop", '{"nfl_1": {"passage": "a", "qa_pairs": [{"question": "b"}]}}', r'nfl_1: qa_pairs\[0\]: no "answer"'),
+    (
+        "snli",
+        '{"gold_label": "x", "sentence1": "a", "sentence2": "b"}',
+        "entailment, neutral, contradiction, 0, 1 or 2",
+    ),
+    ("sst5", "3 It works", r"train.txt line 1: a tree is expected, such as \(3 \(2 It\) \(4 works\)\)"),
+    ("trec", "DESC How", "line 1: class, colon, finer class and a question are expected"),
+    ("trec", "ODD:x How", "\"label\" = 'ODD': DESC, ENTY"),
+    ("sst2-mask", f"sentence\tlabel\na {MASK} b\t1", "line 2: its text has <mask> in it"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), WRONG)
+def test_what_is_wrong_is_named(name, text, message, original):
+    with pytest.raises(RecipeError, match=message):
+        first(name, original(name), text + "\n")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_missing_file_is_named_with_what_to_do(name, original):
+    folder = original(name)
+    found = task(name, folder)
+    (folder / found.train_files[0]).unlink()
+    with pytest.raises(RecipeError, match=rf"the folder has no {found.train_files[0]}.*; give "):
+        found.load()
+
+
+def test_published_sizes_are_the_default():
+    for name in OPT:
+        found = TASKS[name](path="x")
+        small = {"cb": (150, 100), "copa": (300, 100), "wsc": (54, 500)}
+        assert (found.examples, found.validation) == small.get(name, (1000, 500)) and found.evaluation == 1000
+    for name in set(TASKS) - set(OPT):
+        assert (TASKS[name](path="x").k, TASKS[name](path="x").evaluation) == (16, 1000)

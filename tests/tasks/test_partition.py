@@ -1,0 +1,108 @@
+"""Partitions are partitions, the same everywhere, with the skew that alpha asks for."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedseed.errors import RecipeError
+from fedseed.tasks.partition import IID, ByField, Dirichlet, Quantity
+
+KINDS = [IID(), Dirichlet(alpha=0.3, minimum=0), Quantity(alpha=0.7, minimum=0)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    labels=st.lists(st.integers(0, 5), min_size=12, max_size=200),
+    clients=st.integers(1, 12),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_every_example_has_one_holder(kind, labels, clients, seed):
+    dealt = kind.deal(labels, clients, seed)
+    assert len(dealt) == clients
+    assert sorted(i for mine in dealt for i in mine) == list(range(len(labels)))
+    assert dealt == kind.deal(labels, clients, seed)
+    assert all(mine == sorted(mine) for mine in dealt)
+
+
+def test_pinned():
+    # the same on any machine and in any version: these values must not change
+    labels = [0, 1, 2] * 8
+    assert IID().deal(labels, 3, 5) == [
+        [1, 5, 6, 14, 16, 19, 20, 21],
+        [0, 2, 3, 4, 8, 12, 18, 22],
+        [7, 9, 10, 11, 13, 15, 17, 23],
+    ]
+    assert Dirichlet(alpha=0.5).deal(labels, 3, 5) == [
+        [2, 11, 14, 17, 18, 23],
+        [5, 7, 8, 19, 20],
+        [0, 1, 3, 4, 6, 9, 10, 12, 13, 15, 16, 21, 22],
+    ]
+    assert [len(mine) for mine in Quantity(alpha=0.5).deal(labels, 3, 5)] == [4, 1, 19]
+
+
+def test_iid_sizes_differ_by_one_at_most():
+    sizes = [len(mine) for mine in IID().deal(range(103), 10, 1)]
+    assert sorted(set(sizes)) == [10, 11]
+
+
+def test_skew_grows_as_alpha_falls():
+    """Mean entropy of the clients' labels: the lower, the more skewed."""
+    labels = [i % 10 for i in range(5000)]
+    entropies = []
+    for alpha in (0.05, 0.5, 5.0, 100.0):
+        values = []
+        for mine in Dirichlet(alpha=alpha, minimum=1).deal(labels, 20, 3):
+            p = np.array(list(Counter(labels[i] for i in mine).values())) / len(mine)
+            values.append(-(p * np.log(p)).sum() / np.log(10))
+        entropies.append(float(np.mean(values)))
+    assert entropies == sorted(entropies)
+    assert entropies[0] < 0.35
+    assert entropies[-1] > 0.98
+
+
+@pytest.mark.parametrize("alpha", [0.5, 5.0])
+def test_proportions_follow_dirichlet(alpha):
+    """A share of Dirichlet(alpha, ..., alpha) over N clients has mean 1/N and variance (N-1) / (N^2 (N alpha + 1))."""
+    clients, count, draws = 8, 1000, 400
+    kind = Dirichlet(alpha=alpha, minimum=0)
+    shares = np.array([[len(m) / count for m in kind.deal([0] * count, clients, seed)] for seed in range(draws)])
+    variance = (clients - 1) / clients**2 / (clients * alpha + 1)
+    variance += (1 / clients * (1 - 1 / clients) - variance) / count  # a finite number of examples
+    first = shares[:, 0]
+    assert abs(first.mean() - 1 / clients) < 4 * np.sqrt(variance / draws)
+    fourth = ((shares - 1 / clients) ** 4).mean()
+    assert abs(shares.var() - variance) < 4 * np.sqrt((fourth - variance**2) / draws)
+
+
+def test_minimum_is_kept_or_explained():
+    labels = [i % 7 for i in range(2000)]
+    assert min(len(mine) for mine in Dirichlet(alpha=0.5, minimum=10).deal(labels, 40, 2)) >= 10
+    with pytest.raises(
+        RecipeError, match=r"minimum = 40: in 1,000 draws with alpha = 0.1.*never had more than \d+; raise alpha"
+    ):
+        Dirichlet(alpha=0.1, minimum=40).deal(labels[:500], 12, 2)
+    with pytest.raises(RecipeError, match="clients = 30: 20 examples are not enough for at least 1 each"):
+        IID().deal([0] * 20, 30, 1)
+
+
+def test_quantity_keeps_the_mixture_and_skews_the_sizes():
+    labels = [i % 2 for i in range(4000)]
+    dealt = Quantity(alpha=0.5).deal(labels, 8, 4)
+    sizes = [len(mine) for mine in dealt]
+    assert max(sizes) > 4 * min(sizes)
+    largest = max(dealt, key=len)
+    assert abs(np.mean([labels[i] for i in largest]) - 0.5) < 0.05
+
+
+def test_by_field():
+    labels = ["de", "en", "de", "fr", "en"]
+    kind = ByField(field="language", leave_out=["fr"])
+    assert kind.deal(labels, None, 1) == [[0, 2], [1, 4]]
+    with pytest.raises(
+        RecipeError, match=r'task.clients = 3: task.partition.field = "language" has 2 values \(de, en\)'
+    ):
+        kind.deal(labels, 3, 1)
