@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -30,7 +31,7 @@ class Played:
         self.loss = loss
         monkeypatch.setattr(sweeps, "run_apart", self.run)
 
-    def run(self, job):
+    def run(self, job, threads, processes):
         recipe = read_recipe(job.recipe, job.settings)
         if (job.folder / "summary.json").exists():
             return None
@@ -78,6 +79,22 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
     # all is there: nothing is run again
     Sweeping(chosen, tmp_path, said.append).run()
     assert len(played.jobs) == 18 and said[-1].endswith("(there already)")
+
+
+def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
+    def loss(recipe):  # IID examples alone would have another point win
+        return abs(recipe.method.training.rate - (1e-2 if recipe.task.partition else 3e-3))
+
+    played = Played(monkeypatch, loss)
+    iid = {"name": "IID", "set": ['task.partition.kind="iid"']}
+    made = sweep(seeds=[1, 2], scenario=[iid, {"name": "own"}], choose_in="own")
+    sweeping = Sweeping(made, tmp_path, str)
+    lines = sweeping.run()
+    assert sweeping.total == len(played.jobs) == 3 + 2 * 2
+    assert [line.point for line in lines] == [("method.training.rate=0.003",)] * 2
+    assert len(sweeps.write_results(made, lines, tmp_path)[-1].rows) == 3
+    with pytest.raises(ValueError, match="choose_in = 'mine': there is no such scenario"):
+        sweep(choose_in="mine")
 
 
 def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monkeypatch, tmp_path):
@@ -194,3 +211,33 @@ def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
     summaries = [json.loads((f / "summary.json").read_text()) for f in (first.parent, second)]
     assert summaries[0]["weights_digest"] != summaries[1]["weights_digest"]
     assert (out / "compare.md").read_text().count("quickstart-fedavg") >= 2
+
+
+@pytest.mark.slow
+def test_two_jobs_at_a_time_make_the_same_table_and_stop_together(tmp_path):
+    words = ["--jobs", "2", "--grid", "method.training.rate=1e-3,3e-3"]
+    stopped = start(tmp_path / "out", *words)
+    run = tmp_path / "out" / "quickstart-fedavg"
+    wait_for(lambda: list(run.rglob("log.txt")))
+    stopped.send_signal(signal.SIGINT)
+    stopped.communicate(timeout=60)  # long before its runs would have ended
+    assert stopped.returncode == 130 and not (run / "method.training.rate=0.003" / "seed-2").exists()
+    said, _ = start(tmp_path / "out", *words).communicate(timeout=240)
+    assert "[4/4]" in said and len(list(run.rglob("summary.json"))) == 4
+
+
+def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_path):
+    both = threading.Barrier(2, timeout=30)
+    played = Played(monkeypatch, lambda recipe: recipe.seed)
+    alone = played.run
+
+    def run(job, threads, processes):
+        assert threads == max(1, (os.cpu_count() or 1) // 2)
+        if not (job.folder / "summary.json").exists():
+            both.wait()  # breaks if nobody else runs
+        return alone(job, threads, processes)
+
+    monkeypatch.setattr(sweeps, "run_apart", run)
+    lines = [{"label": label, "recipe": "quickstart-fedavg"} for label in ("b", "a")]
+    made = sweep(seeds=[1, 2], run=lines)
+    assert [line.label for line in Sweeping(made, tmp_path, str, jobs=2).run()] == ["b", "a"]

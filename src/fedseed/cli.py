@@ -69,14 +69,17 @@ def compare(
     grid: Annotated[
         list[str] | None, typer.Option(help="Values to choose from on validation data: key=value,value, repeatable.")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1,
 ) -> None:
     """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
     from fedseed.sweeps import find_sweep
 
     sweep = find_sweep(recipes[0]) if len(recipes) == 1 else None
     if sweep is not None or seeds is not None or grid:
-        _sweep(sweep, recipes, out, set_ or [], seeds, grid or [])
+        _sweep(sweep, recipes, out, set_ or [], seeds, grid or [], jobs)
         return
+    if jobs > 1:
+        raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
     from fedseed.configuration import read_recipe
     from fedseed.federation.ledger import read_metrics
     from fedseed.reports.pictures import draw_runs
@@ -99,7 +102,13 @@ def compare(
 
 
 def _sweep(
-    file: Path | None, recipes: list[str], out: Path, overrides: list[str], seeds: str | None, grid: list[str]
+    file: Path | None,
+    recipes: list[str],
+    out: Path,
+    overrides: list[str],
+    seeds: str | None,
+    grid: list[str],
+    jobs: int,
 ) -> None:
     from fedseed.sweeps import Sweep, Sweeping, SweepRun, parse_grid, read_sweep, write_results
 
@@ -115,7 +124,11 @@ def _sweep(
             sweep = sweep.model_copy(update={"seeds": [int(s) for s in seeds.split(",")]})
         except ValueError as error:
             raise RecipeError(f"--seeds {seeds}: write whole numbers, such as 1,2,3") from error
-    lines = Sweeping(sweep, out, lambda text: console.print(text, highlight=False, soft_wrap=True, markup=False)).run()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    lines = Sweeping(sweep, out, say, jobs).run()
     for sheet in write_results(sweep, lines, out):
         console.print("\n" + sheet.text(), highlight=False, soft_wrap=True, markup=False)
     console.print(f"Tables and picture: {out}/compare.txt, .md, .tex, .json, .png", highlight=False)

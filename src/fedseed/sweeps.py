@@ -17,6 +17,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
@@ -86,6 +87,7 @@ class Sweep(_Table):
         title: for the tables.
         seeds: the runs' seeds for the results.
         choose_seeds: those for choosing; the first of `seeds` by default.
+        choose_in: the scenario in which each run's point is chosen for all of them; by default each has its own.
         metric: what the best point is chosen by, on validation examples.
         set: settings of all runs.
         choose_set: further settings while choosing, such as "evaluation.rouge=false".
@@ -96,6 +98,7 @@ class Sweep(_Table):
     title: str = ""
     seeds: list[NonNegativeInt] = Field([1], min_length=1)
     choose_seeds: list[NonNegativeInt] | None = Field(None, min_length=1)
+    choose_in: str | None = None
     metric: str = "loss"
     set: list[str] = []
     choose_set: list[str] = []
@@ -107,6 +110,8 @@ class Sweep(_Table):
         for what, names in (("scenario", [s.name for s in self.scenarios]), ("run", [r.label for r in self.runs])):
             if len({slug(name) for name in names}) < len(names):
                 raise ValueError(f"two {what}s have the same name, or names that give the same folder: {names}")
+        if self.choose_in is not None and self.choose_in not in {scenario.name for scenario in self.scenarios}:
+            raise ValueError(f"choose_in = {self.choose_in!r}: there is no such scenario")
         labels = {run.label for run in self.runs}
         for scenario in self.scenarios:
             if unknown := scenario.also.keys() - labels:
@@ -224,15 +229,20 @@ class Sweeping:
         sweep: what is to be run.
         out: the folder.
         say: shows a line of progress.
+        jobs: runs at a time; the machine's cores are shared out among them.
 
     Raises:
         RecipeError: a recipe or setting is wrong; nothing has been run then.
     """
 
-    def __init__(self, sweep: Sweep, out: Path, say: Say = print) -> None:
+    def __init__(self, sweep: Sweep, out: Path, say: Say = print, jobs: int = 1) -> None:
         self.sweep = sweep
         self.out = out
         self.say = say
+        self.jobs = jobs
+        self._threads = max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None
+        self._processes = Processes()
+        self._counting = threading.Lock()
         self._done = 0
         self._choosing = sweep.choose_seeds or sweep.seeds[:1]
         self.total = 0
@@ -240,13 +250,32 @@ class Sweeping:
         for scenario in sweep.scenarios:
             for run in sweep.runs:
                 points = run.points()
-                self.total += len(sweep.seeds) + (len(points) * len(self._choosing) if len(points) > 1 else 0)
+                choosing = len(points) > 1 and sweep.choose_in in (None, scenario.name)
+                self.total += len(sweep.seeds) + (len(points) * len(self._choosing) if choosing else 0)
                 for point in points:
-                    self._check(scenario, run, point, len(points) > 1)
+                    self._check(scenario, run, point, choosing)
 
     def run(self) -> list[Line]:
         """Run what is missing; returns the tables' lines. A run that fails is told of and left out."""
-        return [self._line(scenario, run) for scenario in self.sweep.scenarios for run in self.sweep.runs]
+        with ThreadPoolExecutor(self.jobs) as pool:
+            chosen = {
+                (scenario.name, run.label): pool.submit(self._choose, scenario, run)
+                for scenario in self.sweep.scenarios
+                for run in self.sweep.runs
+                if self.sweep.choose_in in (None, scenario.name)
+            }
+            # a line waits for what is chosen: all of that is ahead of it in the pool
+            lines = [
+                pool.submit(self._line, scenario, run, chosen[self.sweep.choose_in or scenario.name, run.label])
+                for scenario in self.sweep.scenarios
+                for run in self.sweep.runs
+            ]
+            try:
+                return [line.result() for line in lines]
+            except BaseException:  # Ctrl-C, or a recipe that turned out wrong: nothing goes on behind the caller's back
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._processes.stop()
+                raise
 
     def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
         job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)
@@ -276,16 +305,20 @@ class Sweeping:
         what = " ".join(filter(None, (scenario.name, run.label, *map(_short, point), f"seed {seed}")))
         return Job(f"{what}{', on validation examples' if choosing else ''}", folder, run.recipe, tuple(settings))
 
-    def _line(self, scenario: Scenario, run: SweepRun) -> Line:
+    def _choose(self, scenario: Scenario, run: SweepRun) -> tuple[Point, dict[Point, float]]:
+        """The best point, and the mean validation metric of each, if there are several."""
         points = run.points()
-        tried: dict[Point, float] = {}
-        if len(points) > 1:
-            for point in points:
-                jobs = [self._job(scenario, run, point, seed, choosing=True) for seed in self._choosing]
-                found = [self._metric(self._run(job)) for job in jobs]
-                tried[point] = fmean(found)
+        if len(points) == 1:
+            return points[0], {}
+        tried = {}
+        for point in points:
+            jobs = [self._job(scenario, run, point, seed, choosing=True) for seed in self._choosing]
+            tried[point] = fmean([self._metric(self._run(job)) for job in jobs])
         lower = self.sweep.metric in LOWER_IS_BETTER
-        best = min(points, key=lambda p: _worst(tried[p] if lower else -tried[p])) if tried else points[0]
+        return min(points, key=lambda p: _worst(tried[p] if lower else -tried[p])), tried
+
+    def _line(self, scenario: Scenario, run: SweepRun, chosen: Future[tuple[Point, dict[Point, float]]]) -> Line:
+        best, tried = chosen.result()
         folders, failed = {}, {}
         for seed in self.sweep.seeds:
             job = self._job(scenario, run, best, seed, choosing=False)
@@ -306,11 +339,14 @@ class Sweeping:
 
     def _run(self, job: Job) -> dict[str, Any] | str:
         """The summary of a run, which is run if it is not finished; or why it failed."""
-        self._done += 1
-        head = f"[{self._done}/{self.total}] {job.name}"
         there = (job.folder / "summary.json").exists()
         began = time.perf_counter()
-        problem = run_apart(job)  # of a finished run it compares the recipe
+        problem = run_apart(job, self._threads, self._processes)  # of a finished run it compares the recipe
+        if self._processes.stopped:
+            return "the sweep was stopped"
+        with self._counting:
+            self._done += 1
+            head = f"[{self._done}/{self.total}] {job.name}"
         if problem is not None:
             self.say(f"{head}: failed: {problem}")
             return problem
@@ -341,8 +377,41 @@ def _edge(run: SweepRun, point: Point) -> str | None:
 # -- a run in a process of its own -------------------------------------------------------------------------------------
 
 
-def run_apart(job: Job) -> str | None:
+class Processes:
+    """A sweep's processes that run now; once stopped, none goes on and none begins."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+
+    def began(self, process: subprocess.Popen[str]) -> None:
+        """Count it in; it ends at once if all were stopped meanwhile."""
+        with self._lock:
+            self._running.add(process)
+            if self.stopped:
+                process.terminate()
+
+    def ended(self, process: subprocess.Popen[str]) -> None:
+        """Count it out."""
+        with self._lock:
+            self._running.discard(process)
+
+    def stop(self) -> None:
+        """End all of them."""
+        with self._lock:
+            self.stopped = True
+            for process in self._running:
+                process.terminate()
+
+
+def run_apart(job: Job, threads: int | None, processes: Processes) -> str | None:
     """Run or resume a job in a new process, which ends if this one does. What it says goes to log.txt in its folder.
+
+    Args:
+        job: what to run.
+        threads: it may use, None: as many as there are cores.
+        processes: gets to know it.
 
     Returns:
         None, or why it failed.
@@ -358,21 +427,23 @@ def run_apart(job: Job) -> str | None:
         return None
     job.folder.mkdir(parents=True, exist_ok=True)
     order = json.dumps({"recipe": job.recipe, "settings": job.settings, "folder": str(job.folder)})
-    with open(job.folder / "log.txt", "a", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedseed.sweeps"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
-        )
+    limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "fedseed.sweeps"]
+    with (
+        open(job.folder / "log.txt", "a", encoding="utf-8") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env={**os.environ, **limit}
+        ) as process,
+    ):
+        processes.began(process)
         assert process.stdin is not None
         try:
             process.stdin.write(order + "\n")
             process.stdin.flush()
-            code = process.wait()
         except BrokenPipeError:
-            code = process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
+            pass  # it is gone already; its log says why
+        code = process.wait()
+        processes.ended(process)
     if code == 0 and summary.exists():
         return None
     said = (job.folder / "log.txt").read_text(encoding="utf-8").strip().splitlines()
@@ -422,14 +493,15 @@ def sheets(sweep: Sweep, lines: Sequence[Line]) -> list[Sheet]:
         mine = [line for line in lines if line.scenario == scenario.name]
         results = {line.label: [read_summary(folder) for folder in line.folders.values()] for line in mine}
         made += [_results_sheet(sweep, scenario, mine, results), _costs_sheet(scenario, results)]
+    shown = [line for line in lines if sweep.choose_in in (None, line.scenario)]
     tried = [
         [line.scenario, line.label, " ".join(map(_short, point)) + (" (chosen)" if point == line.point else ""),
          f"{value:.4f}"]
-        for line in lines
+        for line in shown
         for point, value in line.tried.items()
     ]  # fmt: skip
     if tried:
-        edges = ", ".join(" ".join(filter(None, (line.scenario, line.label))) for line in lines if line.edge)
+        edges = ", ".join(" ".join(filter(None, (line.scenario, line.label))) for line in shown if line.edge)
         note = f"Mean over seeds {sweep.choose_seeds or sweep.seeds[:1]}."
         note += f" Chosen at a grid's end, so that a better value may lie beyond it: {edges}." if edges else ""
         head = ("scenario", "method", "setting", f"validation {sweep.metric}")
