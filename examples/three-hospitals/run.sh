@@ -19,7 +19,7 @@ fedseed keys hospitals --out "$out/keys" --port "$port" "${clients[@]/#/--client
 started=()
 trap 'kill "${started[@]}" 2>/dev/null || true' EXIT
 
-nats-server -c "$out/keys/nats-server.conf" -l "$out/nats-server.log" &
+nats-server -c "$out/keys/nats-server.conf" &
 started+=($!)
 for _ in $(seq 100); do (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && break; sleep 0.1; done
 
@@ -28,7 +28,7 @@ for client in "${clients[@]}"; do
   fedseed join "$recipe" "${reach[@]}" --client "$client" --key "$out/keys/$client.nk" >"$out/$client.log" 2>&1 &
   started+=($!)
 done
-fedseed serve "$recipe" "${reach[@]}" --key "$out/keys/coordinator.nk" --out "$out/run"
+fedseed serve "$recipe" "${reach[@]}" --key "$out/keys/coordinator.nk" --server-log "$out/keys/nats-server.log" --out "$out/run"
 
 for _ in $(seq 300); do
   [ "$(cat "$out"/client-*.log | grep -c '^weights digest')" = 3 ] && break

@@ -26,6 +26,7 @@ from fedseed.configuration import Recipe
 from fedseed.federation.connection import Access, Objects
 from fedseed.federation.join import Joined
 from fedseed.federation.serve import Served
+from fedseed.federation.server_log import ServerLog, key_names
 from fedseed.reports.progress import Silent
 
 spec = importlib.util.spec_from_file_location("problem", Path(__file__).with_name("conftest.py"))
@@ -74,9 +75,15 @@ def access(order):
     return Access(order["nats"], key, ca)
 
 
+def server_log(order):
+    if order.get("server_log") is None:
+        return None
+    return ServerLog(Path(order["server_log"]), key_names(Path(order["key"]).parent))
+
+
 def coordinator(order, progress):
     served = Served(Recipe.model_validate(order["recipe"]), order["run"], access(order), Path(order["out"]),
-                    order.get("fresh", False), progress)  # fmt: skip
+                    order.get("fresh", False), progress, server_log(order))  # fmt: skip
     return served.run(resume=True).summary["weights_digest"]
 
 

@@ -119,11 +119,12 @@ def test_the_server_may_be_killed(problem, network, server, in_process):
 
 
 def test_a_client_stopped_for_longer_than_the_deadline(problem, network, shared_server):
-    net = network(shared_server, {**SLOW, "federation": {"deadline": 0.5, "dead_after": 1.0}})
+    # rounds end by the deadline long before the victim, silent for a moment on a busy machine, too, counts as gone
+    net = network(shared_server, {**SLOW, "federation": {"deadline": 0.5, "dead_after": 30.0}})
     coordinator, other, victim = net.coordinator(), net.host(0, 1, 2, slow=0.05), net.host(3, 4, slow=0.05)
     until(lambda: victim.reached(5), "the victim does nothing")
     victim.signal(signal.SIGSTOP)
-    until(lambda: other.reached(15), "the others do not go on")
+    until(lambda: other.reached(12), "the others do not go on")
     victim.signal(signal.SIGCONT)
     net.check(problem, coordinator, [other, victim])
     reasons = {s["reason"] for line in net.lines() for s in line.get("skipped", [])}

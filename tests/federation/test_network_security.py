@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 
 from fedseed.errors import NetworkError
-from fedseed.federation.connection import connect
+from fedseed.federation.commands import ask
+from fedseed.federation.connection import Access, connect
 from fedseed.federation.keys import make
 from fedseed.federation.wire import Stored, Subjects
 from fedseed.messages import EVERYBODY, Kind, Message
@@ -78,13 +80,13 @@ class Recorder:
             pass
 
 
-def start_all(net, server, slow=0.0, **order):
+def start_all(net, server, **order):
     keys = server.keys
     ca = str(keys / "ca.pem")
     net.common["ca"] = ca
-    coordinator = net.coordinator(key=str(keys / "coordinator.nk"))
+    coordinator = net.coordinator(key=str(keys / "coordinator.nk"), server_log=str(server.folder / "server.log"))
     hosts = [
-        net.host(0, 1, 2, key=str(keys / "trio.nk"), slow=slow, **order),
+        net.host(0, 1, 2, key=str(keys / "trio.nk"), **order),
         net.host(3, key=str(keys / "client-3.nk"), **order),
         net.host(4, key=str(keys / "client-4.nk"), **order),
     ]
@@ -157,86 +159,102 @@ def test_a_certificate_that_the_clock_makes_invalid(days_ago, text, secured):
 def test_hostile_clients_change_nothing(problem, network, secured, in_process):
     """client-4 is an honest process and an attacker with the same key."""
     server = secured()
-    net = network(server, {**ZO, "federation": {"minimum": 5}})
+    patient = {"minimum": 5, "deadline": 120.0, "dead_after": 120.0}
+    net = network(server, {**ZO, "evaluation": {"every": 40}, "federation": patient})
     expected = in_process(problem, net.recipe)
-    coordinator, hosts = start_all(net, server, slow=0.15)  # client-4 answers early in each round
-    end = time.monotonic() + 30
-    while not hosts[0].reached(5):
+    coordinator, hosts = start_all(net, server, slow=0.03)
+    end = time.monotonic() + 60
+    while not hosts[2].reached(1):
         assert time.monotonic() < end
         time.sleep(0.01)
-    subjects, ca = Subjects(net.run), server.keys / "ca.pem"
-    violations = asyncio.run(attack(server, subjects, ca))
-    status = net.status(server.keys / "watcher.nk", ca)
-    asyncio.run(send_too_much(server, subjects, ca))
-    assert "maximum payload" in server.log.lower()
-    net.check(problem, coordinator, hosts, expected.summary)
-    assert len(violations) == 4 and all("permissions violation" in text.lower() for text in violations)
-    for what in ("up.client-0.update", "fedseed." + net.run + ".log", "up.>", "in.client-0.>"):
-        assert any(what in text for text in violations)
-        assert what in server.log  # the server names who tried
-    refused = status["refusals"]["client-4"]
-    assert set(status["refusals"]) <= {"client-4", "a consumer"}
+    reach = Access(server.url, server.keys / "watcher.nk", server.keys / "ca.pem")
+
+    async def waiting_for(*names):
+        """Wait until the open round waits for these clients and no others; its number."""
+        end, before = time.monotonic() + 60, 0
+        while True:
+            status = await ask(reach, net.run)
+            now = status["round"] if set(status["waiting_for"]) == set(names) else 0
+            if now and now == before:  # twice the same: no answer was under way
+                return now
+            assert time.monotonic() < end, status
+            before = now
+            await asyncio.sleep(0.2)
+
+    violations = asyncio.run(attack(server, net, hosts, waiting_for))
+    assert coordinator.wait() == 0, coordinator.text
+    refused = net.summary()["refusals"]
+    of_client, others = refused["client-4"], refused["somebody at 127.0.0.1"]
     for reason in (
-        "a message has at least 28 bytes", "not a fedseed message", "checksum differs", "round", "has answered round",
-        "in the name of client 0", "value 0 of 1 is nan", "at most 1e+06 is accepted", "104,857,628 bytes",
-        "it speaks for client client-0", "not valid JSON", "update was expected",
+        "a message has at least 28 bytes", "not a fedseed message", "checksum differs", "was expected, round",
+        "has answered round", "in the name of client 0", "value 0 of 1 is nan", "at most 1e+06 is accepted",
+        "104,857,628 bytes", "it speaks for client client-0", "not valid JSON", "update was expected",
+        "may not publish to fedseed.{}.up.client-0.update", "may not publish to fedseed.{}.log",
+        "may not subscribe to fedseed.{}.up.>", "may not subscribe to fedseed.{}.in.client-0.>",
     ):  # fmt: skip
-        assert any(reason in text for text in refused), (reason, json.dumps(refused))
-    summary = net.summary()
-    assert summary["refused"] >= len(refused) and summary["repeated_rounds"] == 0
-    assert set(summary["refusals"]) <= {"client-4", "a consumer"}
+        assert any(reason.format(net.run) in text for text in of_client), (reason, json.dumps(refused))
+    assert others["the server does not know its key"] == 1
+    assert others["a message larger than the server takes, bytes: 104857600 vs 1048576"] == 1
+    assert set(refused) - {"a consumer"} == {"client-4", "somebody at 127.0.0.1"}
+    assert len(violations) == 4 and all("permissions violation" in text.lower() for text in violations)
+    net.check(problem, coordinator, hosts, expected.summary)
+    assert net.summary()["repeated_rounds"] == 0
+    assert net.summary()["refused"] == sum(map(sum, (reasons.values() for reasons in refused.values())))
 
 
-async def attack(server, subjects, ca):
-    """Everything a client with a valid key can try; returns what the server refused."""
+async def attack(server, net, hosts, waiting_for):
+    """Everything that can be tried with a client's key, another key or none; returns what the server refused."""
+    hosts[2].signal(signal.SIGSTOP)
+    subjects, ca = Subjects(net.run), server.keys / "ca.pem"
     violations = []
-    key = server.keys / "client-4.nk"
-    mallory = await connect(server.url, subjects, "client-4", key, ca, violations.append)
+    mallory = await connect(server.url, subjects, "client-4", server.keys / "client-4.nk", ca, violations.append)
     method = ZOFedSGD(basis="rademacher", rate=1e-2, batch=8, seeds="shared")
-    down = await mallory.subscribe(subjects.down)
-
-    async def plan():  # the newest round
-        message = await down.next_msg(timeout=10)
-        while message.data[:1] != b"P":
-            message = await down.next_msg(timeout=10)
-        return Message.decode(message.data[5:])
 
     def update(number, value, client=4):
         return Message(Kind.UPDATE, method.code, number, client, struct.pack("<f", value)).encode()
 
     mine = subjects.up("client-4", "update")
-    await mallory.publish(subjects.up("client-0", "update"), update(6, 1.0, 0))  # another client's subject
-    await mallory.publish(subjects.log, b"T" + bytes(60))  # a step of its own
-    await mallory.subscribe(f"{subjects.root}.up.>")  # what others send
-    await mallory.subscribe(f"{subjects.inbox('client-0')}.>")  # what others are told
-    number = (await plan()).round
+    # while a round is open and the honest client-4 has not answered: each is refused for what is wrong with it
+    number = await waiting_for("client-4")
     for data in (
-        b"", b"garbage" * 10, np.random.default_rng(1).bytes(500), update(1, 0.5), update(number, np.nan),
+        b"", b"garbage" * 10, np.random.default_rng(1).bytes(500), update(number - 1, 0.5), update(number, np.nan),
         update(number, 1e38), update(number + 5, 1.0), update(number, 1.0, client=0),
         update(number, 1.0)[:-1] + b"\xff", Message(Kind.STEP, method.code, number, EVERYBODY, b"1234").encode(),
         b"FN" + b"\xff" * 400, b"FO" + bytes(40) + b"../../x",
+        Stored("big", (100 << 20) + 28, update(number, 1.0)[:28]).encode(),
     ):  # fmt: skip
         await mallory.publish(mine, data)
-    number = (await plan()).round
-    frame = update(number, 1.0)[:28]
-    await mallory.publish(mine, Stored("big", (100 << 20) + 28, frame).encode())
-    await mallory.publish(subjects.up("client-4", "hello"), b'{"host": "client-0", "header": ""}')
-    await mallory.publish(subjects.up("client-4", "beat"), b"\xff\xfe")
-    await mallory.publish(subjects.up("client-4", "attach"), b'{"client": "client-0", "host": "x", "examples": 1}')
-    await mallory.publish(subjects.up("client-4", "report"), b"[" * 100_000)
+    for what, data in (
+        ("hello", b'{"host": "client-0", "header": ""}'),
+        ("beat", b"\xff\xfe"),
+        ("attach", b'{"client": "client-0", "host": "x", "examples": 1}'),
+        ("report", b"[" * 100_000),
+    ):
+        await mallory.publish(subjects.up("client-4", what), data)
+    await mallory.publish(subjects.up("client-0", "update"), update(number, 1.0, 0))  # another client's subject
+    await mallory.publish(subjects.log, b"T" + bytes(60))  # a step of its own
+    await mallory.subscribe(f"{subjects.root}.up.>")  # what others send
+    await mallory.subscribe(f"{subjects.inbox('client-0')}.>")  # what others are told
     # steps of the log, delivered as if client-4 had sent them
     request = {"stream_name": subjects.stream, "config": {"deliver_subject": mine, "deliver_policy": "all",
                                                            "ack_policy": "none", "mem_storage": True}}  # fmt: skip
     answer = await mallory.request(f"$JS.API.CONSUMER.CREATE.{subjects.stream}", json.dumps(request).encode())
     assert b"error" not in answer.data  # the server lets it: the coordinator must not listen to it
-    # the same answer again and again: whichever comes first counts, and the honest one is always there
+    await mallory.flush()
+    make("other", net.folder / "other", ["client-4"], ["localhost"], 1)
+    with pytest.raises(NetworkError):
+        await connect(server.url, subjects, "client-4", net.folder / "other" / "client-4.nk", ca)
+    await send_too_much(server, subjects, ca)
+    assert await waiting_for("client-4") == number  # nothing of all that counted
+    # while a round is open and client-4 has answered: once more, right but for that
+    hosts[0].signal(signal.SIGSTOP)
+    hosts[2].signal(signal.SIGCONT)
+    number = await waiting_for("client-0", "client-1", "client-2")
     for _ in range(3):
-        number = (await plan()).round
-        await asyncio.sleep(0.08)
-        await mallory.publish(mine, update(number, 0.25))
         await mallory.publish(mine, update(number, 0.25))
     await mallory.flush()
-    await asyncio.sleep(0.3)
+    assert await waiting_for("client-0", "client-1", "client-2") == number
+    hosts[0].signal(signal.SIGCONT)
     await mallory.close()
     return violations
 

@@ -35,11 +35,15 @@ def serve(
     key: KeyOption = None,
     ca: CaOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")] = False,
+    server_log: Annotated[
+        Path | None, typer.Option("--server-log", help="nats-server's log: what the server refuses is counted, too.")
+    ] = None,
 ) -> None:
     """Coordinate a federation over NATS; start it again to go on after an interruption."""
     from fedseed.configuration import read_recipe
     from fedseed.federation.ledger import read_summary
     from fedseed.federation.serve import Served
+    from fedseed.federation.server_log import ServerLog, key_names
     from fedseed.reports.progress import Shown
 
     checked = read_recipe(recipe, set_ or [])
@@ -49,7 +53,10 @@ def serve(
         console.print(f"the run in {folder} is finished: nothing is changed")
         summary = read_summary(folder)
     else:
-        served = Served(checked, name, access(checked, nats, key, ca, "coordinator"), folder, fresh, Shown(console))
+        reach = access(checked, nats, key, ca, "coordinator")
+        names = key_names(reach.key.parent) if reach.key is not None else {}
+        log = None if server_log is None else ServerLog(server_log, names)
+        served = Served(checked, name, reach, folder, fresh, Shown(console), log)
         try:
             summary = served.run(resume=True).summary
         finally:
@@ -219,6 +226,8 @@ def describe(about: dict[str, Any]) -> list[str]:
         f"clients  {about['alive']} of {about['clients']} alive"
         + (f"; away: {spread(about['away'])}" if about["away"] else ""),
     ]
+    if about["waiting_for"]:
+        lines.append(f"waiting  for {spread(about['waiting_for'])}")
     if "bytes_up" in last:
         lines.append(f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and round")
     for key, label in (("loss", "held-out loss"), ("train_loss", "local loss"), ("accuracy", "accuracy")):

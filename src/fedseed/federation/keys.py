@@ -6,6 +6,7 @@ coordinator's object store and what goes to everybody, and gets replies in an in
 
 import datetime
 import ipaddress
+import json
 import os
 import secrets
 from collections.abc import Sequence
@@ -54,11 +55,13 @@ def make(
     _certificates(out, hosts, days, valid_from)
     text = configuration(Subjects(run), public, hosted, port, out.resolve())
     _write_secret(out / "nats-server.conf", text.encode())
+    names = json.dumps({key: name for name, key in public.items()}, indent=1) + "\n"
+    (out / "keys.json").write_text(names, encoding="utf-8")  # so that `serve --server-log` knows who is who
     host = hosts[0]
     return [
         f"server       nats-server -c {out / 'nats-server.conf'}",
         f"coordinator  fedseed serve RECIPE --run {run} --nats tls://{host}:{port} "
-        f"--key {out / 'coordinator.nk'} --ca {out / 'ca.pem'}",
+        f"--key {out / 'coordinator.nk'} --ca {out / 'ca.pem'} --server-log {out / 'nats-server.log'}",
         *(f"{name:<12} fedseed join RECIPE --run {run} --nats tls://{host}:{port} "
           + " ".join(f"--client {c}" for c in listed) + f" --key {out / name}.nk --ca {out / 'ca.pem'}"
           for name, listed in hosted.items()),
@@ -127,7 +130,7 @@ def configuration(
         public: everybody's public key.
         hosted: the clients that each key may speak for.
         port: to listen on.
-        folder: with the certificates; the store goes there too.
+        folder: with the certificates; store and log go there too.
     """
     users = []
 
@@ -158,6 +161,7 @@ def configuration(
         f"port: {port}\n"
         "max_payload: 1MB          # larger messages go through the object store\n"
         "write_deadline: 10s\n"
+        f'log_file: "{folder / "nats-server.log"}"\n'
         f'jetstream {{ store_dir: "{folder / "store"}" }}\n'
         f'tls {{\n  cert_file: "{folder / "server.pem"}"\n  key_file: "{folder / "server.key"}"\n  timeout: 5\n}}\n'
         "authorization {\n  users: [\n" + "".join(users) + "  ]\n}\n"

@@ -29,6 +29,7 @@ from fedseed.federation.connection import REQUEST_SECONDS, Access, LogReader, Lo
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.ledger import RunFolder, resident_memory
 from fedseed.federation.rounds import Gathered, Rounds, Spent
+from fedseed.federation.server_log import ServerLog
 from fedseed.federation.wire import (
     SILENT,
     STORED,
@@ -108,6 +109,7 @@ class Served(Rounds):
         out: folder for the run's files; with an unfinished run of this recipe in it, that run goes on.
         fresh: delete a run of this name from the server first.
         progress: shows the run going on.
+        server_log: what the server itself refuses is counted from here.
 
     Raises:
         NetworkError: the server can't be reached, or another coordinator runs this run.
@@ -122,6 +124,7 @@ class Served(Rounds):
         out: Path,
         fresh: bool = False,
         progress: Progress | None = None,
+        server_log: ServerLog | None = None,
     ) -> None:
         self.recipe = recipe
         self.settings = recipe.federation
@@ -165,6 +168,7 @@ class Served(Rounds):
         self._previous_object: str | None = None
         self._folder: RunFolder | None = None
         self._synced = time.monotonic()
+        self._server_log = server_log
         self._fetching: set[asyncio.Task[None]] = set()
         self._running = False  # whether this coordinator has begun a round
         self._grace = 0.0
@@ -385,6 +389,11 @@ class Served(Rounds):
             self.progress.warn(f"a message of {sender} is refused: {reason}")
             if self._told_refusals == MOST_TOLD:
                 self.progress.warn(f"further refusals: fedseed status {self.subjects.run}")
+
+    def _read_server_log(self) -> None:
+        """Count what the server itself has refused since the last time."""
+        for sender, reason in self._server_log.new() if self._server_log is not None else ():
+            self._refuse(sender, reason)
 
     def _on_attach(self, sender: str, about: dict[str, Any]) -> None:
         """A client says which process hosts it, and how many examples it has."""
@@ -645,6 +654,10 @@ class Served(Rounds):
             plans.setdefault(replace(message, client=EVERYBODY).encode(), []).append(client)
         return plans if personal else dict.fromkeys(plans, clients)
 
+    def _missing(self, current: Open) -> frozenset[int]:
+        """The clients that the open round waits for."""
+        return current.clients - set(self.coordinator.answered) - current.silent.keys()
+
     async def _answers(self, current: Open, asked: list[tuple[bytes, list[int]]]) -> str:
         """Wait for answers: all of them, or the deadline, or until nobody is left to wait for."""
         deadline = time.monotonic() + self.settings.deadline
@@ -656,7 +669,7 @@ class Served(Rounds):
             now = time.monotonic()
             if now >= deadline:
                 return f"no answer within {self.settings.deadline:g} s"
-            missing = current.clients - set(self.coordinator.answered) - set(current.silent)
+            missing = self._missing(current)
             if not missing & self._present():
                 return "it has gone"
             if now >= resend:
@@ -706,6 +719,7 @@ class Served(Rounds):
 
     def _sync(self) -> None:
         """Bring what was written to the disk; a step-by-step method does this now and then."""
+        self._read_server_log()
         if self._folder is not None:
             self._folder.sync()
         if self._orbit is not None:
@@ -919,6 +933,7 @@ class Served(Rounds):
         self._loop.close()
 
     def _about(self) -> dict[str, Any]:
+        self._read_server_log()
         return {
             "peak_memory_bytes": resident_memory(peak=True),
             "run": self.subjects.run,
@@ -933,7 +948,9 @@ class Served(Rounds):
 
     def status(self) -> dict[str, Any]:
         """What `fedseed status` shows."""
+        self._read_server_log()
         here = self._present()
+        missing = sorted(self._missing(self._open)) if self._open is not None else []
         names = self._roster
         return {
             "run": self.subjects.run,
@@ -941,7 +958,7 @@ class Served(Rounds):
             "began": self._began,
             "round": self._open.number if self._open is not None else self._line.get("round", 0),
             "rounds": self.rounds,
-            "waiting": self._open is not None,
+            "waiting_for": [names[number] for number in missing[:100]],
             "clients": len(names),
             "alive": len(here),
             "away": [name for number, name in enumerate(names) if number not in here][:100],
