@@ -11,6 +11,7 @@ import pytest
 from fedseed import sweeps
 from fedseed.configuration import packaged_recipes, read_recipe
 from fedseed.errors import RecipeError
+from fedseed.jobs import Helpers
 from fedseed.reports.tables import Sheet, spread
 from fedseed.sweeps import Sweep, Sweeping, find_sweep, packaged_sweeps, parse_grid, read_sweep
 
@@ -29,9 +30,9 @@ class Played:
     def __init__(self, monkeypatch, loss):
         self.jobs = []
         self.loss = loss
-        monkeypatch.setattr(sweeps, "run_apart", self.run)
+        monkeypatch.setattr(Helpers, "run", lambda helpers, job: self.run(job))
 
-    def run(self, job, threads, processes):
+    def run(self, job):
         recipe = read_recipe(job.recipe, job.settings)
         if (job.folder / "summary.json").exists():
             return None
@@ -231,13 +232,12 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
     played = Played(monkeypatch, lambda recipe: recipe.seed)
     alone = played.run
 
-    def run(job, threads, processes):
-        assert threads == max(1, (os.cpu_count() or 1) // 2)
+    def run(helpers, job):
         if not (job.folder / "summary.json").exists():
             both.wait()  # breaks if nobody else runs
-        return alone(job, threads, processes)
+        return alone(job)
 
-    monkeypatch.setattr(sweeps, "run_apart", run)
+    monkeypatch.setattr(Helpers, "run", run)
     lines = [{"label": label, "recipe": "quickstart-fedavg"} for label in ("b", "a")]
     made = sweep(seeds=[1, 2], run=lines)
     assert [line.label for line in Sweeping(made, tmp_path, str, jobs=2).run()] == ["b", "a"]

@@ -11,8 +11,6 @@ The plan is free of torch; the processes that run are not.
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 import tomllib
@@ -30,8 +28,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from fedseed.configuration import explain, packaged_recipes, read_recipe
 from fedseed.durable import write_whole
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import RecipeError
 from fedseed.federation.ledger import read_metrics, read_summary
+from fedseed.jobs import STOPPED, Helpers, Job
 from fedseed.reports.tables import Sheet, human_bytes, human_seconds, spread
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
@@ -119,23 +118,6 @@ class Sweep(_Table):
         if any(not values for run in self.runs for values in run.grid.values()):
             raise ValueError("a grid's key has no values")
         return self
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a sweep.
-
-    Args:
-        name: what progress calls it.
-        folder: where its files go.
-        recipe: its recipe.
-        settings: what is set in it.
-    """
-
-    name: str
-    folder: Path
-    recipe: str
-    settings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -240,8 +222,7 @@ class Sweeping:
         self.out = out
         self.say = say
         self.jobs = jobs
-        self._threads = max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None
-        self._processes = Processes()
+        self.helpers = Helpers(max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
         self._counting = threading.Lock()
         self._done = 0
         self._choosing = sweep.choose_seeds or sweep.seeds[:1]
@@ -274,8 +255,9 @@ class Sweeping:
                 return [line.result() for line in lines]
             except BaseException:  # Ctrl-C, or a recipe that turned out wrong: nothing goes on behind the caller's back
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._processes.stop()
                 raise
+            finally:
+                self.helpers.stop()
 
     def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
         job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)
@@ -341,9 +323,9 @@ class Sweeping:
         """The summary of a run, which is run if it is not finished; or why it failed."""
         there = (job.folder / "summary.json").exists()
         began = time.perf_counter()
-        problem = run_apart(job, self._threads, self._processes)  # of a finished run it compares the recipe
-        if self._processes.stopped:
-            return "the sweep was stopped"
+        problem = self.helpers.run(job)
+        if self.helpers.stopped:
+            return STOPPED
         with self._counting:
             self._done += 1
             head = f"[{self._done}/{self.total}] {job.name}"
@@ -372,115 +354,6 @@ def _edge(run: SweepRun, point: Point) -> str | None:
         if len(values) > 2 and setting.partition("=")[2] in (json.dumps(values[0]), json.dumps(values[-1])):
             return key
     return None
-
-
-# -- a run in a process of its own -------------------------------------------------------------------------------------
-
-
-class Processes:
-    """A sweep's processes that run now; once stopped, none goes on and none begins."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self._running: set[subprocess.Popen[str]] = set()
-        self._lock = threading.Lock()
-
-    def began(self, process: subprocess.Popen[str]) -> None:
-        """Count it in; it ends at once if all were stopped meanwhile."""
-        with self._lock:
-            self._running.add(process)
-            if self.stopped:
-                process.terminate()
-
-    def ended(self, process: subprocess.Popen[str]) -> None:
-        """Count it out."""
-        with self._lock:
-            self._running.discard(process)
-
-    def stop(self) -> None:
-        """End all of them."""
-        with self._lock:
-            self.stopped = True
-            for process in self._running:
-                process.terminate()
-
-
-def run_apart(job: Job, threads: int | None, processes: Processes) -> str | None:
-    """Run or resume a job in a new process, which ends if this one does. What it says goes to log.txt in its folder.
-
-    Args:
-        job: what to run.
-        threads: it may use, None: as many as there are cores.
-        processes: gets to know it.
-
-    Returns:
-        None, or why it failed.
-
-    Raises:
-        RecipeError: the recipe, or what it needs, is wrong.
-    """
-    summary = job.folder / "summary.json"
-    if summary.exists():
-        from fedseed.federation.ledger import RunFolder
-
-        RunFolder(job.folder, read_recipe(job.recipe, job.settings).to_toml(), resume=True)  # the same recipe?
-        return None
-    job.folder.mkdir(parents=True, exist_ok=True)
-    order = json.dumps({"recipe": job.recipe, "settings": job.settings, "folder": str(job.folder)})
-    limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "fedseed.sweeps"]
-    with (
-        open(job.folder / "log.txt", "a", encoding="utf-8") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env={**os.environ, **limit}
-        ) as process,
-    ):
-        processes.began(process)
-        assert process.stdin is not None
-        try:
-            process.stdin.write(order + "\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it is gone already; its log says why
-        code = process.wait()
-        processes.ended(process)
-    if code == 0 and summary.exists():
-        return None
-    said = (job.folder / "log.txt").read_text(encoding="utf-8").strip().splitlines()
-    reason = said[-1].removeprefix("fedseed: ") if said else f"exit code {code}"
-    if code == 2:
-        raise RecipeError(reason)
-    return reason
-
-
-def _main() -> None:
-    """What the new process does: one job, told on standard input, which stays open as long as the sweep lives."""
-    order = json.loads(sys.stdin.readline())
-
-    def watch() -> None:
-        sys.stdin.read()
-        os._exit(3)  # the sweep is gone: the run resumes with the next one
-
-    threading.Thread(target=watch, daemon=True).start()
-    from rich.console import Console
-
-    from fedseed.configuration import build
-    from fedseed.models import quiet
-    from fedseed.reports.progress import Shown
-
-    quiet()
-    try:
-        checked = read_recipe(order["recipe"], order["settings"])
-        shown = Shown(Console(width=120, force_terminal=False))
-        build(checked, out=Path(order["folder"]), progress=shown).run(resume=True)
-    except RecipeError as error:
-        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
-        os._exit(2)
-    except (FedseedError, OSError) as error:
-        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
-        os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)  # the watching thread never ends by itself
 
 
 # -- what comes of it --------------------------------------------------------------------------------------------------
@@ -606,7 +479,3 @@ def write_results(sweep: Sweep, lines: Sequence[Line], out: Path) -> list[Sheet]
 
         draw_sweep(curves, out / "compare.png")
     return made
-
-
-if __name__ == "__main__":
-    _main()
