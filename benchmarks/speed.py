@@ -206,17 +206,24 @@ def step() -> None:
             spent.append(time.perf_counter() - begin)
         passes += two
         print(f"| {label} | {median(spent):.3f} | {median(spent) / median(two):.2f} |")
-    # FedKSeed's local steps: many in a round, the snapshot and the rebuild shared among them
-    method = FedKSeed(basis="hadamard", candidates=4096, rate=1e-9, steps=20)
-    round_, _ = one_client(method, model)
-    round_(1)
-    ratios, spent = [], []
+    # FedKSeed: a whole round, with what it costs to take up the plan's model and to put it back, and a step alone
+    rounds = {}
+    for steps in (20, 4):
+        method = FedKSeed(basis="hadamard", candidates=4096, rate=1e-9, steps=steps)
+        rounds[steps], _ = one_client(method, opt_125m())
+        rounds[steps](1)
+    whole, alone, spent = [], [], []
     for number in range(2, 7):
         two = [_seconds(forward) + _seconds(forward)]
-        spent.append(_seconds(lambda n=number: round_(n)) / 20)
+        long, short = (_seconds(lambda n=number, s=steps: rounds[s](n)) for steps in (20, 4))
         two.append(_seconds(forward) + _seconds(forward))
-        ratios.append(spent[-1] / (sum(two) / 2))
-    print(f"| FedKSeed, hadamard, a round of 20 steps / 20 | {median(spent):.3f} | {median(ratios):.2f} |")
+        passes_now = sum(two) / 2
+        spent.append((long / 20, (long - short) / 16))
+        whole.append(spent[-1][0] / passes_now)
+        alone.append(spent[-1][1] / passes_now)
+    for label, of, ratios in (("a round of 20 steps / 20", 0, whole), ("a step of it", 1, alone)):
+        seconds = median(pair[of] for pair in spent)
+        print(f"| FedKSeed, hadamard, {label} | {seconds:.3f} | {median(ratios):.2f} |")
     slow = timed(published, 1, 0)
     print(f"| the published code's way | {slow:.3f} | {slow / median(passes):.2f} |")
     print(f"two forward passes: {median(passes):.3f} s")

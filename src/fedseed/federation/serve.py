@@ -10,7 +10,7 @@ import base64
 import json
 import secrets
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,9 +25,11 @@ from nats.js import api
 from fedseed.configuration import Recipe
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError, RecipeError
+from fedseed.federation.attendance import Attendance
 from fedseed.federation.connection import REQUEST_SECONDS, Access, LogReader, LogWriter, Objects, connect, log_end
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.ledger import RunFolder, resident_memory
+from fedseed.federation.refusals import Refusals
 from fedseed.federation.rounds import Gathered, Rounds, Spent
 from fedseed.federation.server_log import ServerLog
 from fedseed.federation.wire import (
@@ -63,26 +65,7 @@ RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not 
 BRING_SECONDS = 60.0  # for a client to bring the base's weights, which a dense method's coordinator begins with
 SYNC_SECONDS = 1.0  # of a step-by-step method's orbit file; the stream has every step at once
 CLOCK_SKEW_SECONDS = 60.0
-MOST_TOLD = 50  # refusals that are said aloud; all are counted
-MOST_REASONS = 50  # kinds of refusals that are kept for each sender
 T = TypeVar("T")
-
-
-@dataclass
-class Host:
-    """A process that hosts clients, named by the first of them.
-
-    Args:
-        heard: when it was last heard.
-        at: the last step it has applied.
-        report: what it last reported.
-        header: whether it has said hello and fits.
-    """
-
-    heard: float
-    at: int = 0
-    report: dict[str, Any] | None = None
-    fits: bool = False
 
 
 @dataclass
@@ -140,19 +123,14 @@ class Served(Rounds):
         self._began = time.time()
         self._epoch = ""
         self._expected: Header | None = None  # the header, before there is a log
-        self._hosts: dict[str, Host] = {}
-        self._host_of: dict[str, str] = {}  # by client
+        self._attendance = Attendance(self.settings.dead_after)
         self._examples: dict[str, int] = {}
         self._roster: list[str] = list(getattr(recipe.task, "client_names", ()))
         self._numbers: dict[str, int] = {}
         self._names_of_tokens: dict[str, str] = {}
-        self._number_of_tokens: dict[str, int] = {}
-        self._alive: set[str] = set()
         self._changed = asyncio.Event()
         self._open: Open | None = None
-        self._refusals: dict[str, Counter[str]] = defaultdict(Counter)
-        self._refused_since = 0
-        self._told_refusals = 0
+        self._refusals = Refusals(self.progress, run)
         self._repeated = 0
         self._line: dict[str, Any] = {}
         self._skewed: set[str] = set()
@@ -378,17 +356,9 @@ class Served(Rounds):
 
     def _refuse(self, sender: str, reason: str, number: int | None = None) -> None:
         """Count a message that is not accepted, and say so."""
-        reasons = self._refusals[sender] if sender in self._refusals or len(self._refusals) < 10_000 else Counter()
-        new = reason not in reasons
-        reasons[reason if not new or len(reasons) < MOST_REASONS else "others"] += 1
-        self._refused_since += 1
+        self._refusals.add(sender, reason)
         if number is not None and self._open is not None:
             self._open.refused[number] = reason
-        if new and self._told_refusals < MOST_TOLD:
-            self._told_refusals += 1
-            self.progress.warn(f"a message of {sender} is refused: {reason}")
-            if self._told_refusals == MOST_TOLD:
-                self.progress.warn(f"further refusals: fedseed status {self.subjects.run}")
 
     def _read_server_log(self) -> None:
         """Count what the server itself has refused since the last time."""
@@ -404,7 +374,7 @@ class Served(Rounds):
             raise MessageError(f"{examples} examples")
         if self._roster and client not in self._numbers:
             raise MessageError(f"this run has no client {client}")
-        self._host_of[client] = host
+        self._attendance.attach(client, host)
         self._examples[client] = examples
         number = self._numbers.get(client)
         if number is not None and hasattr(self, "coordinator"):
@@ -441,8 +411,7 @@ class Served(Rounds):
             if host not in self._skewed:
                 self._skewed.add(host)
                 self.progress.warn(f"the clock of {host} is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}")
-        state = self._hosts.setdefault(host, Host(time.monotonic()))
-        state.heard, state.fits, state.at = time.monotonic(), True, int(about["at"])
+        self._attendance.hello(host, int(about["at"]))
         if about.get("bucket"):
             await self._objects.create(self.subjects.bucket(host), 4 * self._largest_message() + (16 << 20))
         if self.method.dense and not hasattr(self, "coordinator") and self._base_weights is None:
@@ -476,7 +445,7 @@ class Served(Rounds):
         return FRAME_BYTES + max(layout.dense_bytes, 16 << 20)
 
     def _on_beat(self, name: str | None, about: dict[str, Any], report: bool) -> None:
-        host = self._hosts.get(name or "")
+        host = self._attendance.hosts.get(name or "")
         if host is None or not host.fits or about.get("epoch") != self._epoch:
             self._stranger = True  # it is called, and says hello
             self._changed.set()
@@ -555,7 +524,7 @@ class Served(Rounds):
         task.add_done_callback(self._fetching.discard)
 
     async def _fetch(self, name: str, number: int, data: bytes, reference: Stored) -> None:
-        bucket = self.subjects.bucket(self._host_of.get(name, name))
+        bucket = self.subjects.bucket(self._attendance.host_of(name))
         try:
             message = await self._objects.fetch(data, bucket, self._largest_message())
             if self._open is None:
@@ -571,15 +540,9 @@ class Served(Rounds):
 
     # -- who is there ----------------------------------------------------------------------------------
 
-    def _host_alive(self, host: Host | None) -> bool:
-        return host is not None and host.fits and time.monotonic() - host.heard < self.settings.dead_after
-
     def _present(self) -> frozenset[int]:
         """The numbers of the clients that can be reached."""
-        alive = {name for name, host in self._hosts.items() if self._host_alive(host)}
-        return frozenset(
-            self._numbers[client] for client, host in self._host_of.items() if host in alive and client in self._numbers
-        )
+        return frozenset(self._numbers[client] for client in self._attendance.clients() if client in self._numbers)
 
     async def _enough(self) -> frozenset[int]:
         """Wait until enough clients are there for a round; who they are."""
@@ -641,7 +604,7 @@ class Served(Rounds):
                 gathered.skipped.append((client, why))
                 self.progress.warn(f"round {number}: nothing of {self.names[client]} counts: {why}")
         gathered.update_bytes = [current.bytes_up[c] for c in sorted(current.bytes_up)]
-        gathered.refused, self._refused_since = self._refused_since, 0
+        gathered.refused = self._refusals.since()
         self._open = None
         return gathered
 
@@ -741,13 +704,13 @@ class Served(Rounds):
 
     async def _look_at_weights(self, line: dict[str, Any], evaluate: bool) -> None:
         number = line["round"]
-        for host in self._hosts.values():
+        for host in self._attendance.hosts.values():
             host.report = None
         evaluator: str | None = None
         asked = 0.0
         deadline = time.monotonic() + self.settings.deadline
         while True:
-            alive = {name: host for name, host in self._hosts.items() if self._host_alive(host)}
+            alive = self._attendance.alive()
             reports = {n: h.report for n, h in alive.items() if h.report is not None and h.report["round"] == number}
             evaluated = [r for r in reports.values() if r["metrics"]]
             if alive and len(reports) == len(alive) and (evaluated or not evaluate):
@@ -938,7 +901,7 @@ class Served(Rounds):
             "peak_memory_bytes": resident_memory(peak=True),
             "run": self.subjects.run,
             "repeated_rounds": self._repeated,
-            "refusals": {name: dict(reasons) for name, reasons in self._refusals.items()},
+            "refusals": self._refusals.counts(),
             "drifted": sorted(self._drifted),
         }
 
@@ -962,11 +925,11 @@ class Served(Rounds):
             "clients": len(names),
             "alive": len(here),
             "away": [name for number, name in enumerate(names) if number not in here][:100],
-            "behind": {name: host.at for name, host in self._hosts.items() if self._host_alive(host)},
+            "behind": {name: host.at for name, host in self._attendance.alive().items()},
             "last": {k: self._line[k] for k in ("round", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up",
                                                 "bytes_down", "weights_digest") if k in self._line},
             "repeated_rounds": self._repeated,
-            "refusals": {name: dict(reasons) for name, reasons in self._refusals.items()},
+            "refusals": self._refusals.counts(),
             "skewed_clocks": sorted(self._skewed),
             "drifted": sorted(self._drifted),
             "memory_bytes": resident_memory(),
