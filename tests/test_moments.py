@@ -1,5 +1,7 @@
 """Momentum and Adam against torch's own."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -44,3 +46,25 @@ def test_pieces_do_not_matter():
         a = whole.change(g, 0)
         b = torch.cat([parts.change(g[:37], 0), parts.change(g[37:], 37)])
         assert torch.equal(a, b)
+
+
+def test_every_operation_is_rounded_as_ieee_754_says():
+    """The same bits as NumPy's single operations; torch's square root on a CPU need not give them."""
+    rule, size, f = Rule("adam", 0.01), 100_000, np.float32
+    moments = Moments(rule, size)
+    first, second = np.zeros(size, dtype=f), np.zeros(size, dtype=f)
+    for step in range(1, 6):
+        g = torch.randn(size, generator=torch.Generator().manual_seed(step))
+        moments.steps += 1
+        change, g = moments.change(g, 0).numpy(), g.numpy()
+        first = first * f(0.9) + g * f(1 - 0.9)
+        second = second * f(0.999) + g * g * f(1 - 0.999)
+        bias = [f(float(1 - Fraction(beta) ** step)) for beta in (0.9, 0.999)]
+        expected = first / bias[0] * f(-0.01) / (np.sqrt(second / bias[1]) + f(1e-8))
+        np.testing.assert_array_equal(change, expected)
+    roots = np.sqrt(second[:1000])
+    exact = [Fraction(float(r)) ** 2 - Fraction(float(v)) for r, v in zip(roots, second[:1000], strict=True)]
+    for r, v, error in zip(roots, second[:1000], exact, strict=True):  # no neighbour's square is nearer
+        for other in (np.nextafter(r, f(0)), np.nextafter(r, f(1))):
+            between = (Fraction(float(r)) + Fraction(float(other))) / 2
+            assert (between**2 > Fraction(float(v))) == (other > r) or error == 0

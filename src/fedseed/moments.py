@@ -3,11 +3,15 @@
 Own code in place of `torch.optim`, whose implementations differ between devices in the last bits: this one takes
 single operations only, each rounded exactly (add, multiply, divide, square root), so that a replay gives the same bits
 anywhere. The running averages are float32, whatever the weights are.
+
+torch's own square root does not belong to these: on a CPU it may come from MKL's vector library, which rounds about one
+number in 150 the other way, and not the same ones on processors of different makers.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 
@@ -64,5 +68,29 @@ class Moments:
         v = self._second[start : start + len(gradient)]
         m.mul_(rule.beta1).add_(gradient * (1 - rule.beta1))
         v.mul_(rule.beta2).add_((gradient * gradient) * (1 - rule.beta2))
-        root = (v / (1 - rule.beta2**self.steps)).sqrt_().add_(rule.eps)
-        return (m / (1 - rule.beta1**self.steps)).mul_(-rule.rate).div_(root)
+        root = _square_root(v / self._bias(rule.beta2)).add_(rule.eps)
+        return (m / self._bias(rule.beta1)).mul_(-rule.rate).div_(root)
+
+    def _bias(self, beta: float) -> torch.Tensor:
+        """1 - beta^steps. A tensor, as torch multiplies by the inverse where a GPU is to divide by a number."""
+        return torch.tensor(1 - _power(beta, self.steps), dtype=torch.float32, device=self._first.device)
+
+
+def _power(base: float, exponent: int) -> float:
+    """base^exponent by squaring: products are rounded alike everywhere, the C library's powers need not be."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def _square_root(values: torch.Tensor) -> torch.Tensor:
+    """The square root as IEEE 754 rounds it, in place."""
+    if values.device.type != "cpu":
+        return values.sqrt_()
+    array = values.numpy()
+    np.sqrt(array, out=array)
+    return values

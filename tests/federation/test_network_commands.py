@@ -122,16 +122,25 @@ def without_torch(tmp_path):
     return {**os.environ, "PYTHONPATH": path}
 
 
+COMMAND = [sys.executable, "-c", "from fedseed.cli import main; main()"]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # gradients are sums, and threads decide their order
+
+
+def run_here(recipe, out):
+    """The summary of `fedseed run`."""
+    subprocess.run([*COMMAND, "run", str(recipe), "--out", str(out)], check=True, env=ONE_THREAD, stdout=-1)
+    return json.loads((out / "summary.json").read_text())
+
+
 def digest_over(where, recipe, out, environment):
     """The digest that the real commands end with: torch can't be imported in `serve`."""
-    command = [sys.executable, "-c", "from fedseed.cli import main; main()"]
     serving = subprocess.Popen(
-        [*command, "serve", str(recipe), *where, "--out", str(out)],
+        [*COMMAND, "serve", str(recipe), *where, "--out", str(out)],
         env=environment, stdout=-1, stderr=-2, text=True,
     )  # fmt: skip
     joined = subprocess.Popen(
-        [*command, "join", str(recipe), *where, "--client", "client-0[12]", "--client", "client-03"],
-        stdout=-1, stderr=-2, text=True,
+        [*COMMAND, "join", str(recipe), *where, "--client", "client-0[12]", "--client", "client-03"],
+        env=ONE_THREAD, stdout=-1, stderr=-2, text=True,
     )  # fmt: skip
     told, served = joined.communicate(timeout=200)[0], serving.communicate(timeout=60)[0]
     assert (joined.returncode, serving.returncode) == (0, 0), told + served
@@ -144,8 +153,7 @@ def test_a_run_by_its_commands(recipe, shared_server, tmp_path, fedseed, without
     """The real commands and model: the digest is that of `fedseed run`."""
     where = ["--nats", shared_server.url, "--run", "commands"]
     digest = digest_over(where, recipe, tmp_path / "net", without_torch)
-    code, _ = fedseed("run", recipe, "--out", tmp_path / "here")
-    assert code == 0 and digest in (tmp_path / "here" / "summary.json").read_text()
+    assert run_here(recipe, tmp_path / "here")["weights_digest"] == digest
     code, said = fedseed("status", "commands", "--nats", shared_server.url)
     assert code == 0 and "no coordinator answers" in said
     assert fedseed("status", "nothing", "--nats", shared_server.url)[0] == 1
@@ -157,15 +165,14 @@ def test_a_run_by_its_commands(recipe, shared_server, tmp_path, fedseed, without
     assert code == 1 and "method.batch" in said
 
 
-def test_an_adapters_run_by_its_commands(recipe, shared_server, tmp_path, fedseed, without_torch):
+def test_an_adapters_run_by_its_commands(recipe, shared_server, tmp_path, without_torch):
     """FedIT: what travels is the adapter, as weights, and the coordinator averages it without torch or peft."""
     method = 'name = "fedit"\n[method.training]\nrate = 0.01\nsteps = 2\nbatch = 2\naccumulation = 1'
     text = recipe.read_text().replace('name = "feedsign"\nbatch = 2', method).replace("rounds = 6", "rounds = 3")
     recipe.write_text(text)
     digest = digest_over(["--nats", shared_server.url, "--run", "fedit"], recipe, tmp_path / "net", without_torch)
-    code, _ = fedseed("run", recipe, "--out", tmp_path / "here")
-    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("net", "here")]
-    assert code == 0 and {s["weights_digest"] for s in summaries} == {digest}
+    summaries = [run_here(recipe, tmp_path / "here"), json.loads((tmp_path / "net" / "summary.json").read_text())]
+    assert {s["weights_digest"] for s in summaries} == {digest}
     assert {s["payload_bytes_up"] for s in summaries} == {4.0 * summaries[0]["parameters"]}
     assert summaries[0]["adapter"]["kind"] == "lora" and summaries[0]["parameters"] < 50_000
 
