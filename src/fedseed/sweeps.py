@@ -14,6 +14,7 @@ import re
 import threading
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -385,7 +386,10 @@ def sheets(sweep: Sweep, lines: Sequence[Line]) -> list[Sheet]:
 def _results_sheet(
     sweep: Sweep, scenario: Scenario, lines: Sequence[Line], results: Mapping[str, list[dict[str, Any]]]
 ) -> Sheet:
-    known = next((found[0] for found in results.values() if found), None)
+    # an adapter's new parameters can change what a model says before any tuning: the base is what most runs begin with
+    starts = [found[0] for found in results.values() if found]
+    counted = Counter(str(summary["baseline"]) for summary in starts)
+    known = max(starts, key=lambda summary: counted[str(summary["baseline"])], default=None)
     scores = ("rouge_l", "accuracy", "loss", "unseen_rouge_l", "unseen_loss")
     shown = [m for m in scores if known is not None and m in known["final"]]
     titles = {"rouge_l": "Rouge-L", "accuracy": "accuracy, %", "loss": "loss", "unseen_rouge_l": "unseen Rouge-L",
