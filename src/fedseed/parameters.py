@@ -1,6 +1,7 @@
 """ParameterSpace: a model's trainable tensors as one vector in blocks, and what can be done to it."""
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ class ParameterSpace:
         ends = list(accumulate(e.size for e in entries))
         self._starts = {id(p): end - p.numel() for p, end in zip(self.parameters, ends, strict=True)}
         self._scratch: dict[torch.dtype, torch.Tensor] = {}  # where perturbed copies are made
+        self._operands: dict[int, tuple[int, bool, Any]] = {}
 
     @property
     def size(self) -> int:
@@ -240,12 +242,12 @@ class ParameterSpace:
         kernel = self._kernel()
         for index, lo, hi, start, prepared in self._runs(terms, scale):
             p = self.parameters[index]
-            flat = _flat(p)
-            source = flat if base is None else _flat(base[index]).to(flat.device)
-            kernel.move(
-                _operand(kernel, flat[lo:hi]), _operand(kernel, source[lo:hi]), _dtype_name(p), prepared, scale, start
-            )
-            _keep(p, flat)
+            flat = None if p.is_contiguous() else _flat(p)
+            out = (self._operand(kernel, p) if flat is None else _operand(kernel, flat))[lo:hi]
+            source = out if base is None else _operand(kernel, _flat(base[index]).to(p.device)[lo:hi])
+            kernel.move(out, source, _dtype_name(p), prepared, scale, start)
+            if flat is not None:
+                _keep(p, flat)
 
     def _move_by_pieces(
         self,
@@ -448,7 +450,7 @@ class ParameterSpace:
     def _overlaps(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
         """(block, lo, hi): which of the elements start, start + 1, ... lie in which block, counted from `start`."""
         boundaries = self.layout.boundaries
-        block = int(np.searchsorted(boundaries, start, side="right")) - 1
+        block = bisect_right(boundaries, start) - 1
         lo = 0
         while lo < count:
             hi = min(count, boundaries[block + 1] - start)
@@ -459,6 +461,15 @@ class ParameterSpace:
     def _kernel(self) -> kernels.Kernels:
         """The kernels for the device the weights are on."""
         return kernels.current(self.parameters[0].device.type if self.parameters else "cpu")
+
+    def _operand(self, kernel: kernels.Kernels, parameter: torch.Tensor) -> Any:
+        """All elements of a contiguous parameter as the kernels take them: made once, as making them takes longer
+        than the kernels do for a small one."""
+        known = self._operands.get(id(parameter))
+        place = parameter.data_ptr()
+        if known is None or known[0] != place or known[1] != kernel.TENSORS:
+            known = self._operands[id(parameter)] = place, kernel.TENSORS, _operand(kernel, _flat(parameter))
+        return known[2]
 
     def _runs(self, terms: Sequence[Term], scale: float) -> Iterator[tuple[int, int, int, int, Any]]:
         """(tensor, its elements lo, hi, index of the first in the vector, sum prepared) for each tensor and block.
@@ -522,29 +533,59 @@ class Perturbation:
 
     def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
         """out = elements lo..hi of the perturbed parameter, flat."""
-        flat = _flat(parameter)
-        start = self._space._starts[id(parameter)]
-        for block, a, b in self._space._overlaps(start + lo, hi - lo):
-            self._kernel.move(
-                _operand(self._kernel, out[a:b]), _operand(self._kernel, flat[lo + a : lo + b]),
-                _dtype_name(parameter), self._of(block), self._scale, start + lo + a,
-            )  # fmt: skip
+        space, kernel = self._space, self._kernel
+        contiguous = parameter.is_contiguous()
+        source = space._operand(kernel, parameter) if contiguous else _operand(kernel, _flat(parameter))
+        target, dtype = _operand(kernel, out), _dtype_name(parameter)
+        start = space._starts[id(parameter)] + lo
+        for block, a, b in space._overlaps(start, hi - lo):
+            kernel.move(target[a:b], source[lo + a : lo + b], dtype, self._of(block), self._scale, start + a)
 
     def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """Rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
-        start = self._space._starts[id(parameter)]
-        boundaries = self._space.layout.boundaries
-        block = int(np.searchsorted(boundaries, start, side="right")) - 1
-        if start + parameter.numel() > boundaries[block + 1] or not parameter.is_contiguous():
+        block = self._only_block(parameter)
+        if block is None or not parameter.is_contiguous():
             return None
         kernel, count = self._kernel, len(rows)
         out = torch.empty(count, parameter.shape[1], dtype=parameter.dtype, device=parameter.device)
         flat, target = _operand(kernel, _flat(parameter)), _operand(kernel, out.view(-1))
         kernel.move_rows(
             target.reshape(count, -1), flat.reshape(parameter.shape[0], -1), _operand(kernel, rows),
-            _dtype_name(parameter), self._of(block), self._scale, start,
+            _dtype_name(parameter), self._of(block), self._scale, self._space._starts[id(parameter)],
         )  # fmt: skip
         return out
+
+    def product(self, x: torch.Tensor, parameter: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """x times the transpose of a perturbed matrix, plus a bias that is taken as it is.
+
+        Returns:
+            Shape (..., rows of the matrix); None if that is not possible without a copy of the matrix.
+        """
+        tensors = (x, parameter) if bias is None else (x, parameter, bias)
+        block = self._only_block(parameter)
+        if (
+            self._kernel.product is None
+            or block is None
+            or any(t.dtype != torch.float32 for t in tensors)
+            or not parameter.is_contiguous()
+            or parameter.shape[1] % 16
+        ):
+            return None
+        rows, columns = parameter.shape
+        flat = x.detach().reshape(-1, columns).contiguous()
+        out = torch.empty(len(flat), rows)
+        self._kernel.product(
+            out.numpy(), flat.numpy(), parameter.detach().numpy(), None if bias is None else bias.detach().numpy(),
+            self._of(block), self._scale, self._space._starts[id(parameter)],
+            lambda count: self.scratch(torch.float32, count).numpy(),
+        )  # fmt: skip
+        return out.view(*x.shape[:-1], rows)
+
+    def _only_block(self, parameter: torch.Tensor) -> int | None:
+        """The block that a parameter lies in; None if it lies in several."""
+        start, boundaries = self._space._starts[id(parameter)], self._space.layout.boundaries
+        block = bisect_right(boundaries, start) - 1
+        return block if start + parameter.numel() <= boundaries[block + 1] else None
 
     def _of(self, block: int) -> Any:
         if block not in self._prepared:

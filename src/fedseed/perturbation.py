@@ -6,7 +6,8 @@ parameter is *used*, tied weights, modules that reach for another module's weigh
 see the perturbed value.
 
 The copies cost little: where a function's result can't alias its weights, they are made in memory that the next call
-uses again; an embedding gets the rows it looks up; a large matrix product is done a slice of rows at a time.
+uses again; an embedding gets the rows it looks up; a product with a large matrix makes them in the cache, as it goes on
+(float32 on a CPU), or is done a slice of rows at a time.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,25 @@ _CONSUMERS = {
     functional.linear, functional.layer_norm, functional.group_norm, functional.batch_norm, functional.conv1d,
     functional.conv2d, functional.conv3d, torch.addmm, torch.layer_norm, torch.conv1d, torch.conv2d, torch.conv3d,
 }  # fmt: skip
+_MAY_HOLD = (torch.Tensor, list, tuple, dict)
+_WAYS: dict[Any, str] = {}  # what to do with which function, found out once
+
+
+def _way(func: Any) -> str:
+    """How weights that this function is given are exchanged: "ask" (not at all), or what is special about it."""
+    name = getattr(func, "__name__", "")
+    if name in _ASKS:
+        return "ask"
+    if name in ("__get__", "__set__"):  # an attribute
+        owner = (resolve_name(func) or "").removesuffix(".__get__")
+        return "any" if owner.rpartition(".")[2] in _VIEWS else "ask"
+    special = {functional.embedding: "embedding", functional.linear: "linear"}
+    return special.get(func, "consumer" if func in _CONSUMERS else "any")
+
+
 LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
+FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
+FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
 
 
 def can_exchange(model: torch.nn.Module) -> bool:
@@ -54,23 +73,27 @@ class PerturbedUse(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch in place of `func`; the mode is off inside."""
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in _ASKS or (name in ("__get__", "__set__") and not self._hands_out_values(func)):
+        way = _WAYS.get(func)
+        if way is None:
+            way = _WAYS[func] = _way(func)
+        if way == "ask":
             return func(*args, **kwargs)
-        if not torch.is_grad_enabled():  # a graph would hold on to the copies
-            if func is functional.embedding:
+        if way != "any" and not torch.is_grad_enabled():  # a graph would hold on to the copies
+            if way == "embedding":
                 rows = self._looked_up(*args, **kwargs)
                 if rows is not None:
                     return rows
-            if func is functional.linear and self._is_large(args[1] if len(args) > 1 else kwargs["weight"]):
-                return self._sliced(*args, **kwargs)
-            if func in _CONSUMERS and self._perturbation.on_cpu:
+            elif way == "linear" and self._is_large(args[1] if len(args) > 1 else kwargs["weight"]):
+                return self._large(func, *args, **kwargs)
+            elif self._perturbation.on_cpu:
                 return self._with_scratch(func, args, kwargs)
-        return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
-
-    def _hands_out_values(self, func: Any) -> bool:
-        owner = (resolve_name(func) or "").removesuffix(".__get__")
-        return owner.rpartition(".")[2] in _VIEWS
+        for value in args:
+            if isinstance(value, _MAY_HOLD):
+                args = [self._exchange(a) for a in args]
+                break
+        if kwargs:
+            kwargs = {k: self._exchange(v) for k, v in kwargs.items()}
+        return func(*args, **kwargs)
 
     def _ours(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value in self._perturbation
@@ -118,10 +141,25 @@ class PerturbedUse(TorchFunctionMode):
         return None if rows is None else rows.view(*input.shape, weight.shape[1])
 
     def _is_large(self, weight: torch.Tensor) -> bool:
-        return self._ours(weight) and self._perturbation.on_cpu and weight.numel() > LARGE
+        return weight.numel() >= FUSED and self._perturbation.on_cpu and self._ours(weight)
 
-    def _sliced(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """A product with a large matrix, some rows of it at a time: a slice stays in the cache while it is used."""
+    def _large(
+        self, func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """A product with a large matrix."""
+        if torch.is_autocast_enabled("cpu"):
+            return func(input, self._exchange(weight), self._exchange(bias))
+        inputs = input.numel() // weight.shape[1]
+        if inputs in FUSED_INPUTS and torch.get_float32_matmul_precision() == "highest":
+            out = self._perturbation.product(input, weight, self._exchange(bias))
+            if out is not None:
+                return out
+        if weight.numel() > LARGE:
+            return self._sliced(input, weight, bias)
+        return self._with_scratch(func, (input, weight, bias), {})
+
+    def _sliced(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """A product with some rows of the matrix at a time: a slice stays in the cache while it is used."""
         rows, width = weight.shape
         step = max(1, LARGE // width)
         flat = input.reshape(-1, width)

@@ -6,7 +6,7 @@ through Triton's interpreter (TRITON_INTERPRET=1; slow, for tests). Weights on t
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -52,6 +52,8 @@ class Kernels(Protocol):
     def move_rows(self, out: Any, source: Any, rows: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
         """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
         ...
+
+    product: Callable[..., None] | None  # a product with moved weights; None: not on this processor, make a copy
 
     def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:
         """Inner products of x, which begins at element `start`, with directions."""

@@ -8,12 +8,13 @@ multiplication and an addition unless asked to, so each one rounds. All in one f
 change in a compiled function of another file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, prange, types
+from llvmlite import binding, ir
+from numba import config, get_num_threads, njit, prange, types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
@@ -51,6 +52,30 @@ _P0, _P1, _P2, _P3, _P4, _P5, _P6 = entries.PROBIT
 _SQRT_HALF = np.int32(entries.SQRT_HALF_BITS)
 _TWO_LN_2, _P30, _P31 = entries.TWO_LN_2, entries.TWO_POW_MINUS_30, entries.TWO_POW_MINUS_31
 _HALF, _ONE, _TWO, _ZERO = _F(0.5), _F(1), _F(2), _F(0)
+
+
+def _tile_shape() -> tuple[int, int]:
+    """What a matrix product computes in registers: (numbers in one, rows of the matrix), by the processor's features.
+
+    Rows times _WIDTH registers hold sums, _WIDTH more a row of the inputs each, and one an element of the matrix:
+    28 of AVX-512's 32, all 16 of AVX2. (0, 0) where there is neither, or no fused multiply-add.
+    """
+    try:
+        features = set((config.CPU_FEATURES or binding.get_host_cpu_features().flatten()).split(","))
+    except RuntimeError:  # LLVM knows nothing about this processor
+        return 0, 0
+    if "+avx512f" in features:
+        return 16, 8
+    return (8, 4) if {"+avx2", "+fma"} <= features else (0, 0)
+
+
+_REGISTER, _ROWS = _tile_shape()
+_WIDTH = 3  # registers: inputs that a tile of a product is wide at most
+_PANEL = _WIDTH * _REGISTER  # inputs
+_STEPS = 4  # columns that a turn of a tile's loop takes
+_DEPTH = 768  # columns of a matrix that a tile takes at a time
+_SLAB = 1 << 16  # elements of a matrix that a thread perturbs at a time: 256 KiB, half of a second-level cache or less
+_LEAST, _MOST = 4, 32  # times _ROWS rows of it at least, and at most
 
 
 @intrinsic
@@ -374,6 +399,209 @@ def _move_rows_serial(out, source, rows, width, start, half, units, payload, sca
     for i in range(rows.size):
         at = rows[i] * width
         _move_run(out, i * width, source, at, start + at, width, half, units, payload, scale)
+
+
+def _tile(width):  # type: ignore[no-untyped-def]
+    """A function that computes a tile of a product in registers, for inputs `width` registers wide."""
+
+    @intrinsic
+    def tile(_context, sums, inputs, matrix, stride, columns, begin, bias, ahead):  # type: ignore[no-untyped-def]
+        """sums[r, i] += matrix[r, k] * inputs[k, i] for _ROWS rows, one column k after the other, each sum fused.
+
+        All arguments are integers. sums: address of _ROWS rows of _PANEL numbers. inputs: address of `columns` rows of
+        `width` registers. matrix: address of the first row; `stride` elements from row to row. columns: a multiple of
+        _STEPS. begin: if not 0, sums begin with the numbers at address `bias`, one for each row. ahead: address of
+        memory that will be wanted soon; columns / _STEPS lines of it are fetched into the second-level cache.
+        """
+
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            sums, inputs, matrix, stride, columns, begin, bias, ahead = arguments
+            index, single, short = ir.IntType(64), ir.FloatType(), ir.IntType(32)
+            register = ir.VectorType(single, _REGISTER)
+            byte = ir.IntType(8).as_pointer()
+            fused = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(register, [register] * 3), f"llvm.fma.v{_REGISTER}f32"
+            )
+            fetch = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(ir.VoidType(), [byte, short, short, short]), "llvm.prefetch.p0"
+            )
+
+            def at(address: Any, offset: Any, kind: Any) -> Any:
+                offset = ir.Constant(index, offset) if isinstance(offset, int) else offset
+                return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
+
+            def everywhere(address: Any, offset: Any) -> Any:
+                number = builder.load(at(address, offset, single), align=4)
+                one = builder.insert_element(ir.Constant(register, ir.Undefined), number, ir.Constant(short, 0))
+                chosen = ir.Constant(ir.VectorType(short, _REGISTER), [0] * _REGISTER)
+                return builder.shuffle_vector(one, ir.Constant(register, ir.Undefined), chosen)
+
+            places = [4 * (row * _PANEL + part * _REGISTER) for row in range(_ROWS) for part in range(width)]
+            with builder.if_else(builder.icmp_signed("!=", begin, ir.Constant(index, 0))) as (first, later):
+                with first:
+                    biases = [everywhere(bias, 4 * row) for row in range(_ROWS) for _ in range(width)]
+                    from_first = builder.block
+                with later:
+                    loaded = [builder.load(at(sums, place, register), align=4) for place in places]
+                    from_later = builder.block
+            held = []
+            for a, b in zip(biases, loaded, strict=True):
+                held.append(builder.phi(register))
+                held[-1].add_incoming(a, from_first)
+                held[-1].add_incoming(b, from_later)
+            step = builder.mul(stride, ir.Constant(index, 4))
+            rows = [builder.add(matrix, builder.mul(step, ir.Constant(index, row))) for row in range(_ROWS)]
+            before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            column = builder.phi(index)
+            column.add_incoming(ir.Constant(index, 0), before)
+            running = []
+            for value in held:
+                running.append(builder.phi(register))
+                running[-1].add_incoming(value, before)
+            total = list(running)
+            line = at(ahead, builder.mul(column, ir.Constant(index, 64 // _STEPS)), ir.IntType(8))
+            builder.call(fetch, [line, ir.Constant(short, 0), ir.Constant(short, 2), ir.Constant(short, 1)])
+            here = builder.add(inputs, builder.mul(column, ir.Constant(index, 4 * width * _REGISTER)))
+            offset = builder.mul(column, ir.Constant(index, 4))
+            starts = [builder.add(row, offset) for row in rows]
+            for turn in range(_STEPS):
+                parts = [
+                    builder.load(at(here, 4 * (turn * width + part) * _REGISTER, register), align=4)
+                    for part in range(width)
+                ]
+                for row in range(_ROWS):
+                    element = everywhere(starts[row], 4 * turn)
+                    for part in range(width):
+                        i = row * width + part
+                        total[i] = builder.call(fused, [parts[part], element, total[i]])
+            following = builder.add(column, ir.Constant(index, _STEPS))
+            column.add_incoming(following, loop)
+            for value, result in zip(running, total, strict=True):
+                value.add_incoming(result, loop)
+            builder.cbranch(builder.icmp_signed("<", following, columns), loop, after)
+            builder.position_at_end(after)
+            for result, place in zip(total, places, strict=True):
+                builder.store(result, at(sums, place, register), align=4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), generate
+
+    return tile
+
+
+_tile_1, _tile_2, _tile_3 = _tile(1), _tile(2), _tile(3)
+
+
+@intrinsic
+def _transpose(_context, source, from_row, out, to_row):  # type: ignore[no-untyped-def]
+    """out[i, r] = source[r, i] for _ROWS rows of a register each; addresses, and bytes from row to row.
+
+    Rows r and r + _ROWS / 2 are interleaved, log2(_ROWS) times: each time the index's first bit becomes its last.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        source, from_row, out, to_row = arguments
+        index, short = ir.IntType(64), ir.IntType(32)
+        register = ir.VectorType(ir.FloatType(), _REGISTER)
+
+        def at(address: Any, step: Any, row: int, kind: Any) -> Any:
+            offset = builder.mul(step, ir.Constant(index, row))
+            return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
+
+        def picked(a: Any, b: Any, numbers: list[int]) -> Any:
+            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(short, len(numbers)), numbers))
+
+        rows = [builder.load(at(source, from_row, row, register), align=4) for row in range(_ROWS)]
+        for _ in range(_ROWS.bit_length() - 1):
+            mixed = []
+            for a, b in zip(rows[: _ROWS // 2], rows[_ROWS // 2 :], strict=True):
+                for half in (0, _REGISTER // 2):
+                    mixed.append(picked(a, b, [half + i // 2 + (i % 2) * _REGISTER for i in range(_REGISTER)]))
+            rows = mixed
+        each = _REGISTER // _ROWS  # rows of the result in a register
+        for i in range(_REGISTER):
+            row = rows[i // each]
+            part = picked(row, row, [(i % each) * _ROWS + r for r in range(_ROWS)])
+            builder.store(part, at(out, to_row, i, part.type), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+@njit(cache=True)
+def _pack_panel(packed, x, m, lo, hi):  # type: ignore[no-untyped-def]
+    """Columns lo..hi of rows m, m + 1, ... of x as a panel, transposed: a row of `packed` for each column of x."""
+    columns = x.shape[1]
+    width = min(_PANEL, (x.shape[0] - m + _REGISTER - 1) // _REGISTER * _REGISTER)
+    to = packed[m * columns :]
+    from_, into = x.ctypes.data, to.ctypes.data  # addresses: slices would take longer to make than to use
+    whole = min(width, (x.shape[0] - m) // _ROWS * _ROWS)
+    for k in range(lo, hi, _REGISTER):
+        for i in range(0, whole, _ROWS):
+            _transpose(from_ + 4 * ((m + i) * columns + k), 4 * columns, into + 4 * (k * width + i), 4 * width)
+        for j in range(k, min(k + _REGISTER, hi) if whole < width else k):
+            for i in range(whole, width):
+                to[j * width + i] = x[m + i, j] if m + i < x.shape[0] else _ZERO
+
+
+@njit(cache=True)
+def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: ignore[no-untyped-def]
+    """out[:, n : n + rows] = inputs times the rows that `slab` holds; `ahead`: see `product`."""
+    (count, total), columns = out.shape, slab.shape[1]
+    groups = (rows + _ROWS - 1) // _ROWS
+    line, lines = 0, (ahead[1] - ahead[0]) // 64
+    # addresses: slices would take longer to make than to use
+    inputs, of, first, to, into = packed.ctypes.data, slab.ctypes.data, bias.ctypes.data, sums.ctypes.data, out.ctypes.data
+    for m in range(0, count, _PANEL):
+        width = min(_PANEL, (count - m + _REGISTER - 1) // _REGISTER * _REGISTER)
+        for k in range(0, columns, _DEPTH):
+            depth = min(_DEPTH, columns - k)
+            x = inputs + 4 * (m * columns + k * width)
+            for g in range(groups):
+                row = g * _ROWS
+                near = ahead[0] + 64 * max(0, min(line, lines - depth // _STEPS))
+                line += depth // _STEPS
+                tile, matrix, start = to + 4 * row * _PANEL, of + 4 * (row * columns + k), first + 4 * (n + row)
+                if width == 3 * _REGISTER:
+                    _tile_3(tile, x, matrix, columns, depth, k == 0, start, near)
+                elif width == 2 * _REGISTER:
+                    _tile_2(tile, x, matrix, columns, depth, k == 0, start, near)
+                else:
+                    _tile_1(tile, x, matrix, columns, depth, k == 0, start, near)
+        whole = min(_PANEL, (count - m) // _REGISTER * _REGISTER)
+        for row in range(0, rows, _ROWS):
+            full = rows - row >= _ROWS
+            if full:
+                for i in range(0, whole, _REGISTER):
+                    _transpose(to + 4 * (row * _PANEL + i), 4 * _PANEL, into + 4 * ((m + i) * total + n + row), 4 * total)
+            for i in range(whole if full else 0, min(_PANEL, count - m)):
+                for r in range(min(_ROWS, rows - row)):
+                    out[m + i, n + row + r] = sums[row + r, i]
+
+
+@njit(cache=True, parallel=True)
+def _product(out, x, source, bias, start, units, payload, scale, packed, slabs, sums):  # type: ignore[no-untyped-def]
+    count, columns = x.shape
+    total = out.shape[1]
+    pieces = (columns + 63) // 64  # of a panel
+    for piece in prange((count + _PANEL - 1) // _PANEL * pieces):
+        lo = piece % pieces * 64
+        _pack_panel(packed, x, piece // pieces * _PANEL, lo, min(columns, lo + 64))
+    threads, rows = slabs.shape[0], slabs.shape[1]
+    each = (total + threads * _ROWS - 1) // (threads * _ROWS) * _ROWS
+    for thread in prange(threads):
+        stop = min(total, (thread + 1) * each)
+        for n in range(thread * each, stop, rows):
+            here = min(rows, stop - n)
+            begin = start + n * columns
+            slab = slabs[thread]
+            _move_run(slab.reshape(-1), 0, source, n * columns, begin, here * columns, False, units, payload, scale)
+            slab[here : (here + _ROWS - 1) // _ROWS * _ROWS] = _ZERO
+            next_ = source.ctypes.data + 4 * (n + here) * columns
+            ahead = (next_, next_ + 4 * max(0, min(rows, stop - n - here)) * columns)
+            _multiply_slab(out, packed, slab, here, n, sums[thread], bias, ahead)
 
 
 def _read(current, source, count, half):  # type: ignore[no-untyped-def]
@@ -746,6 +974,34 @@ def move_rows(
     half, width = dtype == "float16", source.shape[1]
     act = _move_rows_serial if out.size <= _RUN else _move_rows
     act(out.reshape(-1), source.reshape(-1), rows, width, start, half, prepared.units, prepared.payload, _F(scale))
+
+
+def _multiply(
+    out: Floats, x: Floats, source: Floats, bias: Floats | None, prepared: Prepared, scale: float, start: int,
+    room: Callable[[int], Floats],
+) -> None:
+    """`product` of the reference, and never more of the matrix that it multiplies by than a slab for each thread.
+
+    The sums are taken column after column with fused multiply-adds, whatever the number of threads. A tile is _ROWS
+    rows of the matrix by up to _PANEL inputs, which are packed first, so that it reads them in order; while a slab is
+    multiplied, the weights of the next one are fetched.
+    """
+    count, columns = x.shape
+    threads, rows = get_num_threads(), _ROWS * min(_MOST, max(_LEAST, _SLAB // columns // _ROWS))
+    biases = np.zeros(-(-out.shape[1] // _ROWS) * _ROWS, np.float32)
+    if bias is not None:
+        biases[: len(bias)] = bias
+    first = -(-count // _REGISTER) * _REGISTER * columns
+    second = first + threads * rows * columns
+    memory = room(second + threads * rows * _PANEL)
+    packed, slabs, sums = memory[:first], memory[first:second], memory[second : second + threads * rows * _PANEL]
+    _product(
+        out, x, source.reshape(-1), biases, start, prepared.units, prepared.payload, _F(scale), packed,
+        slabs.reshape(threads, rows, columns), sums.reshape(threads, rows, _PANEL),
+    )  # fmt: skip
+
+
+product = _multiply if _REGISTER else None
 
 
 def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> Floats:

@@ -227,6 +227,37 @@ def move_rows(
         move(out[i], source[row], dtype, prepared, scale, start + int(row) * width)
 
 
+def product(
+    out: Floats,
+    x: Floats,
+    source: Floats,
+    bias: Floats | None,
+    prepared: Prepared,
+    scale: float,
+    start: int,
+    room: Callable[[int], Floats],
+) -> None:
+    """out = x times the transpose of what `move` makes of `source`, plus bias.
+
+    Sums are taken in single precision, in an order that differs between implementations.
+
+    Args:
+        out: shape (n, rows), C order.
+        x: inputs, shape (n, columns), C order.
+        source: float32 weights, shape (rows, columns), C order; columns are a multiple of 16.
+        bias: shape (rows,), added as it is, or None.
+        prepared: the sum of directions.
+        scale: multiplies it.
+        start: index of the first weight in the parameter vector.
+        room: gives memory for as many numbers as asked for; what it held is lost.
+    """
+    moved = np.empty_like(source)
+    move(moved.reshape(-1), source.reshape(-1), "float32", prepared, scale, start)
+    np.matmul(x, moved.T, out=out)
+    if bias is not None:
+        out += bias
+
+
 def to_float(values: Stored, dtype: str) -> Floats:
     """Stored weights as float32: exact."""
     if dtype == "float32":

@@ -55,6 +55,7 @@ except ImportError as error:
     raise ImportError("weights on a GPU need triton: pip install 'fedseed[gpu]'") from error
 
 TENSORS = True  # tensors in, tensors out
+product = None  # a GPU multiplies fastest by a copy
 OPTIONS = {"enable_fp_fusion": False}  # what every launch asks of the compiler: a rounding after each operation
 
 Constants = tuple[int, int, int, int]  # bits of the key's words, of erf(a / sqrt 2) and of a
