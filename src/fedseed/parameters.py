@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedseed.layout import ITEM_BYTES, BlockRule, Layout, TensorEntry, cut
 from fedseed.moments import Moments, Rule
-from fedseed.perturbation import PerturbedUse, can_exchange
+from fedseed.perturbation import SMALL, PerturbedUse, can_exchange
 from fedseed.randomness import Basis, Domain, kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.spill import Spilled
@@ -240,14 +240,19 @@ class ParameterSpace:
             self._move_by_pieces(terms, scale, base, rounding, None)
             return
         kernel = self._kernel()
+        small: _Moves = {}
         for index, lo, hi, start, prepared in self._runs(terms, scale):
             p = self.parameters[index]
             flat = None if p.is_contiguous() else _flat(p)
             out = (self._operand(kernel, p) if flat is None else _operand(kernel, flat))[lo:hi]
             source = out if base is None else _operand(kernel, _flat(base[index]).to(p.device)[lo:hi])
+            if flat is None and hi - lo <= SMALL:
+                small.setdefault((_dtype_name(p), id(prepared)), (prepared, []))[1].append((out, source, start))
+                continue
             kernel.move(out, source, _dtype_name(p), prepared, scale, start)
             if flat is not None:
                 _keep(p, flat)
+        _move_small(kernel, small, scale)
 
     def _move_by_pieces(
         self,
@@ -504,6 +509,15 @@ class ParameterSpace:
                     tensor += 1
 
 
+_Moves = dict[tuple[str, int], tuple[Any, list[tuple[Any, Any, int]]]]  # dtype, id of sum: sum, (out, source, start)s
+
+
+def _move_small(kernel: kernels.Kernels, moves: _Moves, scale: float) -> None:
+    """Many small moves, in one call for each dtype and sum."""
+    for (dtype, _), (prepared, runs) in moves.items():
+        kernel.move_many(runs, dtype, prepared, scale)
+
+
 class Perturbation:
     """w + scale * direction, tensor by tensor or in parts of tensors: what `PerturbedUse` hands out.
 
@@ -519,6 +533,7 @@ class Perturbation:
         self._kernel = space._kernel()
         self._part = Part(term.basis.spec, term.first, np.asarray(term.coefficients, dtype=np.float32))
         self._prepared: dict[int, Any] = {}
+        self._small: dict[int, torch.Tensor] | None = None  # perturbed copies
         self.on_cpu = not space.parameters or space.parameters[0].device.type == "cpu"
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
@@ -530,6 +545,31 @@ class Perturbation:
         if there is None or len(there) < count:
             there = self._space._scratch[dtype] = torch.empty(count, dtype=dtype)
         return there
+
+    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The perturbed parameter; not to be written to."""
+        if parameter.numel() <= SMALL:
+            if self._small is None:
+                self._small = self._make_small()
+            if id(parameter) in self._small:
+                return self._small[id(parameter)]
+        out = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+        self.copy(parameter, 0, len(out), out)
+        return out.view(parameter.shape)
+
+    def _make_small(self) -> dict[int, torch.Tensor]:
+        """All small parameters that lie in one block each, at once."""
+        kernel, space = self._kernel, self._space
+        copies, moves = {}, _Moves()
+        for p in space.parameters:
+            block = self._only_block(p) if p.numel() <= SMALL and p.is_contiguous() else None
+            if block is not None:
+                out = copies[id(p)] = torch.empty(p.shape, dtype=p.dtype, device=p.device)
+                run = _operand(kernel, out.view(-1)), space._operand(kernel, p), space._starts[id(p)]
+                prepared = self._of(block)
+                moves.setdefault((_dtype_name(p), id(prepared)), (prepared, []))[1].append(run)
+        _move_small(kernel, moves, self._scale)
+        return copies
 
     def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
         """out = elements lo..hi of the perturbed parameter, flat."""

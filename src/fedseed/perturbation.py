@@ -31,6 +31,11 @@ _CONSUMERS = {
     functional.linear, functional.layer_norm, functional.group_norm, functional.batch_norm, functional.conv1d,
     functional.conv2d, functional.conv3d, torch.addmm, torch.layer_norm, torch.conv1d, torch.conv2d, torch.conv3d,
 }  # fmt: skip
+SMALL = 1 << 13  # elements of a tensor for which a call takes longer than the work: many of them share one
+LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
+FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
+FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
+_COMPILED = (torch.jit.ScriptModule, torch._dynamo.OptimizedModule)
 _MAY_HOLD = (torch.Tensor, list, tuple, dict)
 _WAYS: dict[Any, str] = {}  # what to do with which function, found out once
 
@@ -47,16 +52,9 @@ def _way(func: Any) -> str:
     return special.get(func, "consumer" if func in _CONSUMERS else "any")
 
 
-LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
-FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
-FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
-
-
 def can_exchange(model: torch.nn.Module) -> bool:
     """Whether parameters can be exchanged where they are used: not inside scripted or compiled code."""
-    return not any(
-        isinstance(module, torch.jit.ScriptModule | torch._dynamo.OptimizedModule) for module in model.modules()
-    )
+    return not any(isinstance(module, _COMPILED) for module in model.modules())
 
 
 class PerturbedUse(TorchFunctionMode):
@@ -100,11 +98,7 @@ class PerturbedUse(TorchFunctionMode):
 
     def _exchange(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            if value not in self._perturbation:
-                return value
-            out = torch.empty(value.numel(), dtype=value.dtype, device=value.device)
-            self._perturbation.copy(value, 0, value.numel(), out)
-            return out.view(value.shape)
+            return self._perturbation.whole(value) if value in self._perturbation else value
         if type(value) in (list, tuple):
             return type(value)(self._exchange(v) for v in value)
         if type(value) is dict:
@@ -113,7 +107,7 @@ class PerturbedUse(TorchFunctionMode):
 
     def _with_scratch(self, func: Any, args: Any, kwargs: Any) -> Any:
         """func with copies in memory that is used again."""
-        wanted = [v for v in (*args, *kwargs.values()) if self._ours(v)]
+        wanted = [v for v in (*args, *kwargs.values()) if self._ours(v) and v.numel() > SMALL]
         if not wanted or len({v.dtype for v in wanted}) > 1:
             return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
         memory = self._perturbation.scratch(wanted[0].dtype, sum(v.numel() for v in wanted))
@@ -123,7 +117,11 @@ class PerturbedUse(TorchFunctionMode):
             copies[id(v)] = memory[at : at + v.numel()].view(v.shape)
             self._perturbation.copy(v, 0, v.numel(), memory[at : at + v.numel()])
             at += v.numel()
-        return func(*(copies.get(id(a), a) for a in args), **{k: copies.get(id(v), v) for k, v in kwargs.items()})
+
+        def exchange(value: Any) -> Any:
+            return copies[id(value)] if id(value) in copies else self._exchange(value)
+
+        return func(*(exchange(a) for a in args), **{k: exchange(v) for k, v in kwargs.items()})
 
     def _looked_up(
         self,

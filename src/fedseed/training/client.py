@@ -124,7 +124,8 @@ class LocalClient:
     @torch.no_grad()
     def loss(self, items: Sequence[Any]) -> float:
         """The mean loss over all terms of `items` at the weights as they are; one forward pass, no dropout."""
-        self.space.model.eval()
+        if any(module.training for module in self.space.model.modules()):
+            self.space.model.eval()
         self.effort.forward_passes += 1
         with self.phase("local"):
             losses = self.objective.losses(self.space.model, items).tolist()

@@ -41,6 +41,10 @@ class Kernels(Protocol):
         """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
         ...
 
+    def move_many(self, moves: Sequence[tuple[Any, Any, int]], dtype: str, prepared: Any, scale: float) -> None:
+        """`move` for each (out, source, start): for many small runs."""
+        ...
+
     def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
         """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
         ...

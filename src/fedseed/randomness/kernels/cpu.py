@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import config, get_num_threads, njit, prange, types
+from numba import carray, config, get_num_threads, njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
@@ -377,6 +377,24 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
         base += _CHUNK
 
 
+@intrinsic
+def _elements(_context, address, like):  # type: ignore[no-untyped-def]
+    """An address as a pointer to elements of the dtype that `like` has."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(address, like), generate
+
+
+@njit(cache=True)
+def _move_many(runs, like, half, units, payload, scale):  # type: ignore[no-untyped-def]
+    for i in range(runs.shape[0]):
+        to, from_, start, count = runs[i]
+        out, source = carray(_elements(to, like), (count,)), carray(_elements(from_, like), (count,))
+        _move_run(out, 0, source, 0, start, count, half, units, payload, scale)
+
+
 @njit(cache=True, parallel=True)
 def _move(out, source, start, half, units, payload, scale):  # type: ignore[no-untyped-def]
     stop = start + out.size
@@ -570,15 +588,13 @@ def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: igno
                     _tile_2(tile, x, matrix, columns, depth, k == 0, start, near)
                 else:
                     _tile_1(tile, x, matrix, columns, depth, k == 0, start, near)
-        whole = min(_PANEL, (count - m) // _REGISTER * _REGISTER)
-        for row in range(0, rows, _ROWS):
-            full = rows - row >= _ROWS
-            if full:
-                for i in range(0, whole, _REGISTER):
-                    _transpose(to + 4 * (row * _PANEL + i), 4 * _PANEL, into + 4 * ((m + i) * total + n + row), 4 * total)
-            for i in range(whole if full else 0, min(_PANEL, count - m)):
-                for r in range(min(_ROWS, rows - row)):
-                    out[m + i, n + row + r] = sums[row + r, i]
+        whole, full = min(_PANEL, (count - m) // _REGISTER * _REGISTER), rows // _ROWS * _ROWS
+        for i in range(0, whole, _REGISTER):
+            for row in range(0, full, _ROWS):
+                _transpose(to + 4 * (row * _PANEL + i), 4 * _PANEL, into + 4 * ((m + i) * total + n + row), 4 * total)
+        for row in range(rows):
+            for i in range(whole if row < full else 0, min(_PANEL, count - m)):
+                out[m + i, n + row] = sums[row, i]
 
 
 @njit(cache=True, parallel=True)
@@ -931,6 +947,14 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
         _move_run(out, 0, source, 0, start, len(out), half, prepared.units, prepared.payload, _F(scale))
     else:
         _move(out, source, start, half, prepared.units, prepared.payload, _F(scale))
+
+
+def move_many(moves: Sequence[tuple[Stored, Stored, int]], dtype: str, prepared: Prepared, scale: float) -> None:
+    """`move` for each (out, source, start), without threads: calls take longer than what they do for a small run."""
+    runs = [(out.ctypes.data, source.ctypes.data, start, len(out)) for out, source, start in moves]
+    if runs:
+        like, half = moves[0][0], dtype == "float16"
+        _move_many(np.array(runs), like, half, prepared.units, prepared.payload, _F(scale))
 
 
 class PreparedSteps(NamedTuple):

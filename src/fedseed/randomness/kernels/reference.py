@@ -207,6 +207,12 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
     out[:] = from_float(to_float(source, dtype) + change, dtype)
 
 
+def move_many(moves: Sequence[tuple[Stored, Stored, int]], dtype: str, prepared: Prepared, scale: float) -> None:
+    """`move` for each (out, source, start)."""
+    for out, source, start in moves:
+        move(out, source, dtype, prepared, scale, start)
+
+
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> list[tuple[Prepared, float]]:
     """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
     return [(prepare(parts, length), scale) for parts, scale in steps]

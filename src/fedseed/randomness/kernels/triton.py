@@ -567,6 +567,12 @@ def move(out: torch.Tensor, source: torch.Tensor, dtype: str, prepared: Prepared
     _run(_stored(out), _stored(source), None, _DTYPES[dtype], prepared, scale, start, len(out))
 
 
+def move_many(moves: Sequence[tuple[torch.Tensor, torch.Tensor, int]], dtype: str, prepared: Prepared, scale: float) -> None:
+    """`move` for each (out, source, start)."""
+    for out, source, start in moves:
+        move(out, source, dtype, prepared, scale, start)
+
+
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> list[tuple[Prepared, float]]:
     """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
     return [(prepare(parts, length), scale) for parts, scale in steps]
