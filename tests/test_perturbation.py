@@ -8,6 +8,7 @@ import transformers as tf
 
 from fedseed import Basis, ParameterSpace
 from fedseed.perturbation import can_exchange
+from fedseed.randomness.kernels import load
 
 TEXT = {"vocab_size": 61, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
 
@@ -142,3 +143,100 @@ def test_gradients_through_a_perturbed_model_reach_nothing():
     with ParameterSpace(model).perturbed(Basis("normal"), 0, 0.1):
         out = forward(model)
     assert out.requires_grad is False or all(p.grad is None for p in model.parameters())
+
+
+class Wide(torch.nn.Module):
+    """Large matrices that share a weight, used with and without a bias, and one whose width is no multiple of 16."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(256, 1100)
+        self.odd = torch.nn.Linear(1100, 1000)
+        self.tied = torch.nn.Linear(256, 1100, bias=False)
+        self.tied.weight = self.up.weight
+
+    def forward(self, x):
+        return self.odd(torch.tanh(self.up(x)) + self.tied(x))
+
+
+def products_counted(monkeypatch):
+    """A list that gets the number of inputs of each product that a kernel makes without a copy."""
+    inside = []
+    original = load("cpu").product
+    if original is None:
+        pytest.skip("no fused multiply-add on this processor")
+
+    def product(out, x, *rest):
+        inside.append(len(x))
+        original(out, x, *rest)
+
+    monkeypatch.setattr(load("cpu"), "product", product)
+    return inside
+
+
+@pytest.mark.parametrize(("blocks", "expected"), [("one", [24, 24]), (2, [24, 24]), (7, []), ("tensor", [24, 24])])
+def test_products_with_large_matrices_make_no_copy(blocks, expected, monkeypatch):
+    """Unless the width is no multiple of 16, or the matrix lies in two blocks; the outcome is the same."""
+    inside = products_counted(monkeypatch)
+    torch.manual_seed(0)
+    model = Wide().eval()
+    x = torch.randn(2, 12, 256)
+    space = ParameterSpace(model, blocks=blocks)
+    before = space.digest()
+    with torch.no_grad():
+        plain = model(x)
+        with space.perturbed(Basis("rademacher", 5), 3, 0.05):
+            found = model(x)
+        assert space.digest() == before
+        assert inside == expected
+        space.add(Basis("rademacher", 5), [1.0], 0.05, first=3)
+        changed = model(x)
+    torch.testing.assert_close(found, changed, rtol=0, atol=2e-5 * float(changed.abs().max()))
+    assert float((changed - plain).abs().max()) > 0.1
+
+
+def test_a_copy_is_made_where_a_product_would_be_of_another_kind(monkeypatch):
+    """Other dtypes, autocast, lower precision that was asked for, very few or very many inputs."""
+    inside = products_counted(monkeypatch)
+    torch.manual_seed(0)
+    model, basis = Wide().eval(), Basis("hadamard", 5)
+    space = ParameterSpace(model)
+    with torch.no_grad():
+        for inputs in (1, 2000):
+            with space.perturbed(basis, 3, 0.05):
+                model(torch.randn(inputs, 256))
+        with space.perturbed(basis, 3, 0.05), torch.autocast("cpu"):
+            assert model.up(torch.randn(24, 256)).dtype == torch.bfloat16
+        torch.set_float32_matmul_precision("medium")
+        try:
+            with space.perturbed(basis, 3, 0.05):
+                model(torch.randn(24, 256))
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        assert inside == []
+        with space.perturbed(basis, 3, 0.05):
+            model(torch.randn(24, 256))
+        assert inside == [24, 24]
+        inside.clear()
+        half = Wide().bfloat16().eval()
+        with ParameterSpace(half).perturbed(basis, 3, 0.05):
+            half(torch.randn(24, 256, dtype=torch.bfloat16))
+    assert inside == []
+
+
+def test_a_weight_that_gets_other_memory_is_read_from_there():
+    """What the space remembers of a parameter is where its elements are; `.data` may be exchanged."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    space = ParameterSpace(model)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        with space.perturbed(Basis("rademacher"), 0, 0.5):
+            first = model(x)
+        for p in model.parameters():
+            p.data = p.data + 1
+        with space.perturbed(Basis("rademacher"), 0, 0.5):
+            second = model(x)
+        torch.testing.assert_close(second, first + x.sum(dim=1, keepdim=True) + 1)
+        space.add(Basis("rademacher"), [1.0], 0.5)
+        torch.testing.assert_close(model(x), second)

@@ -93,7 +93,7 @@ class ParameterSpace:
         ends = list(accumulate(e.size for e in entries))
         self._starts = {id(p): end - p.numel() for p, end in zip(self.parameters, ends, strict=True)}
         self._scratch: dict[torch.dtype, torch.Tensor] = {}  # where perturbed copies are made
-        self._operands: dict[int, tuple[int, bool, Any]] = {}
+        self._operands: dict[int, tuple[int, bool, Any]] = {}  # see `_operand`
 
     @property
     def size(self) -> int:
@@ -468,8 +468,10 @@ class ParameterSpace:
         return kernels.current(self.parameters[0].device.type if self.parameters else "cpu")
 
     def _operand(self, kernel: kernels.Kernels, parameter: torch.Tensor) -> Any:
-        """All elements of a contiguous parameter as the kernels take them: made once, as making them takes longer
-        than the kernels do for a small one."""
+        """All elements of a contiguous parameter as the kernels take them.
+
+        Made once: for a small tensor that takes longer than the kernels do.
+        """
         known = self._operands.get(id(parameter))
         place = parameter.data_ptr()
         if known is None or known[0] != place or known[1] != kernel.TENSORS:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import carray, config, get_num_threads, njit, prange, types
+from llvmlite import ir
+from numba import carray, get_num_threads, njit, prange, types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
@@ -60,10 +61,7 @@ def _tile_shape() -> tuple[int, int]:
     Rows times _WIDTH registers hold sums, _WIDTH more a row of the inputs each, and one an element of the matrix:
     28 of AVX-512's 32, all 16 of AVX2. (0, 0) where there is neither, or no fused multiply-add.
     """
-    try:
-        features = set((config.CPU_FEATURES or binding.get_host_cpu_features().flatten()).split(","))
-    except RuntimeError:  # LLVM knows nothing about this processor
-        return 0, 0
+    features = set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))  # what numba compiles for
     if "+avx512f" in features:
         return 16, 8
     return (8, 4) if {"+avx2", "+fma"} <= features else (0, 0)
@@ -75,6 +73,7 @@ _PANEL = _WIDTH * _REGISTER  # inputs
 _STEPS = 4  # columns that a turn of a tile's loop takes
 _DEPTH = 768  # columns of a matrix that a tile takes at a time
 _SLAB = 1 << 16  # elements of a matrix that a thread perturbs at a time: 256 KiB, half of a second-level cache or less
+_FEW = 4  # threads that pack all inputs each: taking them from another core's cache takes longer
 _LEAST, _MOST = 4, 32  # times _ROWS rows of it at least, and at most
 
 
@@ -215,7 +214,7 @@ def _add_scaled(total, v, count, coefficient):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[no-untyped-def]
     """total[lo..hi] = the sum of all units over elements base + lo .. base + hi; base is a multiple of CHUNK."""
-    for i in range(_CHUNK):
+    for i in range(lo // 128 * 128, (hi + 127) // 128 * 128):
         total[i] = _ZERO
     for u in range(units.size):
         unit = units[u]
@@ -301,16 +300,16 @@ def _store_typed(out, source, total, count, scale, half):  # type: ignore[no-unt
     return sixteen
 
 
-def _store_signs(out, source, words, table, scale, half):  # type: ignore[no-untyped-def]
-    """out = round(source + (scale * (signs * table) + 0)), one chunk."""
+def _store_signs(out, source, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
+    """out = round(source + (scale * (signs * table) + 0))."""
 
 
 @overload(_store_signs)
-def _store_signs_typed(out, source, words, table, scale, half):  # type: ignore[no-untyped-def]
+def _store_signs_typed(out, source, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
     if out.dtype == types.float32:
 
-        def single(out, source, words, table, scale, half):  # type: ignore[no-untyped-def]
-            for b in range(_CHUNK // 128):
+        def single(out, source, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
+            for b in range(blocks):
                 for w in range(4):
                     word = words[w, b]
                     at = 128 * b + 32 * w
@@ -320,8 +319,8 @@ def _store_signs_typed(out, source, words, table, scale, half):  # type: ignore[
 
         return single
 
-    def sixteen(out, source, words, table, scale, half):  # type: ignore[no-untyped-def]
-        for b in range(_CHUNK // 128):
+    def sixteen(out, source, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
+        for b in range(blocks):
             for w in range(4):
                 word = words[w, b]
                 at = 128 * b + 32 * w
@@ -333,6 +332,41 @@ def _store_signs_typed(out, source, words, table, scale, half):  # type: ignore[
                     for i in range(32):
                         change = _signed(scale * table[at + i], word, i)
                         out[at + i] = _to_brain(_from_brain(source[at + i]) + (change + _ZERO))
+
+    return sixteen
+
+
+def _shift_signs(out, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
+    """`_store_signs` in place: written as one array's sum, a loop over it is vectorised."""
+
+
+@overload(_shift_signs)
+def _shift_signs_typed(out, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
+    if out.dtype == types.float32:
+
+        def single(out, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
+            for b in range(blocks):
+                for w in range(4):
+                    word = words[w, b]
+                    at = 128 * b + 32 * w
+                    for i in range(32):
+                        out[at + i] += _signed(scale * table[at + i], word, i) + _ZERO
+
+        return single
+
+    def sixteen(out, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
+        for b in range(blocks):
+            for w in range(4):
+                word = words[w, b]
+                at = 128 * b + 32 * w
+                if half:
+                    for i in range(32):
+                        change = _signed(scale * table[at + i], word, i)
+                        out[at + i] = _to_half(_from_half(out[at + i]) + (change + _ZERO))
+                else:
+                    for i in range(32):
+                        change = _signed(scale * table[at + i], word, i)
+                        out[at + i] = _to_brain(_from_brain(out[at + i]) + (change + _ZERO))
 
     return sixteen
 
@@ -352,29 +386,38 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
     total = np.empty(_CHUNK, np.float32)
     old = np.empty(_CHUNK, source.dtype)
     stop = start + count
-    base = start // _CHUNK * _CHUNK
     only = units[0]
     # one sign per element and nothing else to add up (a single direction, or all of a structured basis): no detour
     direct = units.size == 1 and (only.kind == TABLE or (only.kind == SIGNS and only.end - only.begin == 1))
     if direct and only.kind == SIGNS:
-        v[:] = payload[only.begin]
-    # in place, from a copy: loops whose input may be their output are not vectorised
+        v[: min(count, _CHUNK)] = payload[only.begin]
+    # in place, sums are added to a copy: loops whose input may be their output are not vectorised
     same = out.ctypes.data + to * out.itemsize == source.ctypes.data + at * source.itemsize
-    while base < stop:
-        lo, hi = max(start - base, 0), min(stop - base, _CHUNK)
-        done = base + lo - start
-        origin = source[at + done :]
-        if same:
-            _copy(old, origin, hi - lo)
-            origin = old
-        if direct and hi - lo == _CHUNK:
-            _fill_words(words, _CHUNK // 128, base >> 7, only.domain, only.first, only.key0, only.key1)
-            table = v if only.kind == SIGNS else payload[only.begin + (base & (only.end - only.begin - 1)) :]
-            _store_signs(out[to + done :], origin, words, table, scale, half)
+    begin = start
+    while begin < stop:
+        base = begin // _CHUNK * _CHUNK
+        end = min(stop, base + _CHUNK)
+        here, there = to + begin - start, at + begin - start
+        first, last = (begin + 127) // 128 * 128, end // 128 * 128  # whole blocks of random words
+        if direct and begin == first < last:
+            end, blocks = last, (last - first) // 128
+            _fill_words(words, blocks, first >> 7, only.domain, only.first, only.key0, only.key1)
+            column = only.begin + (base & (only.end - only.begin - 1)) + first - base
+            table = v if only.kind == SIGNS else payload[column:]
+            if same:
+                _shift_signs(out[here:], words, blocks, table, scale, half)
+            else:
+                _store_signs(out[here:], source[there:], words, blocks, table, scale, half)
         else:
-            _sum_chunk(total, v, words, base, lo, hi, units, payload)
-            _store(out[to + done :], origin, total[lo:], hi - lo, scale, half)
-        base += _CHUNK
+            if direct and first < last:
+                end = first
+            origin = source[there:]
+            if same:
+                _copy(old, origin, end - begin)
+                origin = old
+            _sum_chunk(total, v, words, base, begin - base, end - base, units, payload)
+            _store(out[here:], origin, total[begin - base :], end - begin, scale, half)
+        begin = end
 
 
 @intrinsic
@@ -571,7 +614,8 @@ def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: igno
     groups = (rows + _ROWS - 1) // _ROWS
     line, lines = 0, (ahead[1] - ahead[0]) // 64
     # addresses: slices would take longer to make than to use
-    inputs, of, first, to, into = packed.ctypes.data, slab.ctypes.data, bias.ctypes.data, sums.ctypes.data, out.ctypes.data
+    inputs, of, first = packed.ctypes.data, slab.ctypes.data, bias.ctypes.data
+    to, into = sums.ctypes.data, out.ctypes.data
     for m in range(0, count, _PANEL):
         width = min(_PANEL, (count - m + _REGISTER - 1) // _REGISTER * _REGISTER)
         for k in range(0, columns, _DEPTH):
@@ -601,10 +645,10 @@ def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: igno
 def _product(out, x, source, bias, start, units, payload, scale, packed, slabs, sums):  # type: ignore[no-untyped-def]
     count, columns = x.shape
     total = out.shape[1]
-    pieces = (columns + 63) // 64  # of a panel
-    for piece in prange((count + _PANEL - 1) // _PANEL * pieces):
-        lo = piece % pieces * 64
-        _pack_panel(packed, x, piece // pieces * _PANEL, lo, min(columns, lo + 64))
+    panels, pieces = (count + _PANEL - 1) // _PANEL, (columns + 63) // 64  # pieces of a panel
+    for piece in prange(packed.shape[0] * panels * pieces):
+        panel, lo = piece // pieces, piece % pieces * 64
+        _pack_panel(packed[panel // panels], x, panel % panels * _PANEL, lo, min(columns, lo + 64))
     threads, rows = slabs.shape[0], slabs.shape[1]
     each = (total + threads * _ROWS - 1) // (threads * _ROWS) * _ROWS
     for thread in prange(threads):
@@ -617,7 +661,7 @@ def _product(out, x, source, bias, start, units, payload, scale, packed, slabs, 
             slab[here : (here + _ROWS - 1) // _ROWS * _ROWS] = _ZERO
             next_ = source.ctypes.data + 4 * (n + here) * columns
             ahead = (next_, next_ + 4 * max(0, min(rows, stop - n - here)) * columns)
-            _multiply_slab(out, packed, slab, here, n, sums[thread], bias, ahead)
+            _multiply_slab(out, packed[thread % packed.shape[0]], slab, here, n, sums[thread], bias, ahead)
 
 
 def _read(current, source, count, half):  # type: ignore[no-untyped-def]
@@ -709,7 +753,7 @@ def _steps_run(out, start, begin, end, half, units, payload, ends, scales):  # t
                 _add_signed(current[128 * from_ :], words, blocks, change)
             else:
                 _sum_chunk(total, v, words, base, lo, hi, units[first : ends[step]], payload)
-                for i in range(_CHUNK):
+                for i in range(lo, hi):
                     current[i] = current[i] + (scale * total[i] + _ZERO)
             _round(here, current[lo:], hi - lo, half)
             first = ends[step]
@@ -1001,7 +1045,13 @@ def move_rows(
 
 
 def _multiply(
-    out: Floats, x: Floats, source: Floats, bias: Floats | None, prepared: Prepared, scale: float, start: int,
+    out: Floats,
+    x: Floats,
+    source: Floats,
+    bias: Floats | None,
+    prepared: Prepared,
+    scale: float,
+    start: int,
     room: Callable[[int], Floats],
 ) -> None:
     """`product` of the reference, and never more of the matrix that it multiplies by than a slab for each thread.
@@ -1015,13 +1065,14 @@ def _multiply(
     biases = np.zeros(-(-out.shape[1] // _ROWS) * _ROWS, np.float32)
     if bias is not None:
         biases[: len(bias)] = bias
-    first = -(-count // _REGISTER) * _REGISTER * columns
+    copies = threads if threads <= _FEW else 1
+    first = copies * -(-count // _REGISTER) * _REGISTER * columns
     second = first + threads * rows * columns
     memory = room(second + threads * rows * _PANEL)
     packed, slabs, sums = memory[:first], memory[first:second], memory[second : second + threads * rows * _PANEL]
     _product(
-        out, x, source.reshape(-1), biases, start, prepared.units, prepared.payload, _F(scale), packed,
-        slabs.reshape(threads, rows, columns), sums.reshape(threads, rows, _PANEL),
+        out, x, source.reshape(-1), biases, start, prepared.units, prepared.payload, _F(scale),
+        packed.reshape(copies, -1), slabs.reshape(threads, rows, columns), sums.reshape(threads, rows, _PANEL),
     )  # fmt: skip
 
 

@@ -567,7 +567,9 @@ def move(out: torch.Tensor, source: torch.Tensor, dtype: str, prepared: Prepared
     _run(_stored(out), _stored(source), None, _DTYPES[dtype], prepared, scale, start, len(out))
 
 
-def move_many(moves: Sequence[tuple[torch.Tensor, torch.Tensor, int]], dtype: str, prepared: Prepared, scale: float) -> None:
+def move_many(
+    moves: Sequence[tuple[torch.Tensor, torch.Tensor, int]], dtype: str, prepared: Prepared, scale: float
+) -> None:
     """`move` for each (out, source, start)."""
     for out, source, start in moves:
         move(out, source, dtype, prepared, scale, start)

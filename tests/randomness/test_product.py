@@ -1,0 +1,115 @@
+"""Products with moved weights that are never stored: the reference's numbers, and the same bits whatever the tiles."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+
+from fedseed.randomness import BASES, Basis
+from fedseed.randomness.kernels import load
+from fedseed.randomness.kernels.reference import Part
+
+REFERENCE, CPU = load("reference"), load("cpu")
+pytestmark = pytest.mark.skipif(CPU.product is None, reason="no fused multiply-add on this processor")
+# (inputs, rows, columns): fewer than a tile, none of them a multiple of one, several panels, slabs and depths
+SHAPES = [(1, 1, 16), (7, 5, 16), (8, 8, 32), (33, 100, 800), (125, 301, 784), (97, 600, 1552), (300, 20, 64)]
+START = 2**33 + 4093  # of the matrix in the vector: no multiple of anything
+
+
+def random(rng, *shape):
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def product(kernels, x, w, bias, parts, scale, start=START):
+    out = np.full((len(x), len(w)), np.nan, np.float32)
+    prepared = kernels.prepare(parts, 1 << 34)
+    kernels.product(out, x, w, bias, prepared, scale, start, lambda count: np.full(count, np.nan, np.float32))
+    return out
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_agrees_with_the_reference(name, shape):
+    rng = np.random.default_rng(0)
+    inputs, rows, columns = shape
+    x, w, bias = random(rng, inputs, columns), random(rng, rows, columns), random(rng, rows)
+    parts = [Part(Basis(name, 7, size=64).spec, 3, np.ones(1, np.float32))]
+    scale = 40.0 if name == "truncated_normal" else 0.5  # its entries are at most 1 / sqrt(d)
+    for b in (None, bias):
+        expected = product(REFERENCE, x, w, b, parts, scale)
+        np.testing.assert_allclose(product(CPU, x, w, b, parts, scale), expected, rtol=0, atol=2e-6 * columns)
+    if name != "truncated_normal":
+        assert np.abs(expected - (x @ w.T + bias)).max() > 0.1  # the move bites
+
+
+def test_sums_without_rounding_have_the_references_bits():
+    """Small whole numbers: whatever the order, nothing is rounded, so every weight has to be moved as it should."""
+    rng = np.random.default_rng(1)
+    x = rng.integers(-8, 9, (70, 1600)).astype(np.float32)
+    w = rng.integers(-8, 9, (333, 1600)).astype(np.float32)
+    bias = rng.integers(-8, 9, 333).astype(np.float32)
+    for name in ("rademacher", "hadamard"):
+        parts = [Part(Basis(name, 3).spec, 5, np.ones(1, np.float32))]
+        np.testing.assert_array_equal(product(CPU, x, w, bias, parts, 2.0), product(REFERENCE, x, w, bias, parts, 2.0))
+
+
+def test_several_directions_at_once():
+    rng = np.random.default_rng(2)
+    x, w = random(rng, 20, 160), random(rng, 50, 160)
+    parts = [Part(Basis("rademacher", 3).spec, 5, random(rng, 7)), Part(Basis("hadamard", 4).spec, 0, random(rng, 9))]
+    expected = product(REFERENCE, x, w, None, parts, 0.3)
+    np.testing.assert_allclose(product(CPU, x, w, None, parts, 0.3), expected, rtol=0, atol=1e-3)
+
+
+def test_threads_and_other_inputs_do_not_matter():
+    """A row of the result is the same bits with any number of threads, and whatever rows stand beside it."""
+    rng = np.random.default_rng(3)
+    x, w = random(rng, 131, 1552), random(rng, 517, 1552)
+    parts = [Part(Basis("hadamard", 4).spec, 0, np.ones(1, np.float32))]
+    expected = product(CPU, x, w, None, parts, 0.3)
+    available = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        np.testing.assert_array_equal(product(CPU, x, w, None, parts, 0.3), expected)
+    finally:
+        numba.set_num_threads(available)
+    for rows in (slice(0, 1), slice(50, 99), slice(130, 131)):
+        np.testing.assert_array_equal(product(CPU, x[rows], w, None, parts, 0.3), expected[rows])
+
+
+def digest_of_a_product():
+    rng = np.random.default_rng(4)
+    x, w, bias = random(rng, 77, 800), random(rng, 101, 800), random(rng, 101)
+    parts = [Part(Basis("hadamard", 4).spec, 0, np.ones(1, np.float32))]
+    return hashlib.blake2b(product(CPU, x, w, bias, parts, 0.3).tobytes(), digest_size=8).hexdigest()
+
+
+def test_processors_with_narrower_registers_give_the_same_bits():
+    """Compiled for AVX2, whose tiles have another shape, where this processor has it."""
+    features = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": features}
+    script = (
+        "import test_product as t; from fedseed.randomness.kernels import cpu;"
+        "print(cpu._REGISTER, t.digest_of_a_product())"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=Path(__file__).parent, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert out.stdout.split() == ["8", digest_of_a_product()]
+    assert digest_of_a_product() == DIGEST
+
+
+def test_without_fused_multiply_adds_there_is_no_product():
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    script = "from fedseed.randomness.kernels import cpu; print(cpu.product)"
+    out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "None"
+
+
+DIGEST = "8c9ed7ffd2d7adf4"  # of `digest_of_a_product`, on every processor
