@@ -615,10 +615,11 @@ class Perturbation:
             return None
         rows, columns = parameter.shape
         flat = x.detach().reshape(-1, columns).contiguous()
+        weights = self._space._operand(self._kernel, parameter).reshape(rows, columns)
         out = torch.empty(len(flat), rows)
         self._kernel.product(
-            out.numpy(), flat.numpy(), parameter.detach().numpy(), None if bias is None else bias.detach().numpy(),
-            self._of(block), self._scale, self._space._starts[id(parameter)],
+            out.numpy(), flat.numpy(), weights, None if bias is None else bias.detach().numpy(), self._of(block),
+            self._scale, self._space._starts[id(parameter)],
             lambda count: self.scratch(torch.float32, count).numpy(),
         )  # fmt: skip
         return out.view(*x.shape[:-1], rows)
