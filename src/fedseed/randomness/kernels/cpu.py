@@ -242,6 +242,17 @@ def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[n
                     _add_scaled(total[4 * from_ :], v, 4 * blocks, coefficient)
 
 
+@njit(cache=True)
+def _fill_lone(total, words, unit, base, lo, hi, payload):  # type: ignore[no-untyped-def]
+    """`_sum_chunk` of one direction, but for the sign of a zero, which `_store` and `_shift` do not mind."""
+    from_, blocks = lo >> 2, ((hi + 3) >> 2) - (lo >> 2)
+    v, block, coefficient = total[4 * from_ :], (base >> 2) + from_, payload[unit.begin]
+    _fill(v, words, unit.kind, unit.domain, unit.first, unit.key0, unit.key1, block, blocks, unit.mass, unit.bound)
+    if coefficient != _ONE:
+        for i in range(4 * blocks):
+            v[i] *= coefficient
+
+
 @intrinsic
 def _from_half(_context: Any, bits: Any) -> Any:
     """float16 bits as float32; one instruction for many elements where the processor has it."""
@@ -301,6 +312,31 @@ def _store_typed(out, source, total, count, scale, half):  # type: ignore[no-unt
     return sixteen
 
 
+def _shift(out, total, count, scale, half):  # type: ignore[no-untyped-def]
+    """`_store` in place: loops whose input may be their output are not vectorised, a sum to one array is."""
+
+
+@overload(_shift)
+def _shift_typed(out, total, count, scale, half):  # type: ignore[no-untyped-def]
+    if out.dtype == types.float32:
+
+        def single(out, total, count, scale, half):  # type: ignore[no-untyped-def]
+            for i in range(count):
+                out[i] += scale * total[i] + _ZERO
+
+        return single
+
+    def sixteen(out, total, count, scale, half):  # type: ignore[no-untyped-def]
+        if half:
+            for i in range(count):
+                out[i] = _to_half(_from_half(out[i]) + (scale * total[i] + _ZERO))
+        else:
+            for i in range(count):
+                out[i] = _to_brain(_from_brain(out[i]) + (scale * total[i] + _ZERO))
+
+    return sixteen
+
+
 def _store_signs(out, source, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
     """out = round(source + (scale * (signs * table) + 0))."""
 
@@ -338,7 +374,7 @@ def _store_signs_typed(out, source, words, blocks, table, scale, half):  # type:
 
 
 def _shift_signs(out, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
-    """`_store_signs` in place: written as one array's sum, a loop over it is vectorised."""
+    """`_store_signs` in place."""
 
 
 @overload(_shift_signs)
@@ -385,14 +421,13 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
     words = np.empty((4, _CHUNK // 4), np.uint32)
     v = np.empty(_CHUNK, np.float32)
     total = np.empty(_CHUNK, np.float32)
-    old = np.empty(_CHUNK, source.dtype)
     stop = start + count
     only = units[0]
     # one sign per element and nothing else to add up (a single direction, or all of a structured basis): no detour
     direct = units.size == 1 and (only.kind == TABLE or (only.kind == SIGNS and only.end - only.begin == 1))
+    lone = units.size == 1 and only.kind < SIGNS and only.end - only.begin == 1
     if direct and only.kind == SIGNS:
         v[: min(count, _CHUNK)] = payload[only.begin]
-    # in place, sums are added to a copy: loops whose input may be their output are not vectorised
     same = out.ctypes.data + to * out.itemsize == source.ctypes.data + at * source.itemsize
     begin = start
     while begin < stop:
@@ -415,12 +450,14 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
             elif only.kind < SIGNS:
                 base = begin // _PART * _PART
                 end = min(stop, base + _PART)
-            origin = source[there:]
+            if lone:
+                _fill_lone(total, words, only, base, begin - base, end - base, payload)
+            else:
+                _sum_chunk(total, v, words, base, begin - base, end - base, units, payload)
             if same:
-                _copy(old, origin, end - begin)
-                origin = old
-            _sum_chunk(total, v, words, base, begin - base, end - base, units, payload)
-            _store(out[here:], origin, total[begin - base :], end - begin, scale, half)
+                _shift(out[here:], total[begin - base :], end - begin, scale, half)
+            else:
+                _store(out[here:], source[there:], total[begin - base :], end - begin, scale, half)
         begin = end
 
 
