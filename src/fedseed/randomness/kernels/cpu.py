@@ -650,7 +650,10 @@ def _pack_panel(packed, x, m, lo, hi):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: ignore[no-untyped-def]
-    """out[:, n : n + rows] = inputs times the rows that `slab` holds; `ahead`: see `product`."""
+    """out[:, n : n + rows] = inputs times the rows that `slab` holds, plus bias.
+
+    ahead: first and last address of the next slab's weights, fetched meanwhile: as many lines a tile as it takes turns.
+    """
     (count, total), columns = out.shape, slab.shape[1]
     groups = (rows + _ROWS - 1) // _ROWS
     line, lines = 0, (ahead[1] - ahead[0]) // 64
