@@ -20,9 +20,9 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import Federation
 from fedseed.methods import FeedSign, Method, ZOFedSGD
+from fedseed.objectives.losses import Supervised
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import ClientData
-from fedseed.training.objectives import Supervised
 
 TEST, HIDDEN, BATCH = 360, 32, 16
 METHODS: dict[str, Method] = {

@@ -18,9 +18,9 @@ import torch
 from matplotlib import pyplot as plt
 
 from fedseed import Federation
-from fedseed.federation.ledger import read_metrics
-from fedseed.models import quiet
+from fedseed.models.loading import quiet
 from fedseed.reports.pictures import COLOURS
+from fedseed.reports.results import read_metrics
 
 RECIPES = {"FeedSign": "digits-feedsign", "ZO-FedSGD": "digits-zo-fedsgd"}
 PARTITIONS = {

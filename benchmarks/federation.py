@@ -39,7 +39,7 @@ SIZES = {"trivial": (20, 32, 5), "million": (512, 1024, 512)}
 
 def recipe(method: str, rounds: int, every: int) -> Any:
     """A recipe whose model and data come from `loaded`."""
-    from fedseed.configuration import Recipe
+    from fedseed.runs.recipe import Recipe
 
     return Recipe.model_validate(
         {"seed": 3, "rounds": rounds, "method": METHODS[method], "evaluation": {"every": every, "rouge": False}}
@@ -52,8 +52,8 @@ def federation(recipe: Any, count: int, size: str) -> Any:
     from torch.nn.functional import cross_entropy
 
     from fedseed import Federation
+    from fedseed.objectives.losses import Supervised
     from fedseed.tasks.data import ClientData
-    from fedseed.training.objectives import Supervised
 
     wide, hidden, classes = SIZES[size]
     g = torch.Generator().manual_seed(1)
@@ -101,9 +101,9 @@ class Watch:
 
 def coordinator(a: argparse.Namespace) -> None:
     """The coordinator's process: no torch in it."""
-    from fedseed.federation.connection import Access
-    from fedseed.federation.ledger import resident_memory
     from fedseed.federation.serve import Served
+    from fedseed.runs.folder import resident_memory
+    from fedseed.transport.nats import Access
 
     watch = Watch()
     served = Served(recipe(a.method, a.steps, a.every), "bench", Access(a.nats), Path(a.out), progress=watch)
@@ -122,8 +122,8 @@ def coordinator(a: argparse.Namespace) -> None:
 
 def host(a: argparse.Namespace) -> None:
     """A process that hosts clients."""
-    from fedseed.federation.connection import Access
     from fedseed.federation.join import Joined
+    from fedseed.transport.nats import Access
 
     names = [f"client-{i:04d}" for i in range(a.first, a.first + a.count)]
     checked = recipe(a.method, a.steps, a.every)

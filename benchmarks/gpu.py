@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from fedseed import Basis, ParameterSpace
-from fedseed.parameters import Perturbation, Term
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
+from fedseed.weights.space import Perturbation, Term
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 3200, 8640, 32_000, 26  # openlm-research/open_llama_3b
 REBUILT, PROJECTED = 4096, 8000  # directions: FedKSeed's pool, Ferret's K

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from fedseed import FeedSign, ParameterSpace
-from fedseed.deferred import Deferred
 from fedseed.methods.feedsign import Votes
-from fedseed.models import load_model
+from fedseed.models.loading import load_model
+from fedseed.weights.deferred import Deferred
 
 
 def replayed(target: Any, method: FeedSign, space: ParameterSpace, signs: np.ndarray[Any, Any]) -> float:

@@ -29,7 +29,7 @@ from fedseed import Basis, FedKSeed, FeedSign, Ferret, ParameterSpace
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.worker import Worker
 from fedseed.methods import Method
-from fedseed.training.objectives import CausalLM, Tokens
+from fedseed.objectives.losses import CausalLM, Tokens
 from fedseed.training.settings import LocalTraining
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"

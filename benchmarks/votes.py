@@ -9,7 +9,8 @@ import argparse
 import time
 from statistics import median
 
-from fedseed.configuration import build, read_recipe
+from fedseed.runs.assembly import build
+from fedseed.runs.recipe import read_recipe
 
 
 def main() -> None:

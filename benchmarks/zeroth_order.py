@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedseed.configuration import build, read_recipe
 from fedseed.reports.tables import human_bytes
+from fedseed.runs.assembly import build
+from fedseed.runs.recipe import read_recipe
 
 # label, recipe, further settings
 RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -9,21 +9,21 @@ import pytest
     [
         "fedseed",
         "fedseed.methods",
-        "fedseed.messages",
+        "fedseed.federation.messages",
         "fedseed.orbit",
         "fedseed.federation.coordinator",
-        "fedseed.federation.ledger",
-        "fedseed.federation.rounds",
+        "fedseed.runs.folder",
+        "fedseed.runs.loop",
         "fedseed.federation.serve",
-        "fedseed.federation.keys",
-        "fedseed.federation.commands",
-        "fedseed.configuration",
+        "fedseed.transport.keys",
+        "fedseed.cli.network",
+        "fedseed.runs.recipe",
         "fedseed.tasks.instructions",
         "fedseed.tasks.natural_instructions",
         "fedseed.tasks.sst2",
         "fedseed.tasks.own",
-        "fedseed.reports.holdings",
-        "fedseed.cli",
+        "fedseed.reports.partition",
+        "fedseed.cli.app",
     ],
 )
 def test_the_coordinators_side_imports_neither_torch_nor_transformers(module):
@@ -39,8 +39,8 @@ import sys
 sys.modules["torch"] = None  # any import of it fails
 import numpy as np
 from fedseed.federation.coordinator import Coordinator
-from fedseed.layout import Layout, TensorEntry
-from fedseed.messages import Kind, Message
+from fedseed.weights.layout import Layout, TensorEntry
+from fedseed.federation.messages import Kind, Message
 from fedseed.methods import Ferret
 from fedseed.methods.ferret import Coefficients
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.configuration import read_recipe
+from fedseed.runs.recipe import read_recipe
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 FORMS = {
@@ -30,7 +30,7 @@ def recipe(tmp_path):
 
 
 def fedseed(recipe, *words):
-    code = "from fedseed.cli import main; main()"
+    code = "from fedseed.cli.app import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, words[0], recipe.name, *words[1:]],
         capture_output=True,

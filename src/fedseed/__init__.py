@@ -23,8 +23,8 @@ __version__ = "0.1.0"
 
 # names that need torch are imported when they are first used, so that a coordinator can do without it
 _LAZY = {
-    "ParameterSpace": "fedseed.parameters",
-    "Federation": "fedseed.federation.engine",
+    "ParameterSpace": "fedseed.weights.space",
+    "Federation": "fedseed.runs.assembly",
     "Orbit": "fedseed.orbit",
 }
 

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import struct
-import sys
 import threading
 import time
 
@@ -15,14 +14,15 @@ import nats.errors
 import numpy as np
 import pytest
 
+from fedseed.cli.network import ask
 from fedseed.errors import NetworkError
-from fedseed.federation.commands import ask
-from fedseed.federation.connection import Access, connect
-from fedseed.federation.keys import make
-from fedseed.federation.wire import Stored, Subjects
-from fedseed.messages import EVERYBODY, Kind, Message
+from fedseed.federation.messages import EVERYBODY, Kind, Message
+from fedseed.federation.protocol import Stored, Subjects
 from fedseed.methods import ZOFedSGD
 from fedseed.orbit import Orbit
+from fedseed.transport.keys import make
+from fedseed.transport.nats import Access, connect
+from support import network as network_support
 
 ZO = {"method": {"name": "zo-fedsgd", "basis": "rademacher", "rate": 1e-2, "batch": 8, "seeds": "shared"},
       "rounds": 40, "evaluation": {"every": 20}}  # fmt: skip
@@ -32,7 +32,7 @@ HOSTED = ["trio=client-0,client-1,client-2", "client-3", "client-4"]
 @pytest.fixture
 def secured(tmp_path, request, starter):
     """A server with TLS and keys, for the run that the test's network has."""
-    module = sys.modules["federation_network"]
+    module = network_support
     if os.environ.get("FEDSEED_WITHOUT_NATS"):
         pytest.skip("FEDSEED_WITHOUT_NATS is set")
     made = []

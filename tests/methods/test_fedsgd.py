@@ -7,10 +7,10 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import FedSGD
 from fedseed.errors import MessageError
+from fedseed.federation.messages import Kind, Message
 from fedseed.federation.worker import Worker
-from fedseed.messages import Kind, Message
 from fedseed.methods.fedsgd import Gradient
-from fedseed.training.objectives import Supervised
+from fedseed.objectives.losses import Supervised
 
 
 def union_descent(problem, rounds, rate, clients):
@@ -43,8 +43,8 @@ def test_it_is_centralised_sgd_on_the_union(problem, apart):
 
 def test_adding_up_and_sending_apart_are_the_same_for_language(small):
     """The union's mean loss is one over tokens, of which clients have different numbers."""
+    from fedseed.objectives.losses import CausalLM
     from fedseed.tasks.data import Example
-    from fedseed.training.objectives import CausalLM
 
     model, tokenizer = small
     objective = CausalLM(tokenizer)

@@ -7,13 +7,13 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.federation.engine import Federation
-from fedseed.layout import Layout, TensorEntry
 from fedseed.methods.base import Contribution
 from fedseed.methods.ferret import Coefficients, FerretStep, proportional
+from fedseed.objectives.losses import Supervised
+from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
-from fedseed.training.objectives import Supervised
 from fedseed.training.settings import LocalTraining
+from fedseed.weights.layout import Layout, TensorEntry
 
 SIZES = (300, 20, 700, 80)
 BOUNDARIES = (0, 300, 320, 1020, 1100)

@@ -10,15 +10,15 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import Basis, FedKSeed, FedZO, FeedSign, MeZO, Orbit, ParameterSpace, ZOFedSGD
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.federation.engine import Federation
-from fedseed.layout import Layout, TensorEntry
-from fedseed.messages import Kind, Message
+from fedseed.federation.messages import Kind, Message
 from fedseed.methods.base import Contribution
 from fedseed.methods.fedkseed import Accumulated, Pairs
 from fedseed.methods.feedsign import Votes, private_sign
 from fedseed.methods.zofedsgd import Projections, from_byte, to_byte
+from fedseed.objectives.losses import Supervised
+from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
-from fedseed.training.objectives import Supervised
+from fedseed.weights.layout import Layout, TensorEntry
 
 OBJECTIVE = Supervised(lambda out, y: cross_entropy(out.float(), y, reduction="none"))
 LAYOUT = Layout((TensorEntry("w", (50,), "float32"),), (0, 50))
@@ -472,7 +472,7 @@ def test_small_steps_vanish_to_nearest_but_not_otherwise(dtype):
 
 
 def test_stochastic_rounding_hits_the_neighbours_with_the_right_odds():
-    from fedseed.parameters import stochastic
+    from fedseed.weights.space import stochastic
 
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, 200_000, dtype=np.uint32)

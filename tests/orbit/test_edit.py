@@ -15,7 +15,7 @@ from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record, edit, signature
-from fedseed.parameters import base_digest
+from fedseed.weights.space import base_digest
 
 FOLDER = Path(__file__).with_name("golden")
 MAKE = runpy.run_path(str(FOLDER / "make.py"))

@@ -17,8 +17,8 @@ from fedseed.errors import OrbitError
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.orbit import Header, OrbitWriter, Record
 from fedseed.orbit.file import FORMAT, link
-from fedseed.parameters import base_digest
 from fedseed.randomness.stream import STREAM_VERSION
+from fedseed.weights.space import base_digest
 
 METHOD = Ferret(directions=4, basis="hadamard", blocks=2, allocation="uniform", seeds="shared", global_rate=0.5)
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from fedseed import Basis, ParameterSpace
-from fedseed.parameters import Term
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part, from_float
+from fedseed.weights.space import Term
 
 pytest.importorskip("triton")
 

@@ -9,8 +9,8 @@ import pytest
 
 from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
-from fedseed.heads import Head
-from fedseed.models import load_model
+from fedseed.models.heads import Head
+from fedseed.models.loading import load_model
 from fedseed.tasks import CIFAR10Task, CIFAR100Task
 from fedseed.tasks.partition import IID, ByField, Dirichlet, Quantity
 

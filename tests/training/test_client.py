@@ -6,8 +6,8 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import ParameterSpace
 from fedseed.errors import NonFiniteError
+from fedseed.objectives.losses import Supervised
 from fedseed.training.client import LocalClient, batches
-from fedseed.training.objectives import Supervised
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
 
 OBJECTIVE = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedseed.errors import MessageError
-from fedseed.layout import Layout
-from fedseed.messages import EVERYBODY, Kind, Message
+from fedseed.federation.messages import EVERYBODY, Kind, Message
 from fedseed.methods import Method
 from fedseed.methods.base import Contribution
 from fedseed.randomness import Domain, permutation
+from fedseed.weights.layout import Layout
 
 
 @dataclass

@@ -20,12 +20,10 @@ import nats.errors
 import torch
 from nats.aio.msg import Msg
 
-from fedseed.configuration import Recipe, build
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError, RecipeError
-from fedseed.federation.connection import REQUEST_SECONDS, Access, LogReader, Objects, connect, end
-from fedseed.federation.engine import Federation
-from fedseed.federation.rounds import Spent
-from fedseed.federation.wire import (
+from fedseed.federation.cost import Spent
+from fedseed.federation.messages import FRAME_BYTES, Kind, Message
+from fedseed.federation.protocol import (
     STORED,
     Entry,
     Stored,
@@ -39,10 +37,12 @@ from fedseed.federation.wire import (
     spread,
 )
 from fedseed.federation.worker import spent
-from fedseed.messages import FRAME_BYTES, Kind, Message
 from fedseed.orbit import Record
 from fedseed.orbit.file import LINK_BYTES, begin, link, scan
 from fedseed.reports.progress import Progress, Silent
+from fedseed.runs.assembly import Federation, build
+from fedseed.runs.recipe import Recipe
+from fedseed.transport.nats import REQUEST_SECONDS, Access, LogReader, Objects, connect, end
 
 RETRY_SECONDS = 2.0
 MOST_PLANS = 10_000  # that wait to be looked at

@@ -22,17 +22,13 @@ import numpy as np
 from nats.aio.msg import Msg
 from nats.js import api
 
-from fedseed.configuration import Recipe
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError, RecipeError
-from fedseed.federation.attendance import Attendance
-from fedseed.federation.connection import REQUEST_SECONDS, Access, LogReader, LogWriter, Objects, connect, log_end
 from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.ledger import RunFolder, resident_memory
-from fedseed.federation.refusals import Refusals
-from fedseed.federation.rounds import Gathered, Rounds, Spent
-from fedseed.federation.server_log import ServerLog
-from fedseed.federation.wire import (
+from fedseed.federation.cost import Spent
+from fedseed.federation.membership import Attendance
+from fedseed.federation.messages import EVERYBODY, FRAME_BYTES, Kind, Message
+from fedseed.federation.protocol import (
     SILENT,
     STORED,
     Entry,
@@ -52,14 +48,19 @@ from fedseed.federation.wire import (
     step_entry,
     token,
 )
-from fedseed.layout import ITEM_BYTES
-from fedseed.messages import EVERYBODY, FRAME_BYTES, Kind, Message
+from fedseed.federation.rejected import Refusals
 from fedseed.methods import FedKSeed, Method
 from fedseed.methods.fedavg import Weights
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import LINK_BYTES, begin, scan
 from fedseed.reports.apart import draw_apart
 from fedseed.reports.progress import Progress
+from fedseed.runs.folder import RunFolder, resident_memory
+from fedseed.runs.loop import Gathered, Rounds
+from fedseed.runs.recipe import Recipe
+from fedseed.transport.nats import REQUEST_SECONDS, Access, LogReader, LogWriter, Objects, connect, log_end
+from fedseed.transport.server_log import ServerLog
+from fedseed.weights.layout import ITEM_BYTES
 
 RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not answered
 BRING_SECONDS = 60.0  # for a client to bring the base's weights, which a dense method's coordinator begins with

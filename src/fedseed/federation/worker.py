@@ -8,18 +8,18 @@ import numpy as np
 import torch
 
 from fedseed.errors import NonFiniteError
-from fedseed.federation.rounds import Spent
-from fedseed.messages import Kind, Message
+from fedseed.federation.cost import Spent
+from fedseed.federation.messages import Kind, Message
 from fedseed.methods import FedSGD, Method
 from fedseed.methods.base import Attack
 from fedseed.methods.fedsgd import Gradient
+from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
-from fedseed.parameters import ParameterSpace
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 from fedseed.training.client import Effort, JointClient, JointClients, LocalClient, add_gradients
-from fedseed.training.objectives import Objective
+from fedseed.weights.space import ParameterSpace
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""FedIT, FedPTuning, FedPrompt: FedAvg of an adapter (`fedseed.adapters`) in place of the whole model.
+"""FedIT, FedPTuning, FedPrompt: FedAvg of an adapter (`fedseed.models.adapters`) in place of the whole model.
 
 FedIT: Zhang et al., "Towards Building the Federated GPT: Federated Instruction Tuning", ICASSP 2024: LoRA with rank 8
 and alpha 16, Adam. With `training.optimizer = "sgd"` it is FedKSeed's and Ferret's FedIT-SGD.
@@ -9,8 +9,8 @@ local rate is 3e-4.
 
 from typing import ClassVar, Literal
 
-from fedseed.adapters import Adapter, LoRA, PromptTuning, PTuning
 from fedseed.methods.fedavg import FedAvg
+from fedseed.models.adapters import Adapter, LoRA, PromptTuning, PTuning
 from fedseed.training.settings import LocalTraining
 
 _SGD = LocalTraining(optimizer="sgd", rate=3e-4, epochs=1, batch=1, accumulation=1)

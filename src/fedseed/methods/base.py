@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from fedseed.adapters import Adapter
 from fedseed.errors import MessageError
-from fedseed.layout import BlockRule, Layout
+from fedseed.models.adapters import Adapter
 from fedseed.randomness import Basis
 from fedseed.training.settings import LocalTraining
+from fedseed.weights.layout import BlockRule, Layout
 
 if TYPE_CHECKING:  # the client side hands these in; nothing here imports torch
-    from fedseed.parameters import ParameterSpace
+    from fedseed.weights.space import ParameterSpace
 
 Floats = NDArray[np.float32]
 Weighting = Literal["equal", "examples"]

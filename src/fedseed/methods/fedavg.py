@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
 from fedseed.errors import MessageError
-from fedseed.layout import ITEM_BYTES, Layout
 from fedseed.methods.base import Client, Contribution, Floats, Method, Nothing, Payload, State, Weighting
 from fedseed.training.settings import LocalTraining
+from fedseed.weights.layout import ITEM_BYTES, Layout
 
 if TYPE_CHECKING:
-    from fedseed.parameters import ParameterSpace
+    from fedseed.weights.space import ParameterSpace
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.layout import Layout
-from fedseed.messages import Reader, f32_bytes, u32_bytes
 from fedseed.methods.base import Attack, Client, Contribution, Floats, State, Weighting
+from fedseed.methods.payload import Reader, f32_bytes, u32_bytes
 from fedseed.methods.zeroth import ZerothOrder, check_scalars, corrupt_scalars
 from fedseed.randomness import Domain, derive
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import uniform_integers
+from fedseed.weights.layout import Layout
 
 if TYPE_CHECKING:
-    from fedseed.parameters import ParameterSpace
+    from fedseed.weights.space import ParameterSpace
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class FedKSeed(ZerothOrder):
 
     def train(self, state: FedKSeedState, plan: Pool, client: Client) -> Pairs:
         """T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining)."""
-        from fedseed.parameters import Term
+        from fedseed.weights.space import Term
 
         basis = self.directions(plan.seed)
         order = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
@@ -196,7 +196,7 @@ class FedKSeed(ZerothOrder):
 
     def apply(self, state: FedKSeedState, step: Accumulated, space: "ParameterSpace") -> None:
         """w = w0 - eta sum_j A_j z_j, in one pass and one rounding (Eq. 4)."""
-        from fedseed.parameters import Term
+        from fedseed.weights.space import Term
 
         space.rebuild([Term(self.directions(state.pool), step.accumulator)], scale=-self.rate)
 

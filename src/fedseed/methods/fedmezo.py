@@ -29,15 +29,15 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.layout import ITEM_BYTES, Layout
-from fedseed.messages import Reader, f32_bytes, u32_bytes
 from fedseed.methods.base import Attack, Client, Contribution, Floats, Nothing, Payload, Weighting
 from fedseed.methods.fedavg import Averaged, FedAvgState, read_weights, to_floats
+from fedseed.methods.payload import Reader, f32_bytes, u32_bytes
 from fedseed.methods.zeroth import ZerothOrder, check_scalars, corrupt_scalars
 from fedseed.randomness import Domain, derive
+from fedseed.weights.layout import ITEM_BYTES, Layout
 
 if TYPE_CHECKING:
-    from fedseed.parameters import ParameterSpace
+    from fedseed.weights.space import ParameterSpace
 
 LOSSES = 5  # rounds that the mean training loss goes back
 Personal = Literal["constant", "random", "loss", "loss-5", "update"]
@@ -263,7 +263,7 @@ class FedMeZO(Averaged, ZerothOrder):
 
     def train(self, state: FedMeZOState, plan: Nothing | Rate, client: Client) -> Tuned | Trace:
         """H steps along directions of the client's own seed; a step without a usable loss is left out."""
-        from fedseed.parameters import Term
+        from fedseed.weights.space import Term
 
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         basis = self.directions(seed)
@@ -371,7 +371,7 @@ class FedMeZO(Averaged, ZerothOrder):
         if self.travel == "tensors":
             super().apply(state, step, space)
             return
-        from fedseed.parameters import Term
+        from fedseed.weights.space import Term
 
         if not step.branches:
             return

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from pydantic import PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
-from fedseed.layout import ITEM_BYTES
-from fedseed.messages import Reader, u32_bytes
 from fedseed.methods.base import Client, Contribution, Nothing
 from fedseed.methods.fedavg import Dense, FedAvgState, read_weights, to_floats
+from fedseed.methods.payload import Reader, u32_bytes
+from fedseed.weights.layout import ITEM_BYTES
 
 
 @dataclass(frozen=True)

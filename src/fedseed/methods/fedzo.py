@@ -44,7 +44,7 @@ class FedZO(Averaged, ZerothOrder):
 
     def train(self, state: FedAvgState, plan: Nothing, client: Client) -> Weights:
         """T steps along directions of the client's own seed, then the weights."""
-        from fedseed.parameters import Term
+        from fedseed.weights.space import Term
 
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         basis = self.directions(seed)

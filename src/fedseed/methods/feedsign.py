@@ -30,7 +30,7 @@ from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 
 if TYPE_CHECKING:
-    from fedseed.parameters import ParameterSpace
+    from fedseed.weights.space import ParameterSpace
 
 Signs = NDArray[np.int8]
 PRIVACY_DELTA = 1e-5

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.layout import BlockRule, Layout
-from fedseed.messages import Reader, f32_bytes, u32_bytes, u64_bytes
 from fedseed.methods.base import Client, Contribution, Floats, Method, State, Weighting
+from fedseed.methods.payload import Reader, f32_bytes, u32_bytes, u64_bytes
 from fedseed.randomness import Basis, Domain, derive
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.training.settings import LocalTraining
+from fedseed.weights.layout import BlockRule, Layout
 
 if TYPE_CHECKING:
-    from fedseed.parameters import ParameterSpace
+    from fedseed.weights.space import ParameterSpace
 
 Counts = NDArray[np.int64]
 EXACT_LIMIT = 512  # `exact` needs K_l^2 inner products of length d_l and K_l^2 numbers of memory
@@ -264,7 +264,7 @@ class Ferret(Method):
 
     def apply(self, state: FerretState, step: FerretStep, space: "ParameterSpace") -> None:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
-        from fedseed.parameters import Term  # the model's side: torch is there
+        from fedseed.weights.space import Term  # the model's side: torch is there
 
         terms = [Term(self._basis(part.seed), part.gammas) for part in step.parts]
         if terms:

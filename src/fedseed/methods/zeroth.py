@@ -12,13 +12,13 @@ import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.layout import Layout
 from fedseed.methods.base import Attack, Client, Floats, Method, Nothing, State
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_SIZE
+from fedseed.weights.layout import Layout
 
 if TYPE_CHECKING:
-    from fedseed.parameters import ParameterSpace, Term
+    from fedseed.weights.space import ParameterSpace, Term
 
 # A projection beyond this is no measurement of a loss: it is refused, so that one client can't destroy the model.
 LARGEST_SCALAR = 1e6
@@ -97,7 +97,7 @@ class Stepwise(ZerothOrder):
 
     Args (besides those of `ZerothOrder`):
         optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published), "momentum" or "adam"
-            (`fedseed.moments`; 4 or 8 bytes of memory per parameter; a replay restores its averages).
+            (`fedseed.optimizers.moments`; 4 or 8 bytes of memory per parameter; a replay restores its averages).
         beta1: decay of the average gradient, for momentum and Adam.
         beta2: decay of the average squared gradient, for Adam.
         adam_eps: keeps Adam's denominator away from zero.
@@ -154,7 +154,7 @@ class Stepwise(ZerothOrder):
 
     def move(self, state: StepState, coefficients: np.ndarray[Any, Any], space: "ParameterSpace") -> None:
         """w <- w - eta sum_i c_i z_i along the directions of the step after `state`."""
-        from fedseed.parameters import Term
+        from fedseed.weights.space import Term
 
         if not len(coefficients):
             return
@@ -170,7 +170,7 @@ class Stepwise(ZerothOrder):
         if self.optimizer == "sgd":
             space.add_terms(terms, scale=-self.rate, rounding=rounding)
             return
-        from fedseed.moments import Rule
+        from fedseed.optimizers.moments import Rule
 
         space.descend(terms, Rule(self.optimizer, self.rate, self.beta1, self.beta2, self.adam_eps), rounding)
 

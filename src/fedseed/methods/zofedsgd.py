@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError
-from fedseed.messages import Reader, f32_bytes, u32_bytes
 from fedseed.methods.base import Attack, Client, Contribution, Floats, Nothing, Weighting
+from fedseed.methods.payload import Reader, f32_bytes, u32_bytes
 from fedseed.methods.zeroth import StepState, Stepwise, check_scalars, corrupt_scalars
 from fedseed.randomness import Domain, derive
 
 if TYPE_CHECKING:
-    from fedseed.parameters import ParameterSpace
+    from fedseed.weights.space import ParameterSpace
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class ZOFedSGD(Stepwise):
 
     def apply(self, state: StepState, step: Projections, space: "ParameterSpace") -> None:
         """w <- w - eta sum_k c_k rho_k z_k, rounded once."""
-        from fedseed.parameters import Term
+        from fedseed.weights.space import Term
 
         if step.indices is None:
             self.move(state, step.scalars, space)

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedseed.adapters import Adapter, AnyAdapter
 from fedseed.durable import replacing
 from fedseed.errors import MessageError, OrbitError
-from fedseed.layout import ITEM_BYTES, Layout
 from fedseed.methods import METHODS, Method
 from fedseed.methods.base import State
+from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.randomness.stream import STREAM_VERSION
+from fedseed.weights.layout import ITEM_BYTES, Layout
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ class Header:
 
     Args:
         base: the base's name or folder, as the recipe gave it.
-        base_digest: digest of the base (`fedseed.parameters.base_digest`).
+        base_digest: digest of the base (`weights.space.base_digest`).
         dtype: the dtype the base was loaded in.
         layout: the trainable tensors and blocks.
         method: the method with all its settings.
@@ -72,7 +72,7 @@ class Header:
         trainable: name patterns of the trainable parameters, None for all.
         first: number of the first step that is held; above 1 only in a compacted orbit.
         classes: names of the classes that an image classifier tells apart, in the order of its outputs; none: the base
-            is no classifier, or was loaded with the head it has. With the seed they give a new head (`fedseed.heads`).
+            is no classifier, or was loaded with the head it has. With the seed they give a new head (`models.heads`).
         adapter: the adapter that is tuned in place of the model, None for none.
     """
 

@@ -5,13 +5,13 @@ from typing import cast
 
 import torch
 
-from fedseed import adapters
-from fedseed.deferred import Deferred
 from fedseed.errors import MessageError, OrbitError
 from fedseed.methods import Method
 from fedseed.methods.base import State
+from fedseed.models import adapters
 from fedseed.orbit.file import NO_DIGEST, Orbit, Record
-from fedseed.parameters import ParameterSpace, base_digest
+from fedseed.weights.deferred import Deferred
+from fedseed.weights.space import ParameterSpace, base_digest
 
 Progress = Callable[[int], None]
 
@@ -20,7 +20,7 @@ def replay(
     orbit: Orbit, model: torch.nn.Module, upto: int | None, progress: Progress | None, check_all: bool = False
 ) -> str:
     """What `Orbit.replay` does."""
-    from fedseed.models import choose_trainable  # it brings transformers, which a run on other models needs not
+    from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
 
     count = orbit.check_upto(upto)
     header = orbit.header
@@ -45,7 +45,7 @@ def replay(
 
 def equip(orbit: Orbit, model: torch.nn.Module) -> torch.nn.Module:
     """What `Orbit.equip` does."""
-    from fedseed.models import choose_trainable
+    from fedseed.models.loading import choose_trainable
 
     header = orbit.header
     check_base(orbit, base_digest(model))

@@ -31,8 +31,8 @@ def draw_apart(folder: Path, name: str, probabilities: list[float] | None) -> No
 def main() -> None:
     """What the other process does."""
     from fedseed.durable import replacing
-    from fedseed.federation.ledger import read_metrics
     from fedseed.reports.pictures import LABELS, draw_probabilities, draw_runs
+    from fedseed.reports.results import read_metrics
 
     folder, name = Path(sys.argv[1]), sys.argv[2]
     probabilities: Any = json.load(sys.stdin)

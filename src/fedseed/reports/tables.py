@@ -4,13 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from fedseed.bench import Cost
 
 
 def human_bytes(count: float) -> str:
@@ -150,29 +147,6 @@ _TEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^
 
 def _tex(text: str) -> str:
     return "".join(_TEX.get(c, c) for c in text)
-
-
-def cost_table(cost: "Cost") -> list[Table | str]:
-    """What a run will cost: what a terminal shows, from top to bottom."""
-
-    def table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-        made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-        made.add_column(no_wrap=True)
-        made.add_column(justify="right", no_wrap=True)
-        for row in rows:
-            made.add_row(*row)
-        return made
-
-    title = f"{cost.parameters:,} parameters in {cost.dtype}, {cost.threads} threads"
-    per_round = sum(cost.round.values())
-    rows = [(phase, f"{human_seconds(s)}  {s / per_round:5.1%}") for phase, s in cost.round.items()]
-    return [
-        table(title, [(name, human_seconds(seconds)) for name, seconds in cost.operations.items()]),
-        table(f"a round with {cost.clients} clients", [*rows, ("together", f"{human_seconds(per_round)} 100.0%")]),
-        f"{cost.rounds:,} rounds and {cost.evaluations:,} evaluations of {human_seconds(cost.evaluation)}: about "
-        f"{human_seconds(cost.total)}. A client sends {human_bytes(cost.bytes_up)} a round and receives "
-        f"{human_bytes(cost.bytes_down)}.",
-    ]
 
 
 def human_seconds(seconds: float) -> str:

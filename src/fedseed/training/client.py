@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedseed.errors import NonFiniteError
-from fedseed.parameters import Floats, ParameterSpace, Projection
+from fedseed.objectives.losses import Objective
 from fedseed.randomness import Basis, Domain, derive, permutation
-from fedseed.spill import Spilled
-from fedseed.training.objectives import Objective
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
 from fedseed.training.streaming import gradients_taken
+from fedseed.weights.offload import Spilled
+from fedseed.weights.space import Floats, ParameterSpace, Projection
 
 
 @dataclass

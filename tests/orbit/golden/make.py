@@ -17,7 +17,7 @@ from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.methods.zofedsgd import Projections
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
-from fedseed.parameters import base_digest
+from fedseed.weights.space import base_digest
 
 FOLDER = Path(__file__).parent
 DIGESTS = FOLDER / "digests.json"

@@ -1,0 +1,10 @@
+"""The command line, a file for each group of commands."""
+
+from typing import Any
+
+
+def main() -> Any:
+    """The entry point of the command `fedseed`."""
+    from fedseed.cli.app import main
+
+    return main()

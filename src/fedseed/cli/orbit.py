@@ -1,0 +1,187 @@
+"""`fedseed orbit ...`: look at orbits, check them, replay them, make new ones of them, sign them."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.models import adapters
+from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
+from fedseed.orbit.card import card
+
+app = typer.Typer(help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True)
+console = Console()
+
+PathArgument = Annotated[Path, typer.Argument(help="The orbit file.")]
+NewFile = Annotated[Path, typer.Option("--out", help="The new orbit file; must not exist.")]
+BaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--base", help="The base: a name, its folder, or a folder with several. Default: what the orbit names."
+    ),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where to replay: cpu, cuda, cuda:1, ...")]
+
+
+@app.command()
+def info(path: PathArgument) -> None:
+    """Show what an orbit holds."""
+    orbit = Orbit.open(path)
+    header = orbit.header
+    layout = header.layout
+    settings = header.method.model_dump(exclude={"name", "training"})
+    rows: list[tuple[str, str]] = [
+        ("base", f"{header.base} ({header.dtype})"),
+        ("base digest", header.base_digest),
+        ("parameters", f"{layout.size:,} in {len(layout.tensors)} tensors, {len(layout.block_sizes)} blocks"),
+        *([] if header.adapter is None else [("adapter", _settings(header.adapter.settings.model_dump()))]),
+        ("method", header.method.name),
+        ("settings", _settings(settings)),
+        ("seed", str(header.seed)),
+        ("steps", str(orbit.last) if header.first == 1 else f"{orbit.last}, only the last is held (compacted)"),
+        ("state", _state(orbit)),
+        ("file size", f"{orbit.size:,} bytes ({layout.dense_bytes / orbit.size:,.0f} times less than the model)"),
+    ]
+    if orbit.parts:
+        rows.append(("final digest", _digest(orbit.parts[-1].digest)))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    console.print(table)
+
+
+@app.command()
+def verify(
+    path: PathArgument,
+    replay: Annotated[bool, typer.Option("--replay", help="Also replay, and compare every recorded digest.")] = False,
+    key: Annotated[Path | None, typer.Option(help="Public key: also check the signature.")] = None,
+    signed: Annotated[Path | None, typer.Option("--signature", help="The signature. Default: PATH.sig.")] = None,
+    base: BaseOption = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Check an orbit: checksums, chain, every step's content; if asked, digests and signature."""
+    if signed is not None and key is None:
+        raise RecipeError("--signature needs --key, the signer's public key")
+    orbit = Orbit.open(path)
+    orbit.check_steps()
+    _say(f"{len(orbit):,} steps up to {orbit.last:,}: checksums, chain and contents are right")
+    _say(_state(orbit))
+    if key is not None:
+        signature.verify(path, key, signed)
+        _say(f"the signature is that of {key.name}")
+    if replay:
+        recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
+        digest = _replay(orbit, orbit.last, base, device, check_all=True)[2]
+        _say(f"replayed: {recorded} recorded digests are right; the last is {digest}")
+
+
+@app.command()
+def replay(
+    path: PathArgument,
+    out: Annotated[Path, typer.Option(help="Folder to write the model to; must not hold one.")],
+    base: BaseOption = None,
+    upto: Annotated[int | None, typer.Option(help="Apply the steps up to this number only.")] = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Rebuild the model (or the adapter) and write a folder that transformers (or peft) loads, with a model card."""
+    orbit = Orbit.open(path)
+    count = orbit.check_upto(upto)
+    if (out / "config.json").exists() or (out / "adapter_config.json").exists():
+        raise FedseedError(f"{out} holds a model already: choose another folder with --out")
+    model, tokenizer, digest = _replay(orbit, count, base, device)
+    if orbit.header.adapter is None:
+        model.save_pretrained(out)
+    else:
+        adapters.save(model, out)
+    tokenizer.save_pretrained(out)
+    (out / "README.md").write_text(card(orbit, count, digest, path.name), encoding="utf-8")
+    _say(f"{count} steps applied; digest {digest}")
+    _say(f"{'Model' if orbit.header.adapter is None else 'Adapter'}: {out}")
+
+
+@app.command()
+def rollback(
+    path: PathArgument,
+    to: Annotated[int, typer.Option(help="Number of the last step to keep.")],
+    out: NewFile,
+) -> None:
+    """Write the steps up to a number into a new orbit. What comes after may be damaged; PATH is not changed."""
+    orbit = edit.rollback(path, to, out)
+    _say(f"{out}: {orbit.last:,} steps, {orbit.size:,} bytes")
+
+
+@app.command()
+def compact(path: PathArgument, out: NewFile) -> None:
+    """Keep only the final model, for a method whose newest step replaces all before it (FedKSeed)."""
+    orbit = edit.compact(path, out)
+    _say(f"{out}: step {orbit.last:,} only, {orbit.size:,} bytes")
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(help="An orbit file.")],
+    second: Annotated[Path, typer.Argument(help="Another.")],
+) -> None:
+    """Say what tells two orbits apart: settings, the first step that differs."""
+    a, b = Orbit.open(first), Orbit.open(second)
+    for line in edit.differences(a, b) or [f"the same base, settings and {a.last:,} steps"]:
+        _say(line)
+
+
+@app.command()
+def keygen(key: Annotated[Path, typer.Argument(help="Where the private key goes; the public one to KEY.pub.")]) -> None:
+    """Make an Ed25519 key to sign orbits with."""
+    public = signature.generate_key(key)
+    _say(f"private key: {key} (keep it to yourself); public key: {public}")
+
+
+@app.command()
+def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private key's file.")]) -> None:
+    """Sign an orbit with Ed25519; the signature goes to PATH.sig."""
+    _say(f"signature: {signature.sign(path, key)}")
+
+
+def _settings(table: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in table.items())
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _state(orbit: Orbit) -> str:
+    return "complete" if orbit.complete else "not complete: the run has not ended, or the file's end is cut off"
+
+
+def _digest(digest: str) -> str:
+    return "not recorded" if digest == NO_DIGEST else digest
+
+
+def _replay(orbit: Orbit, count: int, base: str | None, device: str, check_all: bool = False) -> tuple[Any, Any, str]:
+    """Load the base and replay onto it, with a bar; returns model, tokenizer and digest."""
+    from fedseed.models.heads import Head
+    from fedseed.models.loading import find_base, load_model, quiet
+
+    quiet()
+    header = orbit.header
+    head = Head(header.classes, header.seed) if header.classes else None
+    if base is None:
+        model, tokenizer = load_model(header.base, header.dtype, head=head)
+    else:
+        model, tokenizer = find_base(base, header.dtype, header.base_digest, head)
+    model = orbit.equip(model)
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise RecipeError(f"--device {device}: {str(error).splitlines()[0]}") from error
+    if not console.is_terminal:
+        _say(f"replaying {count:,} steps")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("replaying", total=count)
+        digest = orbit.replay(model, count, lambda number: bar.update(task, completed=number), check_all)
+    return model, tokenizer, digest

@@ -1,0 +1,485 @@
+"""Sweeps: several recipes over seeds, data scenarios and grids of settings, laid side by side.
+
+    1. choosing   every point of a run's grid, on the task's validation examples (evaluate_on = "validation")
+    2. results    the point with the best validation metric, over all seeds, on the task's test examples
+
+Every run is a folder named by its settings and a process of its own, so that its peak memory is its own. A sweep that
+was stopped goes on where it was: finished runs are read, an unfinished one is resumed (`fedseed run --resume`).
+The plan is free of torch; the processes that run are not.
+"""
+
+import json
+import os
+import re
+import threading
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import product
+from math import inf, isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+
+from fedseed.durable import write_whole
+from fedseed.errors import RecipeError
+from fedseed.experiments.worker_pool import STOPPED, Helpers, Job
+from fedseed.reports.results import read_metrics, read_summary
+from fedseed.reports.tables import Sheet, human_bytes, human_seconds, spread
+from fedseed.runs.recipe import explain, packaged_recipes, read_recipe
+
+Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
+Say = Callable[[str], None]
+LOWER_IS_BETTER = ("loss", "perplexity")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+
+class SweepRun(_Table):
+    """One line of the tables.
+
+    Args:
+        label: its name there.
+        recipe: a TOML file (beside the sweep's, if it is relative) or the name of a packaged recipe.
+        set: settings, "key=value" each.
+        grid: values to choose from, by key; all combinations are tried.
+    """
+
+    label: str
+    recipe: str
+    set: list[str] = []
+    grid: dict[str, list[Any]] = {}
+
+    def points(self) -> list[Point]:
+        """All combinations of the grid's values; one empty one without a grid."""
+        return [
+            tuple(f"{key}={json.dumps(value)}" for key, value in zip(self.grid, values, strict=True))
+            for values in product(*self.grid.values())
+        ]
+
+
+class Scenario(_Table):
+    """One block of the tables.
+
+    Args:
+        name: its name.
+        set: settings that all runs share, such as how data is dealt.
+        also: further settings of single runs, by label; they come last but for a grid's.
+    """
+
+    name: str
+    set: list[str] = []
+    also: dict[str, list[str]] = {}
+
+
+class Sweep(_Table):
+    """A whole sweep.
+
+    Args:
+        title: for the tables.
+        seeds: the runs' seeds for the results.
+        choose_seeds: those for choosing; the first of `seeds` by default.
+        choose_in: the scenario in which each run's point is chosen for all of them; by default each has its own.
+        metric: what the best point is chosen by, on validation examples.
+        set: settings of all runs.
+        choose_set: further settings while choosing, such as "evaluation.rouge=false".
+        scenarios: blocks of the tables ([[scenario]]).
+        runs: their lines ([[run]]).
+    """
+
+    title: str = ""
+    seeds: list[NonNegativeInt] = Field([1], min_length=1)
+    choose_seeds: list[NonNegativeInt] | None = Field(None, min_length=1)
+    choose_in: str | None = None
+    metric: str = "loss"
+    set: list[str] = []
+    choose_set: list[str] = []
+    scenarios: list[Scenario] = Field([Scenario(name="")], alias="scenario", min_length=1)
+    runs: list[SweepRun] = Field(alias="run", min_length=1)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "Sweep":
+        for what, names in (("scenario", [s.name for s in self.scenarios]), ("run", [r.label for r in self.runs])):
+            if len({slug(name) for name in names}) < len(names):
+                raise ValueError(f"two {what}s have the same name, or names that give the same folder: {names}")
+        if self.choose_in is not None and self.choose_in not in {scenario.name for scenario in self.scenarios}:
+            raise ValueError(f"choose_in = {self.choose_in!r}: there is no such scenario")
+        labels = {run.label for run in self.runs}
+        for scenario in self.scenarios:
+            if unknown := scenario.also.keys() - labels:
+                raise ValueError(f"scenario {scenario.name!r} has settings for {sorted(unknown)}: there is no such run")
+        if any(not values for run in self.runs for values in run.grid.values()):
+            raise ValueError("a grid's key has no values")
+        return self
+
+
+@dataclass(frozen=True)
+class Line:
+    """A finished line of the tables.
+
+    Args:
+        scenario: the block's name.
+        label: the line's.
+        point: the chosen settings.
+        tried: mean validation metric of each point, if there were several.
+        edge: a grid's key whose chosen value is the first or last of its values: the best one may lie beyond.
+        folders: of the finished runs, by seed.
+        failed: why runs have no result, by seed.
+    """
+
+    scenario: str
+    label: str
+    point: Point
+    tried: Mapping[Point, float]
+    edge: str | None
+    folders: Mapping[int, Path]
+    failed: Mapping[int, str]
+
+
+def slug(text: str) -> str:
+    """A text as part of a folder's name."""
+    return re.sub(r"[^A-Za-z0-9.=+_-]+", "-", text).strip("-")
+
+
+def packaged_sweeps() -> dict[str, Path]:
+    """Sweeps that come with fedseed, by name."""
+    folder = Path(str(files("fedseed") / "recipes" / "sweeps"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def find_sweep(source: str) -> Path | None:
+    """The file of a sweep: a packaged one's name, or a TOML file with [[run]]; None: something else."""
+    path = Path(source)
+    if not path.is_file():
+        return None if source in packaged_recipes() else packaged_sweeps().get(source)
+    try:
+        return path if "run" in tomllib.loads(path.read_text(encoding="utf-8")) else None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return None  # reading it as a recipe says what is wrong
+
+
+def read_sweep(path: Path) -> Sweep:
+    """A sweep from its file.
+
+    Raises:
+        RecipeError: it is wrong; names the key.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        sweep = Sweep.model_validate(data)
+    except OSError as error:
+        raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not valid TOML: {error}") from error
+    except ValidationError as error:
+        raise RecipeError(f"{path}: {explain(error, data, Sweep)}") from error
+    beside = [
+        run.model_copy(update={"recipe": str(path.parent / run.recipe)})
+        if run.recipe.endswith(".toml") and not Path(run.recipe).is_absolute()
+        else run
+        for run in sweep.runs
+    ]
+    return sweep.model_copy(update={"runs": beside})
+
+
+def parse_grid(text: str) -> tuple[str, list[Any]]:
+    """Key and values of a text such as "method.rate=1e-3,3e-4".
+
+    Raises:
+        RecipeError: it is written otherwise.
+    """
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip() or not values.strip():
+        raise RecipeError(f"--grid {text}: write key=value,value, such as method.rate=1e-3,3e-4")
+    try:
+        return key.strip(), tomllib.loads(f"values = [{values}]")["values"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), [value.strip() for value in values.split(",")]  # bare text needs no quotes
+
+
+class Sweeping:
+    """A sweep going on in a folder.
+
+    Args:
+        sweep: what is to be run.
+        out: the folder.
+        say: shows a line of progress.
+        jobs: runs at a time; the machine's cores are shared out among them.
+
+    Raises:
+        RecipeError: a recipe or setting is wrong; nothing has been run then.
+    """
+
+    def __init__(self, sweep: Sweep, out: Path, say: Say = print, jobs: int = 1) -> None:
+        self.sweep = sweep
+        self.out = out
+        self.say = say
+        self.jobs = jobs
+        self.helpers = Helpers(max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
+        self._counting = threading.Lock()
+        self._done = 0
+        self._choosing = sweep.choose_seeds or sweep.seeds[:1]
+        self.total = 0
+        self._folders: set[Path] = set()
+        for scenario in sweep.scenarios:
+            for run in sweep.runs:
+                points = run.points()
+                choosing = len(points) > 1 and sweep.choose_in in (None, scenario.name)
+                self.total += len(sweep.seeds) + (len(points) * len(self._choosing) if choosing else 0)
+                for point in points:
+                    self._check(scenario, run, point, choosing)
+
+    def run(self) -> list[Line]:
+        """Run what is missing; returns the tables' lines. A run that fails is told of and left out."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            chosen = {
+                (scenario.name, run.label): pool.submit(self._choose, scenario, run)
+                for scenario in self.sweep.scenarios
+                for run in self.sweep.runs
+                if self.sweep.choose_in in (None, scenario.name)
+            }
+            # a line waits for what is chosen: all of that is ahead of it in the pool
+            lines = [
+                pool.submit(self._line, scenario, run, chosen[self.sweep.choose_in or scenario.name, run.label])
+                for scenario in self.sweep.scenarios
+                for run in self.sweep.runs
+            ]
+            try:
+                return [line.result() for line in lines]
+            except BaseException:  # Ctrl-C, or a recipe that turned out wrong: nothing goes on behind the caller's back
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            finally:
+                self.helpers.stop()
+
+    def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
+        job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)
+        if job.folder in self._folders:
+            raise RecipeError(f'run "{run.label}": two points of its grid have names that give the same folder')
+        self._folders.add(job.folder)
+        task = read_recipe(job.recipe, job.settings).task
+        if choosing:
+            if "evaluate_on" not in type(task).model_fields:
+                raise RecipeError(
+                    f'run "{run.label}" has a grid, but task.name = "{task.name}" has no validation examples to choose '
+                    "on (task.evaluate_on): give one value for each key"
+                )
+            job = self._job(scenario, run, point, self._choosing[0], choosing=True)
+            read_recipe(job.recipe, job.settings)
+
+    def _job(self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool) -> Job:
+        own = scenario.also.get(run.label, [])
+        settings = [*self.sweep.set, *scenario.set, *run.set, *own, *point, f"seed={seed}"]
+        parts = [slug(scenario.name), slug(run.label)]
+        if choosing:
+            settings += ['task.evaluate_on="validation"', *self.sweep.choose_set]
+            parts.append("choosing")
+        if point:
+            parts.append(slug("_".join(point)))
+        folder = self.out.joinpath(*filter(None, parts), f"seed-{seed}")
+        what = " ".join(filter(None, (scenario.name, run.label, *map(_short, point), f"seed {seed}")))
+        return Job(f"{what}{', on validation examples' if choosing else ''}", folder, run.recipe, tuple(settings))
+
+    def _choose(self, scenario: Scenario, run: SweepRun) -> tuple[Point, dict[Point, float]]:
+        """The best point, and the mean validation metric of each, if there are several."""
+        points = run.points()
+        if len(points) == 1:
+            return points[0], {}
+        tried = {}
+        for point in points:
+            jobs = [self._job(scenario, run, point, seed, choosing=True) for seed in self._choosing]
+            tried[point] = fmean([self._metric(self._run(job)) for job in jobs])
+        lower = self.sweep.metric in LOWER_IS_BETTER
+        return min(points, key=lambda p: _worst(tried[p] if lower else -tried[p])), tried
+
+    def _line(self, scenario: Scenario, run: SweepRun, chosen: Future[tuple[Point, dict[Point, float]]]) -> Line:
+        best, tried = chosen.result()
+        folders, failed = {}, {}
+        for seed in self.sweep.seeds:
+            job = self._job(scenario, run, best, seed, choosing=False)
+            problem = self._run(job)
+            if isinstance(problem, str):
+                failed[seed] = problem
+            else:
+                folders[seed] = job.folder
+        return Line(scenario.name, run.label, best, tried, _edge(run, best), folders, failed)
+
+    def _metric(self, result: Mapping[str, Any] | str) -> float:
+        if isinstance(result, str):
+            return inf if self.sweep.metric in LOWER_IS_BETTER else -inf
+        if self.sweep.metric not in result["final"]:
+            names = ", ".join(result["final"])
+            raise RecipeError(f'metric = "{self.sweep.metric}": the runs measure {names}')
+        return float(result["final"][self.sweep.metric])
+
+    def _run(self, job: Job) -> dict[str, Any] | str:
+        """The summary of a run, which is run if it is not finished; or why it failed."""
+        there = (job.folder / "summary.json").exists()
+        began = time.perf_counter()
+        problem = self.helpers.run(job)
+        if self.helpers.stopped:
+            return STOPPED
+        with self._counting:
+            self._done += 1
+            head = f"[{self._done}/{self.total}] {job.name}"
+        if problem is not None:
+            self.say(f"{head}: failed: {problem}")
+            return problem
+        summary = read_summary(job.folder)
+        metrics = ", ".join(f"{k} {v:.3f}" for k, v in summary["final"].items() if k in ("loss", "rouge_l", "accuracy"))
+        spent = "there already" if there else f"{time.perf_counter() - began:.0f} s"
+        self.say(f"{head}: {metrics} ({spent})")
+        return summary
+
+
+def _short(setting: str) -> str:
+    """A setting without the tables its key is in."""
+    key, _, value = setting.partition("=")
+    return f"{key.rpartition('.')[2]}={value.strip(chr(34))}"
+
+
+def _worst(value: float) -> float:
+    return value if isfinite(value) else inf
+
+
+def _edge(run: SweepRun, point: Point) -> str | None:
+    for (key, values), setting in zip(run.grid.items(), point, strict=True):
+        if len(values) > 2 and setting.partition("=")[2] in (json.dumps(values[0]), json.dumps(values[-1])):
+            return key
+    return None
+
+
+# -- what comes of it --------------------------------------------------------------------------------------------------
+
+
+def sheets(sweep: Sweep, lines: Sequence[Line]) -> list[Sheet]:
+    """The tables: one for each scenario, and one with what was chosen from."""
+    made = []
+    for scenario in sweep.scenarios:
+        mine = [line for line in lines if line.scenario == scenario.name]
+        results = {line.label: [read_summary(folder) for folder in line.folders.values()] for line in mine}
+        made += [_results_sheet(sweep, scenario, mine, results), _costs_sheet(scenario, results)]
+    shown = [line for line in lines if sweep.choose_in in (None, line.scenario)]
+    tried = [
+        [line.scenario, line.label, " ".join(map(_short, point)) + (" (chosen)" if point == line.point else ""),
+         f"{value:.4f}"]
+        for line in shown
+        for point, value in line.tried.items()
+    ]  # fmt: skip
+    if tried:
+        edges = ", ".join(" ".join(filter(None, (line.scenario, line.label))) for line in shown if line.edge)
+        note = f"Mean over seeds {sweep.choose_seeds or sweep.seeds[:1]}."
+        note += f" Chosen at a grid's end, so that a better value may lie beyond it: {edges}." if edges else ""
+        head = ("scenario", "method", "setting", f"validation {sweep.metric}")
+        made.append(Sheet("Chosen on validation examples", head, tried, note))
+    return made
+
+
+def _results_sheet(
+    sweep: Sweep, scenario: Scenario, lines: Sequence[Line], results: Mapping[str, list[dict[str, Any]]]
+) -> Sheet:
+    # an adapter's new parameters can change what a model says before any tuning: the base is what most runs begin with
+    starts = [found[0] for found in results.values() if found]
+    counted = Counter(str(summary["baseline"]) for summary in starts)
+    known = max(starts, key=lambda summary: counted[str(summary["baseline"])], default=None)
+    scores = ("rouge_l", "accuracy", "loss", "unseen_rouge_l", "unseen_loss")
+    shown = [m for m in scores if known is not None and m in known["final"]]
+    titles = {"rouge_l": "Rouge-L", "accuracy": "accuracy, %", "loss": "loss", "unseen_rouge_l": "unseen Rouge-L",
+              "unseen_loss": "unseen loss"}  # fmt: skip
+    head = ["method", "rounds", *(titles[m] for m in shown), "bytes up", "bytes down", "forward", "backward",
+            "memory", "seconds"]  # fmt: skip
+    rows = []
+    if known is not None:
+        rows.append(["zero-shot", "0", *(_score(m, [known["baseline"][m]]) for m in shown), *["-"] * 6])
+    for line in lines:
+        found = results[line.label]
+        label = line.label + (f" [{' '.join(map(_short, line.point))}]" if line.tried else "")
+        if not found:
+            rows.append([label, *["failed"] * (len(head) - 1)])
+            continue
+
+        def mean(key: str, found: list[dict[str, Any]] = found) -> float:
+            return fmean(summary[key] for summary in found)
+
+        rows.append(
+            [
+                label + (f" ({len(line.failed)} failed)" if line.failed else ""),
+                f"{mean('rounds'):g}",
+                *(_score(m, [s["final"].get(m, float("nan")) for s in found]) for m in shown),
+                human_bytes(mean("payload_bytes_up")),
+                human_bytes(mean("payload_bytes_down")),
+                f"{mean('forward_passes'):,.0f}",
+                f"{mean('backward_passes'):,.0f}",
+                human_bytes(mean("peak_memory_bytes")),
+                spread([s["seconds"]["total"] for s in found], 0),
+            ]
+        )  # fmt: skip
+    note = (
+        f"Mean ± deviation over {len(sweep.seeds)} seeds, on test examples. Bytes: payload per client and round "
+        "in which it takes part. Passes: micro-batches, all clients and rounds. Memory: peak of the whole process."
+    )
+    return Sheet(": ".join(filter(None, (sweep.title, scenario.name))) or "Comparison", head, rows, note)
+
+
+def _costs_sheet(scenario: Scenario, results: Mapping[str, list[dict[str, Any]]]) -> Sheet:
+    """What a round takes, as in Ferret's Tables 4 and 5."""
+    head = ("method", "local", "projection", "aggregation", "rebuild", "overall", "bytes both ways")
+    rows = []
+    for label, found in results.items():
+        if found:
+            phases = [
+                fmean(summary["seconds"].get(phase, 0.0) / max(1, summary["rounds"]) for summary in found)
+                for phase in ("local", "projection", "aggregation", "rebuild")
+            ]
+            both = fmean(summary["payload_bytes_up"] + summary["payload_bytes_down"] for summary in found)
+            rows.append([label, *(human_seconds(s) for s in (*phases, sum(phases))), human_bytes(both)])
+    note = (
+        "Time of one round, all its clients one after the other. Aggregation: answers to a step; rebuild: the step to "
+        "weights. Bytes: payload per client and round in which it takes part."
+    )
+    return Sheet(": ".join(filter(None, ("Costs of a round", scenario.name))), head, rows, note)
+
+
+def _score(metric: str, values: Sequence[float]) -> str:
+    return spread(values, 3 if metric.endswith("loss") else 1)
+
+
+def write_results(sweep: Sweep, lines: Sequence[Line], out: Path) -> list[Sheet]:
+    """Tables as text, Markdown and LaTeX, everything as JSON, and a picture; returns the tables.
+
+    compare.txt, compare.md, compare.tex, compare.json, compare.png
+    """
+    made = sheets(sweep, lines)
+    write_whole(out / "compare.txt", "\n".join(sheet.text() for sheet in made).encode())
+    write_whole(out / "compare.md", "\n".join(sheet.markdown() for sheet in made).encode())
+    write_whole(out / "compare.tex", "\n".join(sheet.latex() for sheet in made).encode())
+    content = [
+        {
+            "scenario": line.scenario,
+            "label": line.label,
+            "chosen": list(line.point),
+            "tried": [{"settings": list(p), "value": v} for p, v in line.tried.items()],
+            "failed": {str(seed): text for seed, text in line.failed.items()},
+            "summaries": {str(seed): read_summary(folder) for seed, folder in line.folders.items()},
+        }
+        for line in lines
+    ]
+    write_whole(out / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
+    curves: dict[str, dict[str, list[Any]]] = {}
+    for line in lines:
+        if line.folders:
+            found = [read_metrics(folder) for folder in line.folders.values()]
+            curves.setdefault(line.scenario, {})[line.label] = found
+    if curves:
+        from fedseed.reports.pictures import draw_sweep  # matplotlib takes a while to import
+
+        draw_sweep(curves, out / "compare.png")
+    return made

@@ -1,0 +1,185 @@
+"""Runs in processes of their own, so that a run's peak memory is its own and one that dies takes nothing along.
+
+A helper process imports what runs need, once, and forks for each run. It computes nothing itself, so no thread of
+torch's or numba's is there yet when it forks. All of them end when the process that started them does. This module is
+free of torch; its helpers are not.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.runs.recipe import read_recipe
+
+STOPPED = "the sweep was stopped"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Args:
+        name: what progress calls it.
+        folder: where its files go.
+        recipe: its recipe.
+        settings: what is set in it.
+    """
+
+    name: str
+    folder: Path
+    recipe: str
+    settings: tuple[str, ...]
+
+
+class Helpers:
+    """The processes that fork for runs; they are started as they are needed, and used again.
+
+    Args:
+        threads: a run may use, None: as many as there are cores.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)}
+        self._environment = {**os.environ, **limit}
+        self._idle: list[subprocess.Popen[str]] = []
+        self._all: list[subprocess.Popen[str]] = []
+        self._lock = threading.Lock()
+        self.stopped = False
+
+    def run(self, job: Job) -> str | None:
+        """Run or resume a job; a finished one is looked at only. What it says goes to log.txt in its folder.
+
+        Returns:
+            None, or why it failed.
+
+        Raises:
+            RecipeError: the recipe, or what it needs, is wrong.
+        """
+        summary = job.folder / "summary.json"
+        if summary.exists():
+            from fedseed.runs.folder import RunFolder
+
+            RunFolder(job.folder, read_recipe(job.recipe, job.settings).to_toml(), resume=True)  # the same recipe?
+            return None
+        job.folder.mkdir(parents=True, exist_ok=True)
+        order = json.dumps({"recipe": job.recipe, "settings": job.settings, "folder": str(job.folder)})
+        with self._one() as helper:
+            code = None if helper is None else _ask(helper, order)
+        if self.stopped:
+            return STOPPED
+        if code == 0 and summary.exists():
+            return None
+        log = job.folder / "log.txt"
+        said = log.read_text(encoding="utf-8").strip().splitlines() if log.exists() else []
+        reason = said[-1].removeprefix("fedseed: ") if said else f"exit code {code}"
+        if code == 2:
+            raise RecipeError(reason)
+        return reason
+
+    @contextmanager
+    def _one(self) -> Iterator[subprocess.Popen[str] | None]:
+        with self._lock:
+            if self.stopped:
+                helper = None
+            elif self._idle:
+                helper = self._idle.pop()
+            else:
+                command = [sys.executable, "-m", "fedseed.experiments.worker_pool"]
+                helper = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=self._environment)
+                self._all.append(helper)
+        yield helper
+        with self._lock:
+            if helper is not None and helper.poll() is None:
+                self._idle.append(helper)
+
+    def stop(self) -> None:
+        """End all processes; what they were doing resumes another time."""
+        with self._lock:
+            self.stopped = True
+            for helper in self._all:
+                helper.terminate()
+            for helper in self._all:
+                assert helper.stdin is not None
+                helper.stdin.close()  # its run sees this
+                helper.wait()
+
+
+def _ask(helper: subprocess.Popen[str], order: str) -> int | None:
+    """The exit code of a run, None if the helper is gone."""
+    assert helper.stdin is not None and helper.stdout is not None
+    try:
+        helper.stdin.write(order + "\n")
+        helper.stdin.flush()
+        return int(helper.stdout.readline())
+    except (OSError, ValueError):  # a closed pipe, or nothing was said
+        return None
+
+
+def _help() -> None:
+    """A helper's life: an order a line on standard input, an exit code a line on standard output."""
+    # what takes long to import; whatever a run needs besides, it imports itself
+    import peft  # noqa: F401
+    import transformers.modeling_utils  # noqa: F401
+
+    import fedseed.models.loading
+    import fedseed.randomness.kernels.cpu
+    import fedseed.runs.simulation
+
+    fedseed.models.loading.quiet()
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _run(json.loads(line))
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _run(order: dict[str, str]) -> None:
+    """A run, in a process forked for it. Does not return."""
+
+    def watch() -> None:
+        sys.stdin.read()
+        os._exit(3)  # the sweep is gone: the run resumes with the next one
+
+    code = 1
+    try:
+        log = os.open(Path(order["folder"]) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        threading.Thread(target=watch, daemon=True).start()
+        from rich.console import Console
+
+        from fedseed.reports.progress import Shown
+        from fedseed.runs.assembly import build
+
+        checked = read_recipe(order["recipe"], order["settings"])
+        shown = Shown(Console(width=120, force_terminal=False))
+        build(checked, out=Path(order["folder"]), progress=shown).run(resume=True)
+        code = 0
+    except RecipeError as error:
+        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
+        code = 2
+    except (FedseedError, OSError) as error:
+        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # the watching thread never ends by itself
+
+
+if __name__ == "__main__":
+    try:
+        _help()
+    except KeyboardInterrupt:
+        sys.exit(130)

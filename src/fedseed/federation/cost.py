@@ -1,0 +1,35 @@
+"""What clients' work costs."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Spent:
+    """What clients report about their work: seconds by phase, passes, their losses' sum and number, skipped steps."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    forward_passes: int = 0
+    backward_passes: int = 0
+    skipped_steps: int = 0
+    losses: float = 0.0
+    counted: int = 0
+
+    def add(self, other: "Spent") -> None:
+        """Add another's work."""
+        for phase, seconds in other.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        self.forward_passes += other.forward_passes
+        self.backward_passes += other.backward_passes
+        self.skipped_steps += other.skipped_steps
+        self.losses += other.losses
+        self.counted += other.counted
+
+    def about(self) -> dict[str, Any]:
+        """The fields of a line of metrics."""
+        return {
+            "train_loss": self.losses / self.counted if self.counted else None,
+            "forward_passes": self.forward_passes,
+            "backward_passes": self.backward_passes,
+            "skipped_steps": self.skipped_steps,
+        }

@@ -1,0 +1,96 @@
+"""Messages: plan (coordinator to client), update (client to coordinator) and step (coordinator to everybody).
+
+A message is a frame of 28 bytes and a payload. The frame says what the message is and guards it; the payload is the
+method's own and is what byte counts mean. Nothing in a message is trusted before it has been checked.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fedseed.errors import MessageError
+from fedseed.randomness.stream import STREAM_VERSION
+
+MAGIC = b"FS"
+FORMAT = 1
+# magic, format, stream version, kind, method, attempt, round, client, payload length, CRC-32
+_FRAME = struct.Struct("<2sBBBBHIIQI")
+FRAME_BYTES = _FRAME.size
+EVERYBODY = 0xFFFFFFFF  # the client field of a message that goes to all
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    PLAN = 1
+    UPDATE = 2
+    STEP = 3
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message.
+
+    Args:
+        kind: plan, update or step.
+        method: the method's code (`Method.code`).
+        round: round or step number, from 1.
+        client: the sender of an update, the receiver of a plan, or EVERYBODY.
+        payload: the method's bytes.
+        attempt: how often the round was begun before; 0 but for rounds that are repeated.
+    """
+
+    kind: Kind
+    method: int
+    round: int
+    client: int
+    payload: bytes
+    attempt: int = 0
+
+    def encode(self) -> bytes:
+        """Frame and payload as bytes."""
+        about = (self.kind, self.method, self.attempt, self.round, self.client, len(self.payload))
+        head = (MAGIC, FORMAT, STREAM_VERSION, *about)
+        check = zlib.crc32(self.payload, zlib.crc32(_FRAME.pack(*head, 0)))
+        return _FRAME.pack(*head, check) + self.payload
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Message":
+        """The inverse of `encode`.
+
+        Raises:
+            MessageError: not a message, another version, cut short, too long or damaged.
+        """
+        if len(data) < FRAME_BYTES:
+            raise MessageError(f"a message has at least {FRAME_BYTES} bytes, this one {len(data)}")
+        magic, fmt, stream, kind, method, attempt, number, client, length, check = _FRAME.unpack_from(data)
+        if magic != MAGIC:
+            raise MessageError(f"not a fedseed message: it begins with {magic!r}")
+        if fmt != FORMAT:
+            raise MessageError(f"message format {fmt}: this version of fedseed reads format {FORMAT}")
+        if stream != STREAM_VERSION:
+            raise MessageError(f"random stream version {stream}: this version of fedseed has {STREAM_VERSION}")
+        if kind not in Kind.__members__.values():
+            raise MessageError(f"message kind {kind} is unknown")
+        if length != len(data) - FRAME_BYTES:
+            raise MessageError(f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came")
+        head = (magic, fmt, stream, kind, method, attempt, number, client, length)
+        payload = data[FRAME_BYTES:]
+        if zlib.crc32(payload, zlib.crc32(_FRAME.pack(*head, 0))) != check:
+            raise MessageError("checksum differs: the message was damaged on the way")
+        return cls(Kind(kind), method, number, client, payload, attempt)
+
+    def expect(self, kind: Kind, method: int, number: int) -> "Message":
+        """Check what the message is about.
+
+        Raises:
+            MessageError: another kind, method or round.
+        """
+        if self.kind != kind:
+            raise MessageError(f"a {kind.name.lower()} was expected, a {self.kind.name.lower()} came")
+        if self.method != method:
+            raise MessageError(f"method code {method} was expected, {self.method} came")
+        if self.round != number:
+            raise MessageError(f"round {number} was expected, round {self.round} came")
+        return self

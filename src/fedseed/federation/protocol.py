@@ -1,0 +1,300 @@
+"""What travels over NATS besides plans, updates and steps: subjects, the log's entries, and how messages are wrapped.
+
+    fedseed.RUN.log                 the run's stream: entries, in order, durable
+    fedseed.RUN.down                coordinator to everybody, not kept: plans, questions
+    fedseed.RUN.up.CLIENT.WHAT      a client's hello, attach, beat, update, report: only CLIENT may publish here
+    fedseed.RUN.status              what `fedseed status` asks
+    fedseed.RUN.in.NAME.>           replies to NAME
+
+Entries of the log, each a byte that says what it is, and a body:
+
+    H   header: length u32 | JSON (epoch, names) | the orbit's beginning, as its file has it
+    S   session: 8 random bytes; a coordinator has begun to write, whoever wrote before may not any more
+    T   step: link | step message      link: hash of the link before it and of the message, so that steps are chained
+    M   mark: round u32 | digest       the weights after that round, as the clients found them
+    E   end: the run is over
+
+The chain begins with the orbit header's link. A message too large for one NATS message lies in the object store and a
+reference stands in its place. Nothing here imports torch or NATS.
+"""
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedseed.errors import MessageError, RecipeError
+from fedseed.federation.messages import FRAME_BYTES
+from fedseed.orbit.file import DIGEST_BYTES, LINK_BYTES, link
+
+INLINE_BYTES = 256 * 1024  # longer messages go through the object store; a server takes 1 MiB by default
+_PICKED = struct.Struct("<I")
+_SILENT = struct.Struct("<2sIH")
+_MARK = struct.Struct("<I")
+ALL = 0xFFFFFFFF
+SILENT = b"FN"
+STORED = b"FO"
+_REASON_BYTES = 200
+_TOKEN = re.compile(r"[A-Za-z0-9_-]+")
+_RUN = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
+
+
+def check_run(name: str) -> str:
+    """A run's name as a part of subjects.
+
+    Raises:
+        RecipeError: it has other characters than letters, digits, - and _.
+    """
+    if not _RUN.fullmatch(name):
+        raise RecipeError(f"run name {name!r}: letters, digits, _ and single - in between (choose one with --run)")
+    return name
+
+
+def token(name: str) -> str:
+    """A client's name as one part of a subject: letters, digits, - and _ stay, other bytes become =XX."""
+    plain = re.compile(rb"[A-Za-z0-9_-]")
+    return "".join(chr(byte) if plain.match(bytes([byte])) else f"={byte:02X}" for byte in name.encode())
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """The names a run has on a server."""
+
+    run: str
+
+    @property
+    def root(self) -> str:
+        """What all subjects of the run begin with."""
+        return f"fedseed.{self.run}"
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return f"fedseed--{self.run}"
+
+    @property
+    def log(self) -> str:
+        """The stream's subject."""
+        return f"{self.root}.log"
+
+    @property
+    def down(self) -> str:
+        """Coordinator to everybody."""
+        return f"{self.root}.down"
+
+    @property
+    def status(self) -> str:
+        """Questions to the coordinator."""
+        return f"{self.root}.status"
+
+    def up(self, client: str, what: str) -> str:
+        """From a client."""
+        return f"{self.root}.up.{token(client)}.{what}"
+
+    def inbox(self, name: str) -> str:
+        """Where replies to somebody go."""
+        return f"{self.root}.in.{token(name)}"
+
+    def bucket(self, client: str | None = None) -> str:
+        """The object store of a client, or (None) the coordinator's."""
+        return f"fedseed--{self.run}--{'down' if client is None else 'up--' + bucket_token(client)}"
+
+
+def bucket_token(name: str) -> str:
+    """A client's name in that of a bucket, where "=" is not allowed."""
+    plain = token(name)
+    return plain if "=" not in plain else hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
+
+
+# -- the log ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the log: its kind and its body."""
+
+    kind: str
+    body: bytes
+
+    def encode(self) -> bytes:
+        """As the stream holds it."""
+        return self.kind.encode() + self.body
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Entry":
+        """The inverse of `encode`.
+
+        Raises:
+            MessageError: not an entry.
+        """
+        kind = chr(data[0]) if data else ""
+        shortest = {"H": 4, "S": 8, "T": LINK_BYTES + 2, "M": _MARK.size + DIGEST_BYTES, "E": 0}
+        if kind not in shortest:
+            raise MessageError(f"entry of unknown kind {kind!r}")
+        if len(data) - 1 < shortest[kind]:
+            raise MessageError(f"entry {kind} with {len(data) - 1} bytes: at least {shortest[kind]}")
+        return cls(kind, bytes(data[1:]))
+
+
+def header_entry(about: Mapping[str, Any], orbit_start: bytes) -> Entry:
+    """The entry a log begins with."""
+    text = json.dumps(about).encode()
+    return Entry("H", struct.pack("<I", len(text)) + text + orbit_start)
+
+
+def read_header(entry: Entry) -> tuple[dict[str, Any], bytes]:
+    """What a header entry says, and how the orbit begins.
+
+    Raises:
+        MessageError: not valid.
+    """
+    (size,) = struct.unpack_from("<I", entry.body)
+    if entry.kind != "H" or len(entry.body) < 4 + size + LINK_BYTES:
+        raise MessageError("the log does not begin with a header")
+    return read_json(entry.body[4 : 4 + size]), entry.body[4 + size :]
+
+
+def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, bytes]:
+    """The entry of a step, and its link.
+
+    Args:
+        previous: the link before it.
+        message: the step message.
+        carried: the same, or a reference to it in the object store.
+    """
+    after = link(previous, message)
+    return Entry("T", after + carried), after
+
+
+def read_step(entry: Entry) -> tuple[bytes, bytes]:
+    """A step entry's link, and its message or reference."""
+    return entry.body[:LINK_BYTES], entry.body[LINK_BYTES:]
+
+
+def mark_entry(number: int, digest: str) -> Entry:
+    """The entry that says which weights the clients had after a round."""
+    return Entry("M", _MARK.pack(number) + bytes.fromhex(digest))
+
+
+def read_mark(entry: Entry) -> tuple[int, str]:
+    """Round and digest of a mark."""
+    (number,) = _MARK.unpack_from(entry.body)
+    return int(number), entry.body[_MARK.size : _MARK.size + DIGEST_BYTES].hex()
+
+
+# -- to everybody ----------------------------------------------------------------------------------
+
+
+def call_message(epoch: str) -> bytes:
+    """A coordinator has started, or misses somebody: say hello again."""
+    return b"C" + epoch.encode()
+
+
+def ask_message(number: int, evaluator: str | None) -> bytes:
+    """Report on the weights after a round; one client's process evaluates them too."""
+    return b"A" + json.dumps({"round": number, "evaluate": evaluator}).encode()
+
+
+def plan_message(clients: Sequence[int], everybody: bool, carried: bytes) -> bytes:
+    """A plan for some clients, by their numbers, or for everybody."""
+    if everybody:
+        return b"P" + _PICKED.pack(ALL) + carried
+    numbers = b"".join(_PICKED.pack(client) for client in clients)
+    return b"P" + _PICKED.pack(len(clients)) + numbers + carried
+
+
+def read_plan(body: bytes) -> tuple[frozenset[int] | None, bytes]:
+    """The clients that are asked (None: everybody), and the plan message or a reference.
+
+    Raises:
+        MessageError: not valid.
+    """
+    if len(body) < _PICKED.size:
+        raise MessageError("a plan without a list of clients")
+    (count,) = _PICKED.unpack_from(body)
+    if count == ALL:
+        return None, body[_PICKED.size :]
+    stop = _PICKED.size * (1 + count)
+    if len(body) < stop:
+        raise MessageError(f"a plan for {count} clients that is cut short")
+    numbers = struct.unpack_from(f"<{count}I", body, _PICKED.size)
+    return frozenset(numbers), body[stop:]
+
+
+# -- from clients ----------------------------------------------------------------------------------
+
+
+def silent_message(number: int, attempt: int, reason: str) -> bytes:
+    """A client has nothing to send in this round, and why."""
+    return _SILENT.pack(SILENT, number, attempt) + reason.encode()[:_REASON_BYTES]
+
+
+def read_silent(data: bytes) -> tuple[int, int, str]:
+    """Round, attempt and reason.
+
+    Raises:
+        MessageError: not valid.
+    """
+    if not _SILENT.size <= len(data) <= _SILENT.size + _REASON_BYTES:
+        raise MessageError(f"{len(data)} bytes where a client says that it sends nothing")
+    _, number, attempt = _SILENT.unpack_from(data)
+    reason = data[_SILENT.size :].decode(errors="replace")
+    return number, attempt, "".join(c if c.isprintable() else "?" for c in reason)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A reference to a message in the object store.
+
+    Args:
+        name: of the object.
+        size: of the message.
+        frame: the message's frame, so that what it is about is known before it is fetched.
+    """
+
+    name: str
+    size: int
+    frame: bytes
+
+    def encode(self) -> bytes:
+        """As it stands in a message's place."""
+        return STORED + struct.pack("<Q", self.size) + self.frame + self.name.encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Stored":
+        """The inverse of `encode`.
+
+        Raises:
+            MessageError: not valid.
+        """
+        start = len(STORED) + 8
+        name = data[start + FRAME_BYTES :]
+        if len(name) > 100 or not _TOKEN.fullmatch(name.decode("ascii", errors="replace")):
+            raise MessageError("a reference to an object without a valid name")
+        (size,) = struct.unpack_from("<Q", data, len(STORED))
+        return cls(name.decode("ascii"), size, bytes(data[start : start + FRAME_BYTES]))
+
+
+def read_json(data: bytes) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        MessageError: not valid.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise MessageError("a JSON object is expected")
+    return value
+
+
+def spread(names: Collection[str], most: int = 8) -> str:
+    """Names for a person: all of them, or the first few and how many more."""
+    listed = sorted(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more

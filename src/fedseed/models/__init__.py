@@ -1,0 +1,1 @@
+"""Models: loading a base, new classifier heads, adapters."""

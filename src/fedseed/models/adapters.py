@@ -1,0 +1,248 @@
+"""Adapters: a few parameters added to a frozen base, which are tuned in its place. Built on `peft`.
+
+    lora       Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: W + (alpha / r) B A
+    p-tuning   Liu et al., "GPT Understands, Too", 2021: virtual tokens that an MLP makes of an embedding
+    prompt     Lester, Al-Rfou, Constant, "The Power of Scale for Parameter-Efficient Prompt Tuning", EMNLP 2021
+
+An adapter is installed before the parameter space is made, so every method that tunes a model tunes an adapter as well,
+and sends what belongs to the adapter only. What it starts from is drawn from the shared stream by the run's seed: the
+same bits at every client, whatever `peft`'s and torch's generators do. Settings are free of torch.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from fedseed.errors import RecipeError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Adapter(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class LoRA(_Adapter):
+    """Low-rank changes of linear layers.
+
+    Args:
+        rank: r.
+        alpha: the change is scaled by alpha / r.
+        targets: names of the layers (their last parts); None: peft's choice for the architecture, for most the
+            attention's query and value projections.
+        dropout: on the adapter's input, in first-order training.
+    """
+
+    kind: Literal["lora"] = "lora"
+    rank: PositiveInt = 8
+    alpha: PositiveInt = 16
+    targets: list[str] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class PTuning(_Adapter):
+    """Virtual tokens before the prompt: an embedding through an MLP of three layers. Both are trained and sent.
+
+    Args:
+        virtual_tokens: how many.
+        hidden: width of the MLP; None: that of the model.
+    """
+
+    kind: Literal["p-tuning"] = "p-tuning"
+    virtual_tokens: PositiveInt = 20
+    hidden: PositiveInt | None = None
+
+
+class PromptTuning(_Adapter):
+    """Virtual tokens before the prompt, trained as they are.
+
+    Args:
+        virtual_tokens: how many.
+        init: what they start as: rows of the model's own embedding ("vocabulary"), or N(0, 1) ("normal": peft's
+            default, far from any word of most models).
+    """
+
+    kind: Literal["prompt"] = "prompt"
+    virtual_tokens: PositiveInt = 20
+    init: Literal["vocabulary", "normal"] = "vocabulary"
+
+
+Adapter = LoRA | PTuning | PromptTuning
+AnyAdapter = Annotated[Adapter, Field(discriminator="kind")]
+
+
+def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapter | None:
+    """The adapter of a run.
+
+    Args:
+        given: what the recipe asks for.
+        wanted: what the method is defined with (`Method.adapter`).
+        method: the method's name, for the error.
+
+    Raises:
+        RecipeError: the method is defined with another kind.
+    """
+    if given is None or wanted is None or given.kind == wanted.kind:
+        return given or wanted
+    raise RecipeError(
+        f'model.adapter.kind = "{given.kind}": {method} tunes "{wanted.kind}"; leave model.adapter out, or take '
+        'method.name = "fedavg", which tunes any adapter'
+    )
+
+
+def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
+    """The model with an adapter; only the adapter's parameters train.
+
+    Args:
+        model: the base; LoRA's layers are put into it in place.
+        settings: which adapter.
+        seed: the run's seed, which decides the adapter's first weights.
+        base: the base's name, for the adapter's configuration.
+
+    Returns:
+        A `peft` model.
+
+    Raises:
+        RecipeError: the adapter does not fit the model.
+    """
+    wrapped = wrap(model, settings, base)
+    draw(wrapped, settings, seed)
+    wrapped.eval()
+    return wrapped
+
+
+def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
+    """The model with an adapter whose first weights are not drawn yet: all that its size depends on."""
+    import peft
+    import torch
+
+    can_generate = getattr(model, "can_generate", None)
+    causal = can_generate is not None and can_generate() and not model.config.is_encoder_decoder
+    if not causal and not isinstance(settings, LoRA):
+        raise RecipeError(
+            f'model.adapter.kind = "{settings.kind}": virtual tokens need a causal language model; '
+            f'this base is a {type(model).__name__}: choose "lora"'
+        )
+    task = "CAUSAL_LM" if causal else None
+    config: Any
+    if isinstance(settings, LoRA):
+        config = peft.LoraConfig(
+            task_type=task, r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout,
+            target_modules=None if settings.targets is None else list(settings.targets),
+        )  # fmt: skip
+    elif isinstance(settings, PTuning):
+        config = peft.PromptEncoderConfig(
+            task_type=task, num_virtual_tokens=settings.virtual_tokens,
+            encoder_reparameterization_type="MLP", encoder_hidden_size=settings.hidden,
+        )  # fmt: skip
+    else:
+        config = peft.PromptTuningConfig(task_type=task, num_virtual_tokens=settings.virtual_tokens)
+    try:
+        with torch.random.fork_rng(), hushed():  # peft draws first weights of its own
+            wrapped = peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise RecipeError(
+            f'model.adapter.kind = "{settings.kind}" with targets = {getattr(settings, "targets", None)} does not fit '
+            f"this base ({type(model).__name__}): {str(error).splitlines()[0]}"
+        ) from error
+    wrapped.peft_config["default"].base_model_name_or_path = base or None
+    return wrapped
+
+
+def draw(model: Any, settings: Adapter, seed: int) -> None:
+    """Draw the adapter's first weights, parameter by parameter in their order, in float32.
+
+    LoRA's B: zeros, so that the model starts as the base. LoRA's A and an MLP's layers: uniform on +-1 / sqrt(fan-in).
+    Virtual tokens: rows of the model's embedding, or N(0, 1).
+    """
+    import torch
+
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    with torch.no_grad():
+        for number, (name, p) in enumerate(trained):
+            layer = model.get_submodule(name.rpartition(".")[0])
+            if "lora_B" in name:
+                p.zero_()
+            elif isinstance(layer, torch.nn.Embedding):
+                if isinstance(settings, PromptTuning) and settings.init == "vocabulary":
+                    words = model.get_base_model().get_input_embeddings().weight
+                    p.copy_(words[_rows(seed, number, len(p), len(words))])
+                else:
+                    p.copy_(torch.from_numpy(_normal(seed, number, p.numel())).reshape(p.shape))
+            else:
+                bound = 1 / sqrt(layer.weight[0].numel())
+                p.copy_(torch.from_numpy(_uniform(seed, number, p.numel(), bound)).reshape(p.shape))
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write the adapter as `peft` has it: `PeftModel.from_pretrained(base, folder)` loads it.
+
+    Of P-tuning `peft` keeps the virtual tokens as its MLP makes them, which is what the model uses, not the MLP.
+    """
+    with hushed():
+        model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub for the base
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep peft's advice about the base and deprecations inside other libraries off the screen."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=UserWarning)
+        warnings.simplefilter("ignore", category=FutureWarning)
+        yield
+
+
+def base_digest(model: Any) -> str:
+    """The digest of the base inside a `peft` model: what `fedseed.weights.space.base_digest` gave before `install`."""
+    from fedseed.weights.space import digest_tensors
+
+    return digest_tensors(
+        (name.replace(".base_layer.", "."), tensor)
+        for name, tensor in model.get_base_model().state_dict(keep_vars=True).items()
+        if ".lora_" not in name
+    )
+
+
+def virtual_tokens(settings: Adapter | None) -> int:
+    """How many of a model's positions an adapter takes."""
+    return 0 if settings is None or isinstance(settings, LoRA) else settings.virtual_tokens
+
+
+def is_installed(model: "torch.nn.Module") -> bool:
+    """Whether a model has an adapter."""
+    return hasattr(model, "peft_config")
+
+
+def has_virtual_tokens(model: "torch.nn.Module") -> bool:
+    """Whether a model has an adapter that puts virtual tokens before the prompt."""
+    return is_installed(model) and bool(model.active_peft_config.is_prompt_learning)  # type: ignore[union-attr]
+
+
+def _rows(seed: int, number: int, count: int, population: int) -> list[int]:
+    from fedseed.randomness import Domain
+    from fedseed.randomness.stream import uniform_integers
+
+    # 64-bit numbers modulo a vocabulary: no row is likelier than another by more than one part in 10^13
+    return [int(n) % population for n in uniform_integers(seed, Domain.ADAPTER, count, number)]
+
+
+def _uniform(seed: int, number: int, count: int, bound: float) -> NDArray[np.float32]:
+    from fedseed.randomness import Domain
+    from fedseed.randomness.stream import words
+
+    drawn = words(seed, Domain.ADAPTER, number, 0, -(-count // 4)).reshape(-1)[:count]
+    return (((drawn + 0.5) * 2.0**-31 - 1.0) * bound).astype(np.float32)  # in double precision, rounded once
+
+
+def _normal(seed: int, number: int, count: int) -> NDArray[np.float32]:
+    from fedseed.randomness import Basis, Domain, derive
+
+    return Basis("normal", derive(seed, Domain.ADAPTER, 0, number)).direction(0, 0, count)

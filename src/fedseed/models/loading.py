@@ -1,0 +1,303 @@
+"""Loading models: the project's own bases, a local folder, or a hub name."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PretrainedConfig,
+)
+from transformers.models.auto import modeling_auto
+
+from fedseed.errors import RecipeError
+from fedseed.models.heads import Head
+
+PACKAGED = ("small", "digits")  # the project's own bases: a language model, an image classifier
+Architecture = Literal["causal", "masked", "image"]  # what a model predicts
+CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")  # what a model's own code is saved as
+
+
+@dataclass(frozen=True)
+class _Loader:
+    """How models of one architecture are loaded.
+
+    Args:
+        about: what such a model is, for messages.
+        auto: the transformers class that loads them.
+        names: the classes of such models, by model type.
+        processor: makes the tokenizer (or what stands in its place) of (folder or hub name, trust_remote_code);
+            checks that it is whole; raises OSError or ValueError.
+    """
+
+    about: str
+    auto: Any
+    names: Mapping[str, Any]
+    processor: Callable[[str, bool], Any]
+
+    def classes(self) -> set[str]:
+        """The names of all classes of such models."""
+        return {name for names in self.names.values() for name in ((names,) if isinstance(names, str) else names)}
+
+
+def _tokenizer(place: str, trust_remote_code: bool) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    # without its files, transformers makes some tokenizers up from the model's type: special tokens and nothing else
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError("it has no tokenizer files (such as tokenizer.json)")
+    return tokenizer
+
+
+def _image_processor(place: str, trust_remote_code: bool) -> Any:
+    return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
+
+
+LOADERS: dict[Architecture, _Loader] = {
+    "causal": _Loader(
+        "a language model that continues text, such as OPT or LLaMA",
+        AutoModelForCausalLM,
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        _tokenizer,
+    ),
+    "masked": _Loader(
+        "a language model that fills in masks, such as RoBERTa",
+        AutoModelForMaskedLM,
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        _tokenizer,
+    ),
+    "image": _Loader(
+        "an image classifier, such as ViT or ResNet",
+        AutoModelForImageClassification,
+        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        _image_processor,
+    ),
+}
+
+
+def locate(base: str) -> str:
+    """The folder of a packaged base, an existing folder as it is, or the name for the hub.
+
+    Raises:
+        RecipeError: it looks like a path and nothing is there.
+    """
+    if base in PACKAGED:
+        return str(files("fedseed") / "base" / base)
+    looks_like_path = base.startswith((".", "/", "~")) or base.count("/") > 1
+    path = Path(base).expanduser()
+    if path.is_dir():
+        return str(path)
+    if looks_like_path:
+        raise RecipeError(
+            f'model.base = "{base}": there is no such folder; give "small", "digits", an existing folder or a hub name'
+        )
+    return base
+
+
+def load_model(
+    base: str,
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    architecture: Architecture | None = None,
+    head: Head | None = None,
+) -> tuple[Any, Any]:
+    """A model and its tokenizer (or what stands in its place).
+
+    Args:
+        base: "small" or "digits" (the project's own), a local folder, or a hub name.
+        dtype: "float32", "bfloat16" or "float16".
+        trust_remote_code: run code that comes with the model. Without it such a model is refused; nobody is asked.
+        architecture: what the task needs (`LOADERS`); None: what the model says it is.
+        head: the classes that an image classifier is to tell apart; None: those of the base. A base for other classes
+            gets a new head, whose weights the run's seed decides.
+
+    Raises:
+        RecipeError: not found, not loadable, of another kind than the task needs, or with weights or a tokenizer
+            missing.
+    """
+    place = locate(base)
+    try:
+        config, _ = PretrainedConfig.get_config_dict(place)  # reads config.json, runs nothing
+    except (OSError, ValueError) as error:
+        raise _not_loadable(base, place, error) from error
+    if not trust_remote_code:
+        code = _own_code(place, config)
+        if code:
+            raise RecipeError(
+                f'model.base = "{base}": it comes with code of its own ({code}), which is not run unless '
+                "model.trust_remote_code = true; read the code first"
+            )
+    classes = [str(name) for name in config.get("architectures") or ()]
+    wanted = architecture or ("image" if head is not None else _architecture_of(classes))
+    loader = LOADERS[wanted]
+    others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
+    if others.intersection(classes) and not loader.classes().intersection(classes):
+        raise _wrong_kind(base, ", ".join(classes), loader)
+    known = str(config.get("model_type")) in loader.names
+    if not known and not config.get("auto_map") and config.get("model_type"):
+        raise _wrong_kind(base, ", ".join(classes) or f"of type {config['model_type']}", loader)
+    options = {} if head is None else head.options()
+    try:
+        with torch.random.fork_rng(devices=[]):  # transformers draws what the files do not have
+            model, report = loader.auto.from_pretrained(
+                place,
+                dtype=getattr(torch, dtype),
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                **options,
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise _not_loadable(base, place, error) from error
+    lacking = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
+    drawn = [] if head is None else head.renew(model, base, head.is_known(config), lacking)
+    missing = sorted(lacking.difference(drawn))
+    if missing:  # transformers would go on with random numbers in their place
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise RecipeError(
+            f'model.base = "{base}": its files do not have all weights of {type(model).__name__} ({shown} missing); '
+            f"the task needs {loader.about}"
+        )
+    try:
+        processor = loader.processor(place, trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise RecipeError(
+            f'model.base = "{base}": its tokenizer or image processor can\'t be loaded ({_first_line(error)}); '
+            "save it into the same folder (save_pretrained)"
+        ) from error
+    _fit(base, model, processor)
+    model.eval()
+    return model, processor
+
+
+def _fit(base: str, model: Any, processor: Any) -> None:
+    """See to it that a model has a row for every token; an image processor has none.
+
+    Raises:
+        RecipeError: it has not.
+    """
+    tokens = getattr(processor, "vocab_size", None)
+    if tokens is None:
+        return
+    embeddings = model.get_input_embeddings()
+    if not isinstance(embeddings, torch.nn.Embedding):
+        return
+    rows = embeddings.num_embeddings
+    used = (processor.bos_token_id, processor.eos_token_id, processor.mask_token_id, tokens - 1)
+    highest = max(number for number in used if number is not None)
+    if highest >= rows:
+        raise RecipeError(
+            f'model.base = "{base}": its tokenizer has {highest + 1:,} tokens, the model has embeddings for {rows:,}: '
+            "one of them is another model's"
+        )
+    pad = processor.pad_token_id
+    if pad is not None and pad >= rows:  # a token that was added for padding; any serves, for padding is masked
+        processor.pad_token = processor.eos_token
+
+
+def _architecture_of(classes: Sequence[str]) -> Architecture:
+    """What a model's configuration says it is; "causal" where it says nothing known."""
+    for kind, loader in LOADERS.items():
+        if loader.classes().intersection(classes):
+            return kind
+    return "causal"
+
+
+def _own_code(place: str, config: Mapping[str, Any]) -> str:
+    """The code that comes with a model, "" if there is none."""
+    return ", ".join(sorted(set(_code_names(Path(place), config))))
+
+
+def _code_names(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json"):
+        path = folder / name
+        if path.is_file():
+            try:
+                settings = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                continue  # who loads it will say what is wrong
+            if isinstance(settings, dict) and settings.get("auto_map"):
+                yield f"auto_map in {name}"
+    if config.get("auto_map"):
+        yield "auto_map in config.json"
+    for pattern in CODE_FILES:
+        yield from (path.name for path in folder.glob(pattern))
+
+
+def _wrong_kind(base: str, what: str, loader: _Loader) -> RecipeError:
+    return RecipeError(f'model.base = "{base}": the model is {what}; the task needs {loader.about}')
+
+
+def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
+    reason = _first_line(error)
+    if Path(place).is_dir():
+        return RecipeError(f'model.base = "{base}": the folder holds no model that can be loaded ({reason})')
+    return RecipeError(
+        f'model.base = "{base}": neither a local folder with a model nor to be had from the hub ({reason})'
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def find_base(place: str, dtype: str, digest: str, head: Head | None = None) -> tuple[Any, Any]:
+    """The base with a digest: at `place`, or in one of the folders in it.
+
+    Args:
+        place: as `load_model` takes it, or a folder that holds folders with models.
+        dtype: the dtype to load it in; the digest depends on it.
+        digest: what `fedseed.weights.space.base_digest` must give.
+        head: as `load_model` takes it.
+
+    Raises:
+        RecipeError: nothing there can be loaded, or no folder in it has this digest.
+    """
+    from fedseed.weights.space import base_digest
+
+    folder = Path(place).expanduser()
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return load_model(place, dtype, head=head)  # the replay compares the digest
+    found = sorted(path.parent for path in folder.glob("*/config.json"))
+    for path in found:
+        try:
+            model, tokenizer = load_model(str(path), dtype, head=head)
+        except RecipeError:
+            continue  # of another kind, or damaged: not the one that is looked for
+        if base_digest(model) == digest:
+            return model, tokenizer
+    names = ", ".join(path.name for path in found) or "no folder with a model"
+    raise RecipeError(f"{place}: no base with digest {digest} ({names} there)")
+
+
+def quiet() -> None:
+    """Keep transformers' own progress bars and advice off the screen."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
+    """Let only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
+
+    Raises:
+        RecipeError: nothing matches.
+    """
+    if patterns is None:
+        return
+    matched = False
+    for name, parameter in model.named_parameters():
+        chosen = any(fnmatchcase(name, pattern) for pattern in patterns)
+        parameter.requires_grad_(chosen)
+        matched = matched or chosen
+    if not matched:
+        raise RecipeError(f"model.trainable = {list(patterns)}: no parameter has a name like this")

@@ -1,0 +1,189 @@
+"""Evaluation on held-out examples: batched and deterministic."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from math import exp
+from typing import Any
+
+import torch
+
+from fedseed.models import adapters
+from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
+from fedseed.tasks.data import Example
+from fedseed.tasks.metrics import SCORES
+
+
+@torch.no_grad()
+def mean_loss(model: torch.nn.Module, objective: Objective, items: Sequence[Any], batch: int = 32) -> float:
+    """The mean loss over all terms (response tokens) of all items."""
+    model.eval()
+    total = 0.0
+    for at in range(0, len(items), batch):
+        total += float(objective.losses(model, items[at : at + batch]).sum())
+    return total / sum(objective.weight(item) for item in items)
+
+
+def longest_input(model: Any) -> int | None:
+    """How many tokens a model has positions for; None: it does not say.
+
+    RoBERTa's kind counts positions from its padding index on, and so has fewer than its configuration says.
+    """
+    config = getattr(model, "config", None)
+    if config is None:
+        return None
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding) and "position" in name and module.padding_idx is not None:
+            room = module.num_embeddings - module.padding_idx - 1
+            limit = room if limit is None else min(limit, room)
+    if limit is not None and adapters.has_virtual_tokens(model):
+        limit -= model.active_peft_config.num_virtual_tokens
+    return limit
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    objective: CausalLM,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    batch: int = 64,
+    stop: str = "",
+) -> list[str]:
+    """Greedy responses, in the order of the prompts. Prompts are padded on the left and batched by length.
+
+    A prompt that leaves fewer positions than `max_new_tokens` gets as many tokens as the model has room for.
+    With an adapter's virtual tokens only prompts of one length share a batch: padding would stand between the virtual
+    tokens and the prompt, and push them away from each other.
+
+    Args:
+        model: a causal language model.
+        objective: tokenises the prompts.
+        prompts: ready to be tokenised.
+        max_new_tokens: of each response.
+        batch: prompts in a batch; the texts do not depend on it.
+        stop: what ends a response, besides the end-of-sequence token; the text is cut before it.
+    """
+    model.eval()
+    tokenizer = objective.tokenizer
+    encoded = [objective.prompt_ids(prompt) for prompt in prompts]
+    limit = longest_input(model)
+    room = [max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids)) for ids in encoded]
+    ends = [tokenizer.eos_token_id]
+    if stop:  # generation may end early where the stop is one token; the text is cut in any case
+        last = tokenizer(stop, add_special_tokens=False)["input_ids"][-1]
+        ends += [last] if tokenizer.decode([last]) == stop else []
+    texts = [""] * len(prompts)
+    alone = adapters.has_virtual_tokens(model)
+    for rows in _batches_with_room(encoded, room, max_new_tokens, batch, alone):
+        ids, mask = _left_padded([encoded[i] for i in rows], objective.pad)
+        device = next(model.parameters()).device
+        with adapters.hushed():
+            output = model.generate(
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                max_new_tokens=room[rows[0]],
+                do_sample=False,
+                num_beams=1,
+                pad_token_id=objective.pad,
+                eos_token_id=ends,
+            )
+        for i, tokens in zip(rows, output[:, ids.shape[1] :].tolist(), strict=True):
+            text = tokenizer.decode(tokens, skip_special_tokens=True)
+            texts[i] = text.split(stop)[0] if stop else text
+    return texts
+
+
+def _batches_with_room(
+    encoded: Sequence[Sequence[int]], room: Sequence[int], wanted: int, batch: int, one_length: bool
+) -> Iterator[list[int]]:
+    """Prompts' numbers in batches by length; alone where there is less room than wanted, for that depends on length.
+
+    `one_length`: no batch has prompts of different lengths.
+    """
+    order = sorted((i for i in range(len(encoded)) if room[i] == wanted), key=lambda i: (len(encoded[i]), i))
+    for part in [list(g) for _, g in groupby(order, lambda i: len(encoded[i]))] if one_length else [order]:
+        for at in range(0, len(part), batch):
+            yield part[at : at + batch]
+    yield from ([i] for i in range(len(encoded)) if 0 < room[i] < wanted)
+
+
+def _left_padded(encoded: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(len(ids) for ids in encoded)
+    padded = torch.full((len(encoded), longest), pad, dtype=torch.long)
+    mask = torch.zeros_like(padded)
+    for row, ids in enumerate(encoded):
+        padded[row, longest - len(ids) :] = torch.tensor(ids)
+        mask[row, longest - len(ids) :] = 1
+    return padded, mask
+
+
+def language_metrics(
+    model: torch.nn.Module,
+    objective: CausalLM,
+    examples: Sequence[Example],
+    max_new_tokens: int = 32,
+    scores: Sequence[str] = ("rouge_l",),
+) -> dict[str, float]:
+    """Loss, perplexity and scores of greedy responses (names of `fedseed.tasks.metrics.SCORES`).
+
+    Examples that are too long for the objective count for neither.
+
+    Raises:
+        ValueError: no example is usable.
+    """
+    prepared = [(example, objective.prepare([example])) for example in examples]
+    usable = [example for example, items in prepared if items]
+    _some(usable, examples, objective.max_length)
+    loss = mean_loss(model, objective, [item for _, items in prepared for item in items])
+    metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
+    if scores:
+        responses = _responses(model, objective, usable, max_new_tokens)
+        answers = [e.answers or (e.response,) for e in usable]
+        metrics.update({name: SCORES[name](responses, answers) for name in scores})
+    return metrics
+
+
+def _responses(
+    model: torch.nn.Module, objective: CausalLM, examples: Sequence[Example], max_new_tokens: int
+) -> list[str]:
+    texts = [""] * len(examples)
+    for stop in sorted({e.stop for e in examples}):
+        rows = [i for i, e in enumerate(examples) if e.stop == stop]
+        found = generate(model, objective, [examples[i].prompt for i in rows], max_new_tokens, stop=stop)
+        for i, text in zip(rows, found, strict=True):
+            texts[i] = text
+    return texts
+
+
+@torch.no_grad()
+def choice_metrics(
+    model: torch.nn.Module, objective: Choices | MaskedLM, examples: Sequence[Any], batch: int = 32
+) -> dict[str, float]:
+    """Loss, and accuracy in percent: how often a right option has the highest score (the first of equal ones).
+
+    Args:
+        model: a language model.
+        objective: scores the options.
+        examples: of the kind that the objective takes.
+        batch: sequences in a batch; an option is one.
+
+    Raises:
+        ValueError: no example is usable.
+    """
+    model.eval()
+    items = objective.prepare(examples)
+    _some(items, examples, objective.max_length)
+    loss, right, weight = 0.0, 0, 0
+    for at in range(0, len(items), batch):
+        part: list[Any] = list(items[at : at + batch])
+        scores = objective.scores(model, part, batch)
+        loss += float(objective.losses_of(scores, part).sum())
+        right += sum(int(row.index(max(row)) in item.right) for row, item in zip(scores.tolist(), part, strict=True))
+        weight += sum(objective.weight(item) for item in part)
+    return {"loss": loss / weight, "accuracy": 100.0 * right / len(items)}
+
+
+def _some(usable: Sequence[Any], examples: Sequence[Any], max_length: int) -> None:
+    if not usable:
+        raise ValueError(f"none of {len(examples)} examples is usable: all are longer than {max_length} tokens")

@@ -1,0 +1,131 @@
+"""What goes together: a kind of example, the models that learn from it, an objective, and metrics.
+
+A task hands over examples of one kind; everything else follows from that. A new kind is an entry of `KINDS`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedseed.models.loading import Architecture
+from fedseed.objectives.evaluation import choice_metrics, language_metrics, longest_input
+from fedseed.objectives.images import Images, picture_metrics
+from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
+from fedseed.tasks.data import Choice, Cloze, Example, Picture, TaskData
+from fedseed.training.settings import EvaluationSettings
+
+Measure = Callable[[torch.nn.Module, Sequence[Any]], dict[str, float]]  # a model, examples -> metrics by name
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How examples of one type are learnt from.
+
+    Args:
+        example: the type.
+        architecture: which models can.
+        objective: makes the objective of (tokenizer or image processor, settings).
+        measure: makes the metrics of (the objective, the data, settings).
+    """
+
+    example: type
+    architecture: Architecture
+    objective: Callable[[Any, EvaluationSettings], Objective]
+    measure: Callable[[Any, TaskData, EvaluationSettings], Measure]
+
+
+def _language(tokenizer: Any, settings: EvaluationSettings) -> CausalLM:
+    return CausalLM(tokenizer, settings.max_length)
+
+
+def _measure_language(objective: CausalLM, data: TaskData, settings: EvaluationSettings) -> Measure:
+    scores = data.scores if settings.rouge else ()
+
+    def measure(model: torch.nn.Module, examples: Sequence[Example]) -> dict[str, float]:
+        return language_metrics(model, objective, examples, settings.max_new_tokens, scores)
+
+    return measure
+
+
+def _choices(tokenizer: Any, settings: EvaluationSettings) -> Choices:
+    return Choices(tokenizer, settings.max_length)
+
+
+def _masked(tokenizer: Any, settings: EvaluationSettings) -> MaskedLM:
+    return MaskedLM(tokenizer, settings.max_length)
+
+
+def _measure_choices(objective: Choices | MaskedLM, data: TaskData, settings: EvaluationSettings) -> Measure:
+    return lambda model, examples: choice_metrics(model, objective, examples)
+
+
+def _pictures(processor: Any, settings: EvaluationSettings) -> Images:
+    return Images(processor)
+
+
+def _measure_pictures(objective: Images, data: TaskData, settings: EvaluationSettings) -> Measure:
+    return lambda model, examples: picture_metrics(model, objective, examples)
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind(Example, "causal", _language, _measure_language),
+    Kind(Choice, "causal", _choices, _measure_choices),
+    Kind(Cloze, "masked", _masked, _measure_choices),
+    Kind(Picture, "image", _pictures, _measure_pictures),
+)
+
+
+def usable_sets(
+    objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
+) -> tuple[dict[str, list[Any]], list[str]]:
+    """Evaluation sets without the examples that the objective can't use, and a line about each set that has some.
+
+    Args:
+        objective: decides which examples are usable.
+        sets: examples by prefix of the metric's name.
+        limit: what makes an example too long, for the lines.
+
+    Raises:
+        ValueError: nothing is left of a set; names it.
+    """
+    kept: dict[str, list[Any]] = {}
+    notes = []
+    before = objective.dropped
+    for prefix, examples in sets.items():
+        name = f'the evaluation set "{prefix.rstrip("_")}"' if prefix else "the evaluation set"
+        kept[prefix] = [example for example in examples if objective.prepare([example])]
+        left_out = len(examples) - len(kept[prefix])
+        if not kept[prefix]:
+            raise ValueError(f"none of the {len(examples):,} examples of {name} is usable (over {limit})")
+        if left_out:
+            notes.append(f"{left_out:,} of {len(examples):,} examples of {name} left out (over {limit})")
+    objective.dropped = before  # counts what is left out of training
+    return kept, notes
+
+
+def short_answers(
+    objective: Objective, sets: Mapping[str, Sequence[Any]], model: Any, settings: EvaluationSettings
+) -> list[str]:
+    """A line about the prompts after which a model has no room for as many new tokens as wanted; none: no line."""
+    room = longest_input(model)
+    if not isinstance(objective, CausalLM) or room is None or not settings.rouge:
+        return []
+    prompts = [e.prompt for examples in sets.values() for e in examples]
+    short = sum(len(objective.prompt_ids(prompt)) + settings.max_new_tokens > room for prompt in prompts)
+    wanted = f"evaluation.max_new_tokens = {settings.max_new_tokens:,}"
+    return [f"{short:,} answers get fewer than {wanted} (the model has {room:,} positions)"] if short else []
+
+
+def kind_of(data: TaskData) -> Kind:
+    """The kind of a task's examples.
+
+    Raises:
+        ValueError: there is no example, or of no known kind.
+    """
+    first = next((example for client in data.clients for example in client.examples), None)
+    for kind in KINDS:
+        if isinstance(first, kind.example):
+            return kind
+    raise ValueError("the clients have no example" if first is None else f"examples of type {type(first).__name__}")

@@ -1,0 +1,1 @@
+"""What becomes of a gradient: momentum and Adam, once, for every method."""

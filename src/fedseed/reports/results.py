@@ -1,0 +1,19 @@
+"""Reading what a run has left in its folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+def read_metrics(folder: Path) -> list[Line]:
+    """The lines of a run's metrics.jsonl."""
+    with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def read_summary(folder: Path) -> Line:
+    """A finished run's summary.json."""
+    summary: Line = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary

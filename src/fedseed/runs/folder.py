@@ -1,0 +1,205 @@
+"""What a run writes into its folder: recipe, metrics, orbit or weights, summary, picture; and taking it up again.
+
+A round's files are written in an order that lets a run stop at any moment:
+
+    1. progress.jsonl   what the round cost, which nothing else could tell later
+    2. model.orbit      the step (a dense method: model.safetensors): from here on the round counts
+    3. metrics.jsonl    the line, with an evaluation if one is due; evaluating again gives the same
+
+A line of progress beyond the orbit is dropped, a line of metrics that is missing is made up. summary.json comes last:
+a folder that has it is finished.
+"""
+
+import fcntl
+import json
+import resource
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedseed.durable import Appender, write_whole
+from fedseed.errors import FedseedError, RecipeError, StorageError
+from fedseed.orbit.file import flat
+
+FILES = (
+    "recipe.toml",
+    "progress.jsonl",
+    "metrics.jsonl",
+    "model.orbit",
+    "model.safetensors",
+    "summary.json",
+    "adapter",
+    "metrics.png",
+    "probabilities.png",
+)
+# keys of a recipe's [federation] that say how messages travel: runs that differ in them only are the same run
+TRANSPORT_KEYS = (
+    "nats", "key", "ca", "run", "replicas", "deadline", "minimum", "start_with", "dead_after", "base_digest",
+)  # fmt: skip
+Line = dict[str, Any]
+
+
+class RunFolder:
+    """A run's folder, held by one process at a time.
+
+    Args:
+        path: created if missing.
+        recipe: the complete recipe as TOML, if the run has one.
+        resume: take up the run that is there. Without it there must be none.
+
+    Raises:
+        FedseedError: it holds a run already, or another process works in it.
+        RecipeError: the run there has another recipe.
+        StorageError: it can't be written.
+    """
+
+    def __init__(self, path: Path, recipe: str | None = None, resume: bool = False) -> None:
+        self.path = path
+        self.lazy = False  # progress is brought to the disk by `sync` only: a network's stream has the steps
+        there = [name for name in FILES if (path / name).exists()]
+        self.finished = "summary.json" in there
+        if there and not resume:
+            what, remedy = "a run", ""
+            if not self.finished:
+                what, remedy = "an unfinished run", "continue it with --resume, or "
+            raise FedseedError(
+                f"{path} holds {what} already ({', '.join(there)}): {remedy}choose another folder with --out"
+            )
+        if recipe is not None and "recipe.toml" in there:
+            self._compare(recipe)
+        if self.finished:
+            return
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{path}: can't be written: {error.strerror}") from error
+        self._progress = Appender(path / "progress.jsonl")
+        try:
+            fcntl.flock(self._progress.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone when the process is
+        except OSError as error:
+            self._progress.close()
+            raise FedseedError(f"{path}: another process is running in this folder") from error
+        try:
+            if recipe is not None and "recipe.toml" not in there:
+                self.write_text("recipe.toml", recipe)
+            self._metrics = Appender(path / "metrics.jsonl")
+        except BaseException:
+            self._progress.close()
+            raise
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether earlier sessions have written metrics beyond round 0."""
+        return (self.path / "metrics.jsonl").read_bytes().count(b"\n") > 1
+
+    def take_up(self, done: int) -> tuple[list[Line], list[Line]]:
+        """What earlier sessions have written about rounds that count; anything later is cut off.
+
+        Args:
+            done: the last round that counts: the orbit's or the weights'.
+
+        Returns:
+            The lines of metrics, and the lines of progress of the rounds after the last one with metrics.
+
+        Raises:
+            FedseedError: the files do not fit the orbit.
+        """
+        metrics = self._cut(self._metrics, done)
+        if not metrics and done:
+            raise FedseedError(f"{self.path}: model.orbit is at round {done}, but metrics.jsonl has no round 0")
+        last = metrics[-1]["round"] if metrics else 0
+        pending = [line for line in self._cut(self._progress, done) if line["round"] > last]
+        if [line["round"] for line in pending] != list(range(last + 1, done + 1)):
+            raise FedseedError(
+                f"{self.path}: model.orbit is at round {done}, but what rounds {last + 1} to {done} have cost "
+                f"(progress.jsonl) is not known: cut the orbit back with `fedseed orbit rollback --to {last}`"
+            )
+        return metrics, pending
+
+    def _cut(self, file: Appender, done: int) -> list[Line]:
+        """The whole lines of a file up to round `done`; what comes after is cut off."""
+        lines: list[Line] = []
+        position = 0
+        data = file.path.read_bytes()
+        texts = data.split(b"\n")[:-1]  # what stands after the last newline was not written to its end
+        for number, text in enumerate(texts, start=1):
+            try:
+                line = json.loads(text)
+                beyond = line["round"] > done
+            except (ValueError, TypeError, KeyError) as error:
+                if number == len(texts):
+                    break  # zeros that a power cut left where a line was to be
+                raise FedseedError(f"{file.path}: line {number} is not valid: {error}") from error
+            if beyond:
+                break
+            if lines and line["round"] <= lines[-1]["round"]:
+                raise FedseedError(f"{file.path}: line {number}: round {line['round']} is out of place")
+            lines.append(line)
+            position += len(text) + 1
+        file.cut(position)
+        return lines
+
+    def add_progress(self, line: Mapping[str, Any]) -> None:
+        """Note what a round has cost, on disk before this returns; its step comes next."""
+        self._progress.append(json.dumps(line).encode() + b"\n", sync=not self.lazy)
+
+    def sync(self) -> None:
+        """Bring what was written lazily to the disk."""
+        self._progress.sync()
+
+    def fill(self, done: int, missing: Callable[[int], Line]) -> None:
+        """After a power cut: write the lines of progress that were not on disk yet, but whose steps count.
+
+        Args:
+            done: the last round that counts.
+            missing: the line of a round of which nothing is known.
+        """
+        written = [*self._cut(self._metrics, done), *self._cut(self._progress, done)]
+        last = max((line["round"] for line in written), default=done)
+        for number in range(last + 1, done + 1):
+            self._progress.append(json.dumps(missing(number)).encode() + b"\n")
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl, on disk before this returns."""
+        self._metrics.append(json.dumps(line).encode() + b"\n")
+        self._progress.cut(0)  # the line says it all
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file so that it is either whole or not there."""
+        write_whole(self.path / name, text.encode())
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The run is over: summary.json is written, last of all."""
+        self.release()
+        (self.path / "progress.jsonl").unlink(missing_ok=True)
+        self.write_text("summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def release(self) -> None:
+        """Close the files as they are."""
+        self._progress.close()
+        self._metrics.close()
+
+    def _compare(self, recipe: str) -> None:
+        """Check that the folder's recipe is the one given. Raises RecipeError."""
+        file = self.path / "recipe.toml"
+        try:
+            there = flat(tomllib.loads(file.read_text(encoding="utf-8")))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{file}: not valid TOML: {error}") from error
+        here = flat(tomllib.loads(recipe))
+        for key in [*there, *(k for k in here if k not in there)]:
+            if key.removeprefix("federation.") in TRANSPORT_KEYS:  # how messages travel, not what the run is
+                continue
+            if there.get(key) != here.get(key):
+                a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
+                raise RecipeError(f"{self.path} was started with another recipe: {key} is {a} there, {b} here")
+
+
+def resident_memory(peak: bool = False) -> int:
+    """This process' resident memory in bytes, now or at its peak."""
+    if peak or not Path("/proc/self/statm").exists():
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,0 +1,225 @@
+"""Keys for a federation: NKEYs, a certificate of its own authority, and the nats-server configuration that uses them.
+
+A client's key may publish under fedseed.RUN.up.CLIENT only (and write its own object store), read the run's log, the
+coordinator's object store and what goes to everybody, and gets replies in an inbox of its own.
+"""
+
+import datetime
+import ipaddress
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import nkeys
+
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.federation.protocol import Subjects
+
+
+def make(
+    run: str,
+    out: Path,
+    clients: Sequence[str],
+    hosts: Sequence[str],
+    port: int,
+    days: int = 365,
+    valid_from: datetime.datetime | None = None,
+) -> list[str]:
+    """Write keys, certificates and configuration into a new folder; returns what to do with them, line by line.
+
+    Args:
+        run: the run's name.
+        out: the folder.
+        clients: names; "NAME=A,B" makes one key, called NAME, for a process that hosts clients A and B.
+        hosts: names and addresses of the server, for its certificate.
+        port: the server's.
+        days: how long the certificates are valid.
+        valid_from: since when they are; now by default.
+
+    Raises:
+        FedseedError: the folder exists, or the library for certificates is missing.
+        RecipeError: a name is used twice.
+    """
+    hosted: dict[str, list[str]] = {}
+    for text in clients:
+        name, equals, listed = text.partition("=")
+        if name in hosted or name in ("coordinator", "watcher") or not name:
+            raise RecipeError(f"--client {text}: another name is needed")
+        hosted[name] = [part for part in listed.split(",") if part] if equals else [name]
+    if out.exists():
+        raise FedseedError(f"{out} is there already: keys are not overwritten")
+    out.mkdir(parents=True, mode=0o700)
+    public = {name: _key(out / f"{name}.nk") for name in ("coordinator", "watcher", *hosted)}
+    _certificates(out, hosts, days, valid_from)
+    text = configuration(Subjects(run), public, hosted, port, out.resolve())
+    _write_secret(out / "nats-server.conf", text.encode())
+    names = json.dumps({key: name for name, key in public.items()}, indent=1) + "\n"
+    (out / "keys.json").write_text(names, encoding="utf-8")  # so that `serve --server-log` knows who is who
+    host = hosts[0]
+    return [
+        f"server       nats-server -c {out / 'nats-server.conf'}",
+        f"coordinator  fedseed serve RECIPE --run {run} --nats tls://{host}:{port} "
+        f"--key {out / 'coordinator.nk'} --ca {out / 'ca.pem'} --server-log {out / 'nats-server.log'}",
+        *(f"{name:<12} fedseed join RECIPE --run {run} --nats tls://{host}:{port} "
+          + " ".join(f"--client {c}" for c in listed) + f" --key {out / name}.nk --ca {out / 'ca.pem'}"
+          for name, listed in hosted.items()),
+        f"anybody      fedseed status {run} --nats tls://{host}:{port} --key {out / 'watcher.nk'} "
+        f"--ca {out / 'ca.pem'}",
+        "Give each client its .nk file and ca.pem, over a safe way, and nothing else.",
+    ]  # fmt: skip
+
+
+def _key(path: Path) -> str:
+    """Make a user's key; writes its seed, returns its public part."""
+    seed = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
+    _write_secret(path, seed)
+    return nkeys.from_seed(seed).public_key.decode()
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+
+
+def _list(subjects: Sequence[str]) -> str:
+    return "[" + ", ".join(f'"{subject}"' for subject in subjects) + "]"
+
+
+def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What a process that hosts some clients may publish and subscribe to.
+
+    Args:
+        subjects: the run's.
+        clients: the clients; replies and the object store go by the name of the first in the recipe's order, so that
+            each of them is allowed.
+    """
+    down = f"OBJ_{subjects.bucket()}"
+    publish = [
+        f"$JS.API.STREAM.INFO.{down}",
+        f"$JS.API.STREAM.MSG.GET.{down}",
+        f"$JS.API.CONSUMER.CREATE.{down}",
+        f"$JS.API.CONSUMER.CREATE.{subjects.stream}",
+        "$JS.API.STREAM.NAMES",
+        f"$JS.FC.{subjects.stream}.>",
+        f"$JS.FC.{down}.>",
+    ]
+    subscribe = [subjects.down]
+    for client in clients:
+        own = subjects.bucket(client)
+        publish += [
+            subjects.up(client, ">"),
+            f"$O.{own}.>",
+            f"$JS.API.STREAM.INFO.OBJ_{own}",
+            f"$JS.API.STREAM.MSG.GET.OBJ_{own}",
+            f"$JS.API.STREAM.PURGE.OBJ_{own}",
+        ]
+        subscribe.append(subjects.inbox(client) + ".>")
+    return publish, subscribe
+
+
+def configuration(
+    subjects: Subjects, public: dict[str, str], hosted: dict[str, list[str]], port: int, folder: Path
+) -> str:
+    """The configuration of a nats-server.
+
+    Args:
+        subjects: the run's.
+        public: everybody's public key.
+        hosted: the clients that each key may speak for.
+        port: to listen on.
+        folder: with the certificates; store and log go there too.
+    """
+    users = []
+
+    def user(name: str, publish: Sequence[str], subscribe: Sequence[str]) -> None:
+        users.append(
+            f"    # {name}\n    {{ nkey: {public[name]}\n      permissions: {{\n"
+            f"        publish: {_list(publish)}\n        subscribe: {_list(subscribe)} }} }}\n"
+        )
+
+    run = f"{subjects.root}.>"
+    objects = f"$O.{subjects.stream}--"
+    own = [f"$O.{subjects.bucket(c)}.>" for listed in hosted.values() for c in listed]
+    assert all(subject.startswith(objects) for subject in own)
+    user(
+        "coordinator",
+        [run, f"$O.{subjects.bucket()}.>", *own, "$JS.API.>", "$JS.FC.>"],
+        [f"{subjects.root}.up.>", subjects.status, f"{subjects.inbox('coordinator')}.>"],
+    )
+    user(
+        "watcher",
+        [subjects.status, f"$JS.API.STREAM.INFO.{subjects.stream}"],
+        [f"{subjects.inbox('watcher')}.>"],
+    )
+    for name, clients in hosted.items():
+        user(name, *permissions(subjects, clients))
+    return (
+        f"# nats-server for the run {subjects.run}, made by `fedseed keys`\n"
+        f"port: {port}\n"
+        "max_payload: 1MB          # larger messages go through the object store\n"
+        "write_deadline: 10s\n"
+        f'log_file: "{folder / "nats-server.log"}"\n'
+        f'jetstream {{ store_dir: "{folder / "store"}" }}\n'
+        f'tls {{\n  cert_file: "{folder / "server.pem"}"\n  key_file: "{folder / "server.key"}"\n  timeout: 5\n}}\n'
+        "authorization {\n  users: [\n" + "".join(users) + "  ]\n}\n"
+    )
+
+
+def _certificates(out: Path, hosts: Sequence[str], days: int, valid_from: datetime.datetime | None) -> None:
+    """An authority, and the server's certificate, signed by it. The authority's key is not kept."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    except ImportError as error:
+        raise FedseedError("certificates need the package cryptography: pip install 'fedseed[sign]'") from error
+    start = valid_from or datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    end = start + datetime.timedelta(days=days)
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    def builder(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name(subject))
+            .issuer_name(name("fedseed authority"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(end)
+        )
+
+    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    root = (
+        builder("fedseed authority", authority)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    alternatives: list[x509.GeneralName] = []
+    for host in hosts:
+        try:
+            alternatives.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            alternatives.append(x509.DNSName(host))
+    leaf = (
+        builder(hosts[0], server)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (out / "ca.pem").write_bytes(root.public_bytes(pem))
+    (out / "server.pem").write_bytes(leaf.public_bytes(pem))
+    no_password = serialization.NoEncryption()
+    _write_secret(out / "server.key", server.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password))

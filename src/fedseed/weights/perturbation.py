@@ -1,0 +1,175 @@
+"""Looking at a model from w + scale * v without changing w.
+
+While the mode below is active, every torch function that is given one of the space's parameters gets a perturbed copy
+of it instead, made on the fly. The weights are never written, so they can't drift. Because the exchange happens where a
+parameter is *used*, tied weights, modules that reach for another module's weight, norm layers and functional code all
+see the perturbed value.
+
+The copies cost little: where a function's result can't alias its weights, they are made in memory that the next call
+uses again; an embedding gets the rows it looks up; a product with a large matrix makes them in the cache, as it goes on
+(float32 on a CPU), or is done a slice of rows at a time.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode, resolve_name
+
+if TYPE_CHECKING:
+    from fedseed.weights.space import Perturbation
+
+# what asks a tensor about itself, not for its values: no copy is made for these
+_ASKS = {
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device",
+    "is_contiguous", "is_floating_point", "is_complex", "is_inference", "is_signed", "is_pinned", "type",
+    "data_ptr", "__len__", "__hash__", "__repr__", "requires_grad_", "register_hook",
+}  # fmt: skip
+_VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that hand out values
+# functions that take weights and return something new, never a view of them
+_CONSUMERS = {
+    functional.linear, functional.layer_norm, functional.group_norm, functional.batch_norm, functional.conv1d,
+    functional.conv2d, functional.conv3d, torch.addmm, torch.layer_norm, torch.conv1d, torch.conv2d, torch.conv3d,
+}  # fmt: skip
+SMALL = 1 << 13  # elements of a tensor for which a call takes longer than the work: many of them share one
+LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
+FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
+FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
+_COMPILED = (torch.jit.ScriptModule, torch._dynamo.OptimizedModule)
+_MAY_HOLD = (torch.Tensor, list, tuple, dict)
+_WAYS: dict[Any, str] = {}  # what to do with which function, found out once
+
+
+def _way(func: Any) -> str:
+    """How weights that this function is given are exchanged: "ask" (not at all), or what is special about it."""
+    name = getattr(func, "__name__", "")
+    if name in _ASKS:
+        return "ask"
+    if name in ("__get__", "__set__"):  # an attribute
+        owner = (resolve_name(func) or "").removesuffix(".__get__")
+        return "any" if owner.rpartition(".")[2] in _VIEWS else "ask"
+    special = {functional.embedding: "embedding", functional.linear: "linear"}
+    return special.get(func, "consumer" if func in _CONSUMERS else "any")
+
+
+def can_exchange(model: torch.nn.Module) -> bool:
+    """Whether parameters can be exchanged where they are used: not inside scripted or compiled code."""
+    return not any(isinstance(module, _COMPILED) for module in model.modules())
+
+
+class PerturbedUse(TorchFunctionMode):
+    """Hands w + scale * v to torch functions instead of w.
+
+    Args:
+        perturbation: makes perturbed copies of the parameters it contains.
+    """
+
+    def __init__(self, perturbation: "Perturbation") -> None:
+        super().__init__()
+        self._perturbation = perturbation
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch in place of `func`; the mode is off inside."""
+        kwargs = kwargs or {}
+        way = _WAYS.get(func)
+        if way is None:
+            way = _WAYS[func] = _way(func)
+        if way == "ask":
+            return func(*args, **kwargs)
+        if way != "any" and not torch.is_grad_enabled():  # a graph would hold on to the copies
+            if way == "embedding":
+                rows = self._looked_up(*args, **kwargs)
+                if rows is not None:
+                    return rows
+            elif way == "linear" and self._is_large(args[1] if len(args) > 1 else kwargs["weight"]):
+                return self._large(func, *args, **kwargs)
+            elif self._perturbation.on_cpu:
+                return self._with_scratch(func, args, kwargs)
+        for value in args:
+            if isinstance(value, _MAY_HOLD):
+                args = [self._exchange(a) for a in args]
+                break
+        if kwargs:
+            kwargs = {k: self._exchange(v) for k, v in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _ours(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value in self._perturbation
+
+    def _exchange(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._perturbation.whole(value) if value in self._perturbation else value
+        if type(value) in (list, tuple):
+            return type(value)(self._exchange(v) for v in value)
+        if type(value) is dict:
+            return {k: self._exchange(v) for k, v in value.items()}
+        return value
+
+    def _with_scratch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """func with copies in memory that is used again."""
+        wanted = [v for v in (*args, *kwargs.values()) if self._ours(v) and v.numel() > SMALL]
+        if not wanted or len({v.dtype for v in wanted}) > 1:
+            return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
+        memory = self._perturbation.scratch(wanted[0].dtype, sum(v.numel() for v in wanted))
+        at = 0
+        copies = {}
+        for v in wanted:
+            copies[id(v)] = memory[at : at + v.numel()].view(v.shape)
+            self._perturbation.copy(v, 0, v.numel(), memory[at : at + v.numel()])
+            at += v.numel()
+
+        def exchange(value: Any) -> Any:
+            return copies[id(value)] if id(value) in copies else self._exchange(value)
+
+        return func(*(exchange(a) for a in args), **{k: exchange(v) for k, v in kwargs.items()})
+
+    def _looked_up(
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> torch.Tensor | None:
+        """An embedding: only the rows that are asked for; None where that is not less work, or not possible."""
+        if not self._ours(weight) or max_norm is not None or input.numel() >= weight.shape[0]:
+            return None
+        rows = self._perturbation.rows(weight, input.reshape(-1))
+        return None if rows is None else rows.view(*input.shape, weight.shape[1])
+
+    def _is_large(self, weight: torch.Tensor) -> bool:
+        return weight.numel() >= FUSED and self._perturbation.on_cpu and self._ours(weight)
+
+    def _large(
+        self, func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """A product with a large matrix."""
+        if torch.is_autocast_enabled("cpu"):
+            return func(input, self._exchange(weight), self._exchange(bias))
+        inputs = input.numel() // weight.shape[1]
+        if inputs in FUSED_INPUTS and torch.get_float32_matmul_precision() == "highest":
+            out = self._perturbation.product(input, weight, self._exchange(bias))
+            if out is not None:
+                return out
+        if weight.numel() > LARGE:
+            return self._sliced(input, weight, bias)
+        return self._with_scratch(func, (input, weight, bias), {})
+
+    def _sliced(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """A product with some rows of the matrix at a time: a slice stays in the cache while it is used."""
+        rows, width = weight.shape
+        step = max(1, LARGE // width)
+        flat = input.reshape(-1, width)
+        bias = self._exchange(bias)
+        out = torch.empty(len(flat), rows, dtype=input.dtype, device=input.device)
+        memory = self._perturbation.scratch(weight.dtype, step * width)
+        for a in range(0, rows, step):
+            b = min(a + step, rows)
+            part = memory[: (b - a) * width]
+            self._perturbation.copy(weight, a * width, b * width, part)
+            if bias is None:
+                torch.mm(flat, part.view(b - a, width).t(), out=out[:, a:b])
+            else:
+                torch.addmm(bias[a:b], flat, part.view(b - a, width).t(), out=out[:, a:b])
+        return out.view(*input.shape[:-1], rows)

@@ -1,0 +1,218 @@
+"""fedseed serve, join, status and keys: what goes wrong is one line and an exit code."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedseed.cli.app import main as cli
+from fedseed.cli.network import describe, read_examples
+from fedseed.errors import RecipeError
+from fedseed.tasks.data import Choice, Example
+
+RECIPE = """
+rounds = 6
+[task]
+clients = 3
+examples = 8
+evaluation = 1
+unseen = 1
+[federation]
+joint = false
+[method]
+name = "feedsign"
+batch = 2
+[evaluation]
+every = 3
+rouge = false
+"""
+FEEDSIGN = {"method": {"name": "feedsign", "basis": "rademacher", "rate": 1e-2, "batch": 8}, "rounds": 30,
+            "evaluation": {"every": 10}}  # fmt: skip
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def fedseed(monkeypatch, capsys):
+    """Runs a command in this process: its exit code and what it says."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedseed", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code or 0, said.err.strip() or " ".join(said.out.split())
+
+    return run
+
+
+def silent_port():
+    """A port where somebody listens who says nothing."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    return listening, listening.getsockname()[1]
+
+
+def test_servers_that_are_not_there(fedseed, recipe, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = ("serve", recipe, "--out", tmp_path / "run", "--nats")
+    code, said = fedseed(*serve, f"nats://127.0.0.1:{port}")
+    assert (code, said) == (1, f"fedseed: 127.0.0.1:{port}: can't be reached: nothing listens there; "
+                               "is nats-server running?")  # fmt: skip
+    code, said = fedseed("status", "small", "--nats", "nats://no-such-host.invalid:4222")
+    assert code == 1 and said == "fedseed: no-such-host.invalid:4222: there is no host of this name"
+    listening, port = silent_port()
+    code, said = fedseed(*serve, f"nats://127.0.0.1:{port}")
+    assert code == 1 and "no answer within" in said and "\n" not in said
+    listening.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("join", "RECIPE", "--nats", "nats://127.0.0.1:1"), "--client NAME"),
+        (("serve", "RECIPE"), "where is the server?"),
+        (("serve", "RECIPE", "--nats", "http://x"), "write nats://HOST:PORT"),
+        (("serve", "RECIPE", "--nats", "nats://x:port"), "nats://x:port"),
+        (("serve", "RECIPE", "--nats", "nats://x", "--run", "a.b"), "run name 'a.b'"),
+        (("serve", "RECIPE", "--nats", "nats://x", "--key", "/no/such.nk"), "/no/such.nk: there is no such file"),
+        (("serve", "RECIPE", "--nats", "nats://x", "--set", "federation.deadline=0"), "federation.deadline = 0"),
+        (("serve", "RECIPE", "--nats", "nats://x", "--set", "federation.base_digest=xyz"), "federation.base_digest"),
+        (("join", "RECIPE", "--nats", "nats://x", "--client", "client-01", "--data", "/no/such.jsonl"), "no such file"),
+        (("join", "RECIPE", "--nats", "nats://127.0.0.1:1", "--client", "nobody"), "--client nobody: the recipe's"),
+    ],
+)
+def test_wrong_command_lines(arguments, text, fedseed, recipe):
+    code, said = fedseed(*(recipe if a == "RECIPE" else a for a in arguments))
+    assert code == 2 and text in said and "\n" not in said
+
+
+def test_own_data(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n{"prompt": "c", "options": [" d", " e"], "gold": 1}\n')
+    assert read_examples(path) == [Example("a", "b"), Choice("c", (" d", " e"), 1)]
+    path.write_text('{"prompt": "a"}\n')
+    with pytest.raises(RecipeError, match='line 1: no "response"'):
+        read_examples(path)
+
+
+@pytest.fixture
+def without_torch(tmp_path):
+    """The environment of a process in which torch and what needs it can't be imported."""
+    guard = tmp_path / "guard"
+    guard.mkdir()
+    (guard / "sitecustomize.py").write_text(
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'numba', 'tokenizers', 'peft'):\n"
+        "    sys.modules[name] = None\n"
+    )
+    path = f"{guard}:{os.environ.get('PYTHONPATH', '')}:{Path(cli.__file__).parents[1]}"
+    return {**os.environ, "PYTHONPATH": path}
+
+
+COMMAND = [sys.executable, "-c", "from fedseed.cli.app import main; main()"]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # gradients are sums, and threads decide their order
+
+
+def run_here(recipe, out):
+    """The summary of `fedseed run`."""
+    subprocess.run([*COMMAND, "run", str(recipe), "--out", str(out)], check=True, env=ONE_THREAD, stdout=-1)
+    return json.loads((out / "summary.json").read_text())
+
+
+def digest_over(where, recipe, out, environment):
+    """The digest that the real commands end with: torch can't be imported in `serve`."""
+    serving = subprocess.Popen(
+        [*COMMAND, "serve", str(recipe), *where, "--out", str(out)],
+        env=environment, stdout=-1, stderr=-2, text=True,
+    )  # fmt: skip
+    joined = subprocess.Popen(
+        [*COMMAND, "join", str(recipe), *where, "--client", "client-0[12]", "--client", "client-03"],
+        env=ONE_THREAD, stdout=-1, stderr=-2, text=True,
+    )  # fmt: skip
+    told, served = joined.communicate(timeout=200)[0], serving.communicate(timeout=60)[0]
+    assert (joined.returncode, serving.returncode) == (0, 0), told + served
+    digest = [line for line in served.splitlines() if line.startswith("weights digest")]
+    assert digest == [line for line in told.splitlines() if line.startswith("weights digest")]
+    return digest[0].split()[-1]
+
+
+def test_a_run_by_its_commands(recipe, shared_server, tmp_path, fedseed, without_torch):
+    """The real commands and model: the digest is that of `fedseed run`."""
+    where = ["--nats", shared_server.url, "--run", "commands"]
+    digest = digest_over(where, recipe, tmp_path / "net", without_torch)
+    assert run_here(recipe, tmp_path / "here")["weights_digest"] == digest
+    code, said = fedseed("status", "commands", "--nats", shared_server.url)
+    assert code == 0 and "no coordinator answers" in said
+    assert fedseed("status", "nothing", "--nats", shared_server.url)[0] == 1
+    code, said = fedseed("serve", recipe, *where, "--out", tmp_path / "net")
+    assert code == 0 and "is finished" in said
+    code, said = fedseed("serve", recipe, *where, "--out", tmp_path / "new")
+    assert code == 1 and "--fresh" in said
+    code, said = fedseed("serve", recipe, *where, "--out", tmp_path / "new", "--set", "method.batch=3")
+    assert code == 1 and "method.batch" in said
+
+
+def test_an_adapters_run_by_its_commands(recipe, shared_server, tmp_path, without_torch):
+    """FedIT: what travels is the adapter, as weights, and the coordinator averages it without torch or peft."""
+    method = 'name = "fedit"\n[method.training]\nrate = 0.01\nsteps = 2\nbatch = 2\naccumulation = 1'
+    text = recipe.read_text().replace('name = "feedsign"\nbatch = 2', method).replace("rounds = 6", "rounds = 3")
+    recipe.write_text(text)
+    digest = digest_over(["--nats", shared_server.url, "--run", "fedit"], recipe, tmp_path / "net", without_torch)
+    summaries = [run_here(recipe, tmp_path / "here"), json.loads((tmp_path / "net" / "summary.json").read_text())]
+    assert {s["weights_digest"] for s in summaries} == {digest}
+    assert {s["payload_bytes_up"] for s in summaries} == {4.0 * summaries[0]["parameters"]}
+    assert summaries[0]["adapter"]["kind"] == "lora" and summaries[0]["parameters"] < 50_000
+
+
+def test_another_base_another_recipe_another_clock(problem, network, shared_server, in_process):
+    net = network(shared_server, FEEDSIGN)
+    expected = in_process(problem, net.recipe)
+    coordinator, host = net.coordinator(), net.host(0, 1, 2, slow=0.02)
+    end = time.monotonic() + 30
+    while "3 of 5 clients are here" not in coordinator.said:
+        assert time.monotonic() < end, coordinator.said
+        time.sleep(0.02)
+    wrong = net.host(3, 4, other_base=True)
+    assert wrong.wait() == 1 and "refuses client-3: another base: its digest is" in wrong.text
+    recipe = {**net.recipe, "method": {**net.recipe["method"], "rate": 0.5}}
+    wrong = net.host(3, 4, recipe=recipe)
+    assert wrong.wait() == 1 and "another recipe or model: method.rate: 0.5, 0.01 here" in wrong.text
+    late = net.host(3, 4, skew=7200)
+    status = None
+    while not (status or {}).get("last", {}).get("loss"):
+        status = net.status()
+    net.check(problem, coordinator, [host, late], expected.summary)
+    assert "clock is 7200 s ahead of the coordinator's" in late.said
+    assert status["skewed_clocks"] == ["client-3"] and status["alive"] == 5 and status["clients"] == 5
+    lines = describe(status)
+    assert f"of {net.recipe['rounds']}" in lines[0] and "5 of 5 alive" in lines[1]
+    assert any(line.startswith("held-out loss") for line in lines) and any("another base" in line for line in lines)
+
+
+def test_a_digest_that_the_recipe_names(network, shared_server):
+    net = network(shared_server, {**FEEDSIGN, "federation": {"base_digest": "ab" * 16}})
+    net.coordinator()
+    wrong = net.host(0, 1, 2, 3, 4)
+    assert wrong.wait() == 1 and f"this run's base has {'ab' * 16}" in wrong.text
+
+
+def test_status_without_a_coordinator_needs_a_run(shared_server):
+    from fedseed.cli.network import ask
+    from fedseed.errors import NetworkError
+    from fedseed.transport.nats import Access
+
+    with pytest.raises(NetworkError, match="knows no run"):
+        asyncio.run(ask(Access(shared_server.url), "nothing"))

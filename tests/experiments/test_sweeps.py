@@ -1,0 +1,243 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fedseed.errors import RecipeError
+from fedseed.experiments import sweeps
+from fedseed.experiments.sweeps import Sweep, Sweeping, find_sweep, packaged_sweeps, parse_grid, read_sweep
+from fedseed.experiments.worker_pool import Helpers
+from fedseed.reports.tables import Sheet, spread
+from fedseed.runs.recipe import packaged_recipes, read_recipe
+
+TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.clients=2", "task.examples=5",
+        "task.evaluation=1", "task.unseen=0", "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
+
+
+def sweep(**settings):
+    run = {"label": "FedAvg", "recipe": "quickstart-fedavg", "grid": {"method.training.rate": [1e-3, 3e-3, 1e-2]}}
+    return Sweep.model_validate({"run": [run], "set": TINY, **settings})
+
+
+class Played:
+    """In place of processes: summaries by what a function of the settings says."""
+
+    def __init__(self, monkeypatch, loss):
+        self.jobs = []
+        self.loss = loss
+        monkeypatch.setattr(Helpers, "run", lambda helpers, job: self.run(job))
+
+    def run(self, job):
+        recipe = read_recipe(job.recipe, job.settings)
+        if (job.folder / "summary.json").exists():
+            return None
+        self.jobs.append((job, recipe))
+        loss = self.loss(recipe)
+        if loss is None:
+            return "it broke"
+        job.folder.mkdir(parents=True)
+        summary = {
+            "final": {"loss": loss, "rouge_l": 20.0}, "baseline": {"loss": 5.0, "rouge_l": 1.0}, "rounds": 2,
+            "payload_bytes_up": 10, "payload_bytes_down": 20, "forward_passes": 4, "backward_passes": 4,
+            "peak_memory_bytes": 10**8, "seconds": {"total": 2.0, "local": 1.0},
+        }  # fmt: skip
+        (job.folder / "summary.json").write_text(json.dumps(summary))
+        lines = [{"round": 0, "loss": 5.0}, {"round": 2, "loss": loss, "bytes_up": 10, "forward_passes": 4}]
+        (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return None
+
+
+def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_ones(monkeypatch, tmp_path):
+    # the test examples would have another point win
+    def loss(recipe):
+        rate = recipe.method.training.rate
+        return abs(rate - 3e-3) * 100 if recipe.task.evaluate_on == "validation" else 1 - 50 * rate + recipe.seed / 100
+
+    played = Played(monkeypatch, loss)
+    said = []
+    chosen = sweep(seeds=[1, 2, 3], scenario=[{"name": "IID", "set": ['task.partition.kind="iid"']}, {"name": "own"}],
+                   choose_seeds=[1, 2], choose_set=["evaluation.every=2"])  # fmt: skip
+    sweeping = Sweeping(chosen, tmp_path, said.append)
+    lines = sweeping.run()
+    assert sweeping.total == len(played.jobs) == len(said) == 2 * (3 * 2 + 3)
+    for _, recipe in played.jobs:
+        assert (recipe.evaluation.every == 2) == (recipe.task.evaluate_on == "validation")
+    tests = [recipe for _, recipe in played.jobs if recipe.task.evaluate_on == "test"]
+    assert [r.method.training.rate for r in tests] == [3e-3] * 6 and [r.seed for r in tests] == [1, 2, 3] * 2
+    assert [r.task.partition is not None for r in tests] == [True] * 3 + [False] * 3
+    assert all(line.point == ("method.training.rate=0.003",) and line.edge is None for line in lines)
+    assert (tmp_path / "IID" / "FedAvg" / "method.training.rate=0.003" / "seed-2" / "summary.json").exists()
+    sheets = sweeps.write_results(chosen, lines, tmp_path)
+    assert sheets[0].title == "IID" and "0.870 ± 0.010" in sheets[0].rows[1]
+    for name in ("compare.txt", "compare.md", "compare.tex", "compare.json", "compare.png"):
+        assert (tmp_path / name).stat().st_size > 100
+    assert "rate=0.003 (chosen)" in (tmp_path / "compare.md").read_text()
+    # all is there: nothing is run again
+    Sweeping(chosen, tmp_path, said.append).run()
+    assert len(played.jobs) == 18 and said[-1].endswith("(there already)")
+
+
+def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
+    def loss(recipe):  # IID examples alone would have another point win
+        return abs(recipe.method.training.rate - (1e-2 if recipe.task.partition else 3e-3))
+
+    played = Played(monkeypatch, loss)
+    iid = {"name": "IID", "set": ['task.partition.kind="iid"']}
+    made = sweep(seeds=[1, 2], scenario=[iid, {"name": "own"}], choose_in="own")
+    sweeping = Sweeping(made, tmp_path, str)
+    lines = sweeping.run()
+    assert sweeping.total == len(played.jobs) == 3 + 2 * 2
+    assert [line.point for line in lines] == [("method.training.rate=0.003",)] * 2
+    assert len(sweeps.write_results(made, lines, tmp_path)[-1].rows) == 3
+    with pytest.raises(ValueError, match="choose_in = 'mine': there is no such scenario"):
+        sweep(choose_in="mine")
+
+
+def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monkeypatch, tmp_path):
+    def loss(recipe):
+        if recipe.method.training.rate == 1e-3:
+            return float("nan")
+        return None if recipe.method.training.rate == 3e-3 or recipe.seed == 2 else 1.0
+
+    Played(monkeypatch, loss)
+    said = []
+    lines = Sweeping(sweep(seeds=[1, 2]), tmp_path, said.append).run()
+    assert lines[0].point == ("method.training.rate=0.01",) and lines[0].edge == "method.training.rate"
+    assert lines[0].failed == {2: "it broke"} and any("failed: it broke" in text for text in said)
+    made = sweeps.write_results(sweep(seeds=[1, 2]), lines, tmp_path)
+    assert "(1 failed)" in made[0].rows[1][0] and "Chosen at a grid's end" in made[-1].note
+
+
+def test_scores_are_chosen_by_their_highest(monkeypatch, tmp_path):
+    Played(monkeypatch, lambda recipe: recipe.method.training.rate)
+    assert Sweeping(sweep(metric="loss"), tmp_path / "a", str).run()[0].point == ("method.training.rate=0.001",)
+    with pytest.raises(RecipeError, match='metric = "bleu": the runs measure loss, rouge_l'):
+        Sweeping(sweep(metric="bleu"), tmp_path / "b", str).run()
+
+
+def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
+    played = Played(monkeypatch, lambda recipe: 1.0)
+    grid = {"grid": {"method.training.rat": [1, 2]}}
+    run = {"label": "a", "recipe": "quickstart-fedavg"}
+    ni = {"label": "a", "recipe": "published-fedkseed", "grid": {"method.rate": [1e-7, 3e-7]}}
+    for settings, text in (
+        ({"run": [run, {**run, "label": "b", **grid}]}, r"method\.training\.rat = 1: unknown key"),
+        ({"run": [ni], "set": []}, "no validation examples to choose"),
+        ({"run": [{**run, "grid": {"method.name": ["fedavg", "fed avg"]}}]}, "choose one of"),
+    ):
+        with pytest.raises(RecipeError, match=text):
+            Sweeping(sweep(**settings), tmp_path, str)
+    assert not played.jobs
+    path = tmp_path / "s.toml"
+    for text, wrong in (
+        ("run = 3", "run"),
+        ("[[run]]\nlabel = 'a'", r"run\.0\.recipe: missing"),
+        (
+            "[[run]]\nlabel='a'\nrecipe='b'\ngird={}",
+            r"gird = \{\}: unknown key; allowed here: label, recipe, set, grid",
+        ),
+        ("seed=1\n[[run]]\nlabel='a'\nrecipe='b'", "allowed here: title, seeds"),
+        ("[[run]]\nlabel='a'\nrecipe='b'\n[[run]]\nlabel='a'\nrecipe='c'", "two runs have the same name"),
+        ("[[run]", "not valid TOML"),
+        ("[[run]]\nlabel='a'\nrecipe='b'\n[[scenario]]\nname='s'\nalso={c=[]}", r"for \['c'\]: there is no such run"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=wrong):
+            read_sweep(path)
+
+
+def test_grids_and_finding():
+    assert parse_grid("method.rate=1e-3,3e-4") == ("method.rate", [1e-3, 3e-4])
+    assert parse_grid("method.name=fedavg,fedsgd") == ("method.name", ["fedavg", "fedsgd"])
+    assert parse_grid('a=[1,2],"x,y"') == ("a", [[1, 2], "x,y"])
+    with pytest.raises(RecipeError, match="write key=value,value"):
+        parse_grid("method.rate")
+    assert find_sweep("comparison") == packaged_sweeps()["comparison"]
+    assert find_sweep("small-ferret") is None and find_sweep("nothing") is None
+    assert not set(packaged_sweeps()) & set(packaged_recipes())
+
+
+@pytest.mark.parametrize("name", packaged_sweeps())
+def test_packaged_sweeps_are_right(name, tmp_path):
+    made = read_sweep(packaged_sweeps()[name])
+    assert made.title and Sweeping(made, tmp_path, str).total >= len(made.runs)
+
+
+def test_sheets():
+    sheet = Sheet("A & B", ("method", "loss_x"), [["FedAvg 5%", "1.0 ± 0.1"], ["a|b", "-"]], "Note.")
+    assert r"\caption{A \& B. Note.}" in sheet.latex() and r"FedAvg 5\% & 1.0 $\pm$ 0.1 \\" in sheet.latex()
+    assert r"| a\|b | - |" in sheet.markdown() and "| --- | ---: |" in sheet.markdown()
+    assert "FedAvg 5%  1.0 ± 0.1" in sheet.text()
+    assert spread([1.0, 2.0, 3.0], 1) == "2.0 ± 1.0" and spread([2.5], 2) == "2.50"
+    assert spread([1.0, float("nan")], 1) == "1.0 (1 not finite)" and spread([float("inf")], 1) == "-"
+
+
+def start(out, *words):
+    code = "from fedseed.cli.app import main; main()"
+    words = ["compare", "quickstart-fedavg", "--out", out, "--seeds", "1,2", *words]
+    words += [word for pair in TINY for word in ("--set", pair)]
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
+    out = tmp_path / "out"
+    killed = start(out)
+    wait_for(lambda: (out / "quickstart-fedavg" / "seed-1" / "summary.json").exists())
+    second = out / "quickstart-fedavg" / "seed-2"
+    wait_for(lambda: (second / "log.txt").exists())
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    first = out / "quickstart-fedavg" / "seed-1" / "summary.json"
+    written = first.stat().st_mtime_ns
+    time.sleep(1)  # the run of its own must have ended with the sweep: else its folder would be held
+    again = start(out)
+    said, _ = again.communicate(timeout=240)
+    assert again.returncode == 0, said
+    assert first.stat().st_mtime_ns == written and "seed 1" in said and "there already" in said
+    assert (second / "summary.json").exists() and (out / "compare.md").exists()
+    # what was run apart is what runs otherwise, and its peak memory is its own
+    summaries = [json.loads((f / "summary.json").read_text()) for f in (first.parent, second)]
+    assert summaries[0]["weights_digest"] != summaries[1]["weights_digest"]
+    assert (out / "compare.md").read_text().count("quickstart-fedavg") >= 2
+
+
+@pytest.mark.slow
+def test_two_jobs_at_a_time_make_the_same_table_and_stop_together(tmp_path):
+    words = ["--jobs", "2", "--grid", "method.training.rate=1e-3,3e-3"]
+    stopped = start(tmp_path / "out", *words)
+    run = tmp_path / "out" / "quickstart-fedavg"
+    wait_for(lambda: list(run.rglob("log.txt")))
+    stopped.send_signal(signal.SIGINT)
+    stopped.communicate(timeout=60)  # long before its runs would have ended
+    assert stopped.returncode == 130 and not (run / "method.training.rate=0.003" / "seed-2").exists()
+    said, _ = start(tmp_path / "out", *words).communicate(timeout=240)
+    assert "[4/4]" in said and len(list(run.rglob("summary.json"))) == 4
+
+
+def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_path):
+    both = threading.Barrier(2, timeout=30)
+    played = Played(monkeypatch, lambda recipe: recipe.seed)
+    alone = played.run
+
+    def run(helpers, job):
+        if not (job.folder / "summary.json").exists():
+            both.wait()  # breaks if nobody else runs
+        return alone(job)
+
+    monkeypatch.setattr(Helpers, "run", run)
+    lines = [{"label": label, "recipe": "quickstart-fedavg"} for label in ("b", "a")]
+    made = sweep(seeds=[1, 2], run=lines)
+    assert [line.label for line in Sweeping(made, tmp_path, str, jobs=2).run()] == ["b", "a"]

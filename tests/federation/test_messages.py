@@ -1,0 +1,67 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedseed.errors import MessageError
+from fedseed.federation.messages import FRAME_BYTES, Kind, Message
+from fedseed.methods.payload import Reader
+
+numbers = st.integers(0, 2**32 - 1)
+messages = st.builds(Message, st.sampled_from(Kind), st.integers(0, 255), numbers, numbers, st.binary(max_size=200))
+
+
+@given(messages)
+def test_round_trip(message):
+    data = message.encode()
+    assert len(data) == FRAME_BYTES + len(message.payload)
+    assert Message.decode(data) == message
+
+
+@given(messages, st.integers(0, 10_000), st.integers(1, 255))
+def test_any_changed_byte_is_found(message, position, flip):
+    data = bytearray(message.encode())
+    data[position % len(data)] ^= flip
+    with pytest.raises(MessageError):
+        Message.decode(bytes(data))
+
+
+@given(messages, st.integers(0, 10_000))
+def test_any_cut_is_found(message, length):
+    data = message.encode()
+    with pytest.raises(MessageError):
+        Message.decode(data[: length % len(data)])
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_refused(data):
+    with pytest.raises(MessageError):
+        Message.decode(data)
+
+
+def test_another_stream_version_is_refused_by_name():
+    data = bytearray(Message(Kind.STEP, 1, 1, 0, b"").encode())
+    data[3] = 9
+    with pytest.raises(MessageError, match="random stream version 9"):
+        Message.decode(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("expected", "text"),
+    [((Kind.PLAN, 1, 5), "a plan was expected"), ((Kind.STEP, 2, 5), "method code 2"), ((Kind.STEP, 1, 6), "round 6")],
+)
+def test_what_a_message_is_about_is_checked(expected, text):
+    with pytest.raises(MessageError, match=text):
+        Message(Kind.STEP, 1, 5, 0, b"").expect(*expected)
+
+
+def test_reader_checks_length_and_values():
+    reader = Reader(b"\x00\x00\x80\x3f" + b"\x00\x00\x80\x7f")
+    assert reader.f32s(1)[0] == 1.0
+    with pytest.raises(MessageError, match="inf"):
+        reader.f32s(1)
+    with pytest.raises(MessageError, match="too short"):
+        Reader(b"1234567").u64()
+    with pytest.raises(MessageError, match="too short"):
+        Reader(b"").f32s(2**40)  # a forged count asks for no memory
+    with pytest.raises(MessageError, match="left over"):
+        Reader(b"x").end()

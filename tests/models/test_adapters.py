@@ -1,0 +1,272 @@
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaForMaskedLM
+
+from fedseed import Federation, FedMeZO, FedPrompt, FeedSign, Ferret, Orbit, ParameterSpace
+from fedseed.errors import OrbitError, RecipeError
+from fedseed.models import adapters as adapting
+from fedseed.models.adapters import LoRA, PromptTuning, PTuning, install, wrap
+from fedseed.models.loading import load_model
+from fedseed.objectives.evaluation import generate
+from fedseed.objectives.losses import CausalLM
+from fedseed.runs.assembly import build
+from fedseed.runs.recipe import read_recipe
+from fedseed.tasks.data import Example
+from fedseed.training.settings import LocalTraining
+from fedseed.weights.space import base_digest
+
+ADAPTERS = [LoRA(), LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]), PTuning(), PTuning(hidden=16), PromptTuning(),
+            PromptTuning(virtual_tokens=3, init="normal")]  # fmt: skip
+
+
+def fresh(dtype="float32"):
+    return load_model("small", dtype)
+
+
+def trainable(model):
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("settings", ADAPTERS, ids=str)
+def test_it_trains_what_belongs_to_it_and_nothing_else(settings):
+    base, tokenizer = fresh()
+    digest, width = base_digest(base), base.config.hidden_size
+    model = install(base, settings, 1, "small")
+    assert adapting.base_digest(model) == digest
+    found = trainable(model)
+    sizes = {
+        "lora": lambda: 4 * 2 * 2 * 8 * width if settings.targets is None else lora_size(base.config, 2),
+        "p-tuning": lambda: mlp_size(width, settings.hidden or width),
+        "prompt": lambda: settings.virtual_tokens * width,
+    }
+    expected = sizes[settings.kind]()
+    if settings.kind == "lora":
+        expected = expected // 4 * base.config.num_hidden_layers
+    assert sum(p.numel() for p in found.values()) == ParameterSpace(model).size == expected
+    part = "lora_" if settings.kind == "lora" else "prompt_encoder"
+    assert all(part in name for name in found)
+    objective = CausalLM(tokenizer)
+    items = objective.prepare([Example("one two", "three four five"), Example("a", "b")])
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(list(found.values()), lr=0.5)
+    for _ in range(2):  # LoRA's A has no gradient before B has moved
+        objective.losses(model, items).sum().backward()
+        optimizer.step()
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == set(found)
+
+
+def lora_size(config, rank):
+    return 4 * rank * ((config.hidden_size + config.intermediate_size) + 2 * config.hidden_size)
+
+
+def mlp_size(width, hidden):
+    return 20 * width + (width + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * width
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "inner", "sizes"),
+    [(24, 2048, 16, 5504, ("12.00", "96.36", "320.0")), (26, 3200, 32, 8640, ("20.31", "234.9", "500.0"))],
+    ids=["DataJuicer-1.3B", "LLaMA-3B"],
+)
+def test_bytes_are_those_of_fedkseeds_table_3(layers, width, heads, inner, sizes):
+    """Both ways together, 32 bit each, where the table's MB and KB are 2^20 and 2^10 bytes."""
+    config = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+    )
+    found = []
+    for settings in (LoRA(), PTuning(), PromptTuning()):
+        with torch.device("meta"):
+            model = wrap(LlamaForCausalLM(config), settings)
+        found.append(2 * 4 * sum(p.numel() for p in trainable(model).values()))
+    assert (f"{found[0] / 2**20:.2f}", f"{found[2] / 2**10:.1f}") == (sizes[0], sizes[2])
+    assert f"{found[1] / 2**20:.2f}".startswith(sizes[1])
+
+
+@pytest.mark.parametrize("settings", ADAPTERS, ids=str)
+def test_first_weights_are_the_seeds_and_nobody_elses(settings):
+    digests = []
+    for torch_seed, seed in ((1, 7), (2, 7), (1, 8)):
+        torch.manual_seed(torch_seed)
+        state = torch.get_rng_state()
+        digests.append(ParameterSpace(install(fresh()[0], settings, seed)).digest())
+        assert torch.equal(torch.get_rng_state(), state)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_first_weights_have_the_right_spread():
+    model = install(fresh()[0], LoRA(rank=8), 3)
+    a = torch.cat([p.detach().reshape(-1) for n, p in trainable(model).items() if "lora_A" in n])
+    bound = model.config.hidden_size**-0.5
+    assert float(a.abs().max()) <= bound
+    assert float(a.mean().abs()) < 0.05 * bound and float(a.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert all(not p.any() for n, p in trainable(model).items() if "lora_B" in n)
+    words = fresh()[0].get_input_embeddings().weight
+    tokens = next(iter(trainable(install(fresh()[0], PromptTuning(), 3)).values()))
+    assert all(bool((words == row).all(dim=1).any()) for row in tokens)
+    normal = next(iter(trainable(install(fresh()[0], PromptTuning(init="normal"), 3)).values())).detach()
+    assert abs(float(normal.std()) - 1) < 0.05
+
+
+def test_lora_starts_as_the_base_and_prompts_see_the_whole_text():
+    base, tokenizer = fresh()
+    objective = CausalLM(tokenizer)
+    items = objective.prepare([Example("one two", "three four five"), Example("a", "b c")])
+    with torch.no_grad():
+        plain = objective.losses(base, items)
+        torch.testing.assert_close(objective.losses(install(base, LoRA(), 1), items), plain)
+        model = install(fresh()[0], PromptTuning(virtual_tokens=2), 1)
+        ids = [objective.prepare([Example("one two", "three four five")])[0].ids]
+        # the virtual tokens are rows of the vocabulary: the same as their words in the text
+        words = fresh()[0].get_input_embeddings().weight
+        rows = [int((words == row).all(dim=1).nonzero()[0]) for row in next(iter(trainable(model).values()))]
+        whole = fresh()[0](input_ids=torch.tensor([[*rows, *ids[0]]])).logits[:, 2:]
+        seen = model(input_ids=torch.tensor(ids), attention_mask=torch.ones(1, len(ids[0]))).logits[:, 2:]
+    torch.testing.assert_close(seen, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [PTuning(), PromptTuning(init="normal"), LoRA()], ids=str)
+def test_answers_do_not_depend_on_what_else_is_in_the_batch(settings):
+    base, tokenizer = fresh()
+    model = install(base, settings, 1)
+    prompts = ["Add 3 and 5.", "Name the longest word in this list: a, bcd.", "Hi", "Add 4 and 5."]
+    objective = CausalLM(tokenizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # no advice of peft's on the screen
+        together = generate(model, objective, prompts, 8)
+    assert together == [generate(model, objective, [p], 8)[0] for p in prompts]
+    assert any(together)
+
+
+@pytest.mark.parametrize("settings", ADAPTERS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_perturbed_sees_the_adapter_where_it_is_used(settings, dtype):
+    """The same losses as from weights that were really moved."""
+    from fedseed import Basis
+
+    base, tokenizer = fresh(dtype)
+    model = install(base, settings, 1)
+    space, basis = ParameterSpace(model), Basis("rademacher", 3)
+    space.add(basis, [0.01], first=9)  # LoRA's B is zero at first
+    objective = CausalLM(tokenizer)
+    items = objective.prepare([Example("one two", "three four five"), Example("a", "b c")])
+    digest = space.digest()
+    with torch.no_grad():
+        with space.perturbed(basis, 2, 0.02):
+            seen = objective.losses(model, items)
+        assert space.digest() == digest
+        unmoved = objective.losses(model, items)
+        space.add(basis, [0.02], first=2)
+        moved = objective.losses(model, items)
+    tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    torch.testing.assert_close(seen, moved, rtol=tolerance, atol=tolerance)
+    assert not torch.equal(seen, unmoved)
+
+
+TINY = ("rounds=2", "federation.per_round=2", "task.clients=3", "task.examples=5", "task.evaluation=1", "task.unseen=0",
+        "task.validation=1", "evaluation.rouge=false")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fedit", "fedptuning", "fedprompt"])
+def test_named_methods_send_their_adapter_and_leave_it_for_peft(tmp_path, name):
+    from peft import PeftModel
+
+    recipe = read_recipe("quickstart-fedavg", (*TINY, f"method.name={name}", "method.training.steps=2"))
+    federation = build(recipe, out=tmp_path / "run")
+    summary = federation.run().summary
+    size = {"fedit": 20480, "fedptuning": mlp_size(128, 128), "fedprompt": 2560}[name]
+    assert summary["payload_bytes_up"] == 4 * size == 4 * summary["parameters"]
+    assert summary["fedavg_bytes"] == 8 * size and summary["adapter"]["kind"] in ("lora", "p-tuning", "prompt")
+    loaded = PeftModel.from_pretrained(fresh()[0], str(tmp_path / "run" / "adapter"))
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        ours, theirs = (m.eval()(input_ids=ids).logits for m in (federation.worker.space.model, loaded))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    config = (tmp_path / "run" / "adapter" / "adapter_config.json").read_text()
+    assert json.loads(config)["base_model_name_or_path"] == "small"  # no path of this machine
+
+
+METHODS = {
+    "feedsign": FeedSign(rate=1e-3, batch=4),
+    "feedsign-hadamard": FeedSign(rate=1e-3, batch=4, basis="hadamard", small_steps="from-base"),
+    "fedmezo": FedMeZO(rate=1e-4, steps=3, batch=2, personal="loss"),
+    "ferret": Ferret(directions=50, blocks="tensor", training=LocalTraining(steps=2, accumulation=2)),
+}
+
+
+@pytest.mark.parametrize("settings", [LoRA(rank=2), PTuning(hidden=8), PromptTuning(virtual_tokens=4)], ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(tmp_path, name, settings):
+    from peft import PeftModel
+
+    base, tokenizer = fresh()
+    clients = [[Example(f"say {i}", f"{i} {j}") for i in range(4)] for j in range(3)]
+    federation = Federation(base, clients, METHODS[name], CausalLM(tokenizer), 3, seed=5, out=tmp_path / "run",
+                            base="small", adapter=settings)  # fmt: skip
+    summary = federation.run().summary
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    assert orbit.header.adapter.settings == settings and orbit.header.layout.size == summary["parameters"]
+    equipped = orbit.equip(fresh()[0])
+    assert orbit.replay(equipped, check_all=True) == summary["weights_digest"]
+    adapting.save(equipped, tmp_path / "adapter")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        ours, theirs = (
+            m.eval()(input_ids=ids).logits
+            for m in (federation.worker.space.model, PeftModel.from_pretrained(fresh()[0], str(tmp_path / "adapter")))
+        )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    with pytest.raises(OrbitError, match="equip"):
+        orbit.replay(fresh()[0])
+    with pytest.raises(OrbitError, match="first weights"):
+        orbit.replay(equipped)  # it is where the run ended
+    other = fresh()[0]
+    with torch.no_grad():
+        other.lm_head.weight[0, 0] += 1
+    with pytest.raises(OrbitError, match="another base"):
+        orbit.equip(other)
+
+
+def test_patterns_choose_within_an_adapter(tmp_path):
+    """Only LoRA's B trains, as in FFA-LoRA."""
+    recipe = read_recipe("small-feedsign", ("rounds=2", "task.examples=5", "task.evaluation=1", "task.unseen=0",
+                                            'model.adapter.kind="lora"', 'model.trainable=["*lora_B*"]'))  # fmt: skip
+    federation = build(recipe, out=tmp_path / "run")
+    result = federation.run()
+    assert all("lora_B" in entry.name for entry in federation.header.layout.tensors)
+    assert result.summary["parameters"] == 10240
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    assert orbit.replay(orbit.equip(fresh()[0])) == result.summary["weights_digest"]
+
+
+def test_what_does_not_fit_is_said():
+    with pytest.raises(RecipeError, match=r"fedprompt tunes .prompt.*leave model\.adapter out"):
+        adapting.chosen(LoRA(), FedPrompt.adapter, "fedprompt")
+    with pytest.raises(RecipeError, match=r"targets = \['nowhere'\]"):
+        install(fresh()[0], LoRA(targets=["nowhere"]), 1)
+    masked = RobertaForMaskedLM(
+        RobertaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    )
+    with pytest.raises(RecipeError, match="virtual tokens need a causal language model"):
+        install(masked, PromptTuning(), 1)
+    model = install(masked, LoRA(rank=2, targets=["query"]), 1)  # but LoRA goes anywhere
+    assert ParameterSpace(model).size == 2 * 2 * 16
+    with pytest.raises(RecipeError, match=r"model\.adapter\.ranks = 3: unknown key; allowed here: kind, rank"):
+        read_recipe("small-feedsign", ('model.adapter.kind="lora"', "model.adapter.ranks=3"))
+    with pytest.raises(RecipeError, match=r"model\.adapter\.kind = 'ia3': choose one of lora, p-tuning, prompt"):
+        read_recipe("small-feedsign", ('model.adapter.kind="ia3"',))
+
+
+def test_sixteen_bit_bases_have_adapters_in_float32():
+    model = install(fresh("bfloat16")[0], LoRA(), 1)
+    assert {str(p.dtype) for p in trainable(model).values()} == {"torch.float32"}
+    assert np.isfinite(float(model(input_ids=torch.tensor([[5, 6]])).logits.detach().float().sum()))
+    assert isinstance(model.get_base_model(), AutoModelForCausalLM.from_config(model.config).__class__)

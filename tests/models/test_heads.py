@@ -1,0 +1,134 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fedseed.errors import RecipeError
+from fedseed.models.heads import Head, head_parameters
+from fedseed.models.loading import find_base, load_model
+from fedseed.weights.space import base_digest
+
+TEN = Head(tuple(f"class {i}" for i in range(10)), seed=7)
+OWN = ("thing 0", "thing 1", "thing 2")
+
+
+@pytest.fixture(params=["vit", "resnet"])
+def kind(request):
+    return request.param
+
+
+def head_of(model):
+    parameters = dict(model.named_parameters())
+    return [parameters[name] for name in head_parameters(model, "x")]
+
+
+def rest_of(model):
+    head = {id(p) for p in head_of(model)}
+    return {n: t for n, t in model.state_dict(keep_vars=True).items() if id(t) not in head}
+
+
+def test_a_new_head_is_the_same_twice_and_in_another_process(image_base):
+    folders = [str(image_base("vit")), str(image_base("resnet"))]
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first = [base_digest(load_model(folder, head=TEN)[0]) for folder in folders]
+    assert torch.equal(torch.random.get_rng_state(), state)  # nobody's generator is touched
+    torch.manual_seed(2)
+    assert [base_digest(load_model(folder, head=TEN)[0]) for folder in folders] == first
+    code = (
+        "import sys, torch; torch.manual_seed(3); torch.set_num_threads(2)\n"
+        "from fedseed.models.heads import Head; from fedseed.models.loading import load_model\n"
+        "from fedseed.weights.space import base_digest\n"
+        "head = Head(tuple(f'class {i}' for i in range(10)), seed=7)\n"
+        "print(*(base_digest(load_model(folder, head=head)[0]) for folder in sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == first
+    other = Head(TEN.classes, seed=8)
+    assert all(base_digest(load_model(f, head=other)[0]) != d for f, d in zip(folders, first, strict=True))
+
+
+def test_the_backbone_is_kept_and_the_head_is_new(image_base, kind):
+    folder = str(image_base(kind))
+    base, _ = load_model(folder)
+    model, _ = load_model(folder, head=TEN)
+    assert model.config.id2label[9] == "class 9" and model.config.num_labels == 10
+    weight, bias = head_of(model)
+    assert weight.shape == (10, 16) and not bias.any()
+    assert 0.7 * 0.02 < weight.std() < 1.3 * 0.02 and abs(weight.mean()) < 0.01
+    theirs = rest_of(model)
+    assert all(torch.equal(t, theirs[n]) for n, t in rest_of(base).items()) and len(theirs) == len(rest_of(base))
+
+
+def test_the_bases_own_head_is_kept_for_its_own_classes(image_base, kind):
+    folder = str(image_base(kind))
+    base, _ = load_model(folder)
+    same, _ = load_model(folder, head=Head(OWN, 7))
+    assert base_digest(same) == base_digest(base)
+    for classes in (OWN[::-1], ("a", "b", "c")):  # as many, but others
+        other, _ = load_model(folder, head=Head(classes, 7))
+        assert base_digest(other) != base_digest(base)
+        assert not torch.equal(head_of(other)[0], head_of(base)[0])
+
+
+def test_names_that_say_nothing_count_by_their_number():
+    assert Head(("a", "b"), 0).is_known({}) and not Head(("a", "b", "c"), 0).is_known({})
+    generic = {"id2label": {str(i): f"LABEL_{i}" for i in range(11)}}  # "10" sorts before "2" as text
+    assert Head(tuple("abcdefghijk"), 0).is_known(generic) and not Head(("a", "b"), 0).is_known(generic)
+
+
+def test_a_backbone_without_a_head(image_base, kind):
+    folder = str(image_base(kind, backbone=True))
+    with_head, _ = load_model(str(image_base(kind)), head=TEN)
+    assert base_digest(load_model(folder, head=TEN)[0]) == base_digest(with_head)
+    with pytest.raises(RecipeError, match=r"its files do not have all weights .*classifier"):
+        load_model(folder, architecture="image")
+
+
+def test_weights_missing_elsewhere_are_not_made_up(image_base, kind):
+    from safetensors.torch import load_file, save_file
+
+    folder = image_base(kind)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    dropped = next(name for name in weights if "classifier" not in name and weights[name].ndim > 1)
+    del weights[dropped]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(RecipeError, match=r"its files do not have all weights"):
+        load_model(str(folder), head=TEN)
+
+
+def test_a_new_head_in_16_bits_is_the_rounded_one(image_base):
+    folder = str(image_base("vit"))
+    full, _ = load_model(folder, head=TEN)
+    half, _ = load_model(folder, "bfloat16", head=TEN)
+    assert torch.equal(head_of(half)[0], head_of(full)[0].to(torch.bfloat16))
+
+
+def test_the_base_is_found_by_its_digest_with_the_head(image_base):
+    vit = image_base("vit")
+    image_base("resnet")
+    (vit.parent / "broken").mkdir()
+    (vit.parent / "broken" / "config.json").write_text("{}")
+    digest = base_digest(load_model(str(vit), head=TEN)[0])
+    model, _ = find_base(str(vit.parent), "float32", digest, TEN)
+    assert type(model).__name__ == "ViTForImageClassification"
+    with pytest.raises(RecipeError, match="no base with digest"):
+        find_base(str(vit.parent), "float32", digest, Head(TEN.classes, 8))
+
+
+def test_a_language_model_is_refused_and_so_is_a_missing_processor(image_base):
+    with pytest.raises(RecipeError, match=r'model.base = "small": the model is .*; the task needs an image classifier'):
+        load_model("small", architecture="image", head=TEN)
+    with pytest.raises(RecipeError, match="image processor"):
+        load_model(str(image_base("vit", processor=False)), head=TEN)
+
+
+def test_head_parameters(image_base, small):
+    model, _ = load_model(str(image_base("resnet")))
+    assert head_parameters(model, "x") == ["classifier.1.weight", "classifier.1.bias"]
+    with pytest.raises(RecipeError, match=r'model.base = "small": a LlamaForCausalLM has no parameters outside'):
+        head_parameters(small[0], "small")  # its output layer is its embedding
+    with pytest.raises(RecipeError, match="a Linear has no parameters outside"):
+        head_parameters(torch.nn.Linear(2, 2), "mine")

@@ -1,0 +1,182 @@
+"""Loading by kind: what is no model for the task, or not whole, is refused in words."""
+
+import json
+
+import pytest
+import torch
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    OPTModel,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from fedseed import Federation
+from fedseed.errors import RecipeError
+from fedseed.models.loading import load_model
+
+SIZES = {"vocab_size": 1488, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+OPT = OPTConfig(**SIZES, ffn_dim=32, word_embed_proj_dim=32, max_position_embeddings=64)
+LLAMA = LlamaConfig(**SIZES, intermediate_size=32)
+ROBERTA = RobertaConfig(**SIZES, intermediate_size=32, max_position_embeddings=66)
+VIT = ViTConfig(
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, image_size=8, patch_size=4
+)
+
+
+@pytest.fixture
+def saved(tmp_path, small):
+    def save(model, tokenizer=True):
+        model.save_pretrained(tmp_path / "model")
+        if tokenizer:
+            small[1].save_pretrained(tmp_path / "model")
+        return str(tmp_path / "model")
+
+    return save
+
+
+def test_kinds_that_fit(saved, masked_base):
+    model, tokenizer = load_model(saved(OPTForCausalLM(OPT)), architecture="causal")
+    assert type(model) is OPTForCausalLM and not model.training and tokenizer.eos_token_id is not None
+    model, tokenizer = load_model(str(masked_base), dtype="bfloat16", architecture="masked")
+    assert type(model).__name__ == "RobertaForMaskedLM" and tokenizer.mask_token == "<mask>"
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    # without a task, a model is what it says it is: a replay does not know the task
+    assert type(load_model(str(masked_base))[0]).__name__ == "RobertaForMaskedLM"
+    assert type(load_model("small")[0]) is LlamaForCausalLM
+
+
+def test_a_body_without_a_head_of_its_own_is_enough_where_the_head_is_tied(saved):
+    model, _ = load_model(saved(OPTModel(OPT)), architecture="causal")
+    assert type(model) is OPTForCausalLM
+
+
+CASES = {
+    "a masked model for text to continue": (None, "causal", "the model is RobertaForMaskedLM; .*continues text"),
+    "a causal model for masks": (lambda: OPTForCausalLM(OPT), "masked", "is OPTForCausalLM; .*fills in masks"),
+    "an image model for text": (
+        lambda: ViTForImageClassification(VIT),
+        "causal",
+        "is ViTForImageClassification; .*text",
+    ),
+    "an image model for masks": (lambda: ViTForImageClassification(VIT), "masked", "is ViTForImageClassification"),
+    "an encoder-decoder": (
+        lambda: T5ForConditionalGeneration(
+            T5Config(vocab_size=99, d_model=16, num_layers=1, d_ff=16, num_heads=2, d_kv=8)
+        ),
+        "causal",
+        "is T5ForConditionalGeneration; the task needs a language model that continues text",
+    ),
+    "a body without a head": (
+        lambda: RobertaModel(ROBERTA),
+        "masked",
+        r"do not have all weights of RobertaForMaskedLM \(lm_head.bias, .* more missing\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_models_of_another_kind_are_refused(case, saved, masked_base):
+    make, architecture, message = CASES[case]
+    folder = str(masked_base) if make is None else saved(make())
+    with pytest.raises(RecipeError, match=message) as caught:
+        load_model(folder, architecture=architecture)
+    assert "\n" not in str(caught.value) and f'model.base = "{folder}"' in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [OPTForCausalLM(OPT), LlamaForCausalLM(LLAMA)], ids=["opt", "llama"])
+def test_a_missing_tokenizer_is_not_made_up(saved, model):
+    with pytest.raises(RecipeError, match=r"its tokenizer or image processor can't be loaded .*save_pretrained"):
+        load_model(saved(model, tokenizer=False), architecture="causal")
+
+
+def test_a_tokenizer_of_another_model_is_refused(saved):
+    folder = saved(OPTForCausalLM(OPTConfig(**{**SIZES, "vocab_size": 100}, ffn_dim=32, word_embed_proj_dim=32)))
+    with pytest.raises(RecipeError, match="its tokenizer has 1,488 tokens, the model has embeddings for 100"):
+        load_model(folder, architecture="causal")
+
+
+def test_damaged_folders(saved, tmp_path):
+    folder = saved(OPTForCausalLM(OPT))
+    config = (tmp_path / "model" / "config.json").read_text()
+    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
+    for name, content in (
+        ("config.json", b"{"),
+        ("config.json", b"{}"),
+        ("config.json", json.dumps({**json.loads(config), "hidden_size": 64}).encode()),
+        ("model.safetensors", weights[: len(weights) // 2]),
+        ("model.safetensors", None),
+    ):
+        path = tmp_path / "model" / name
+        whole = path.read_bytes()
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(RecipeError, match="the folder holds no model that can be loaded") as caught:
+            load_model(folder, architecture="causal")
+        assert "\n" not in str(caught.value)
+        path.write_bytes(whole)
+    load_model(folder, architecture="causal")  # whole again
+
+
+CODE = """
+from transformers import OPTForCausalLM
+
+class OwnModel(OPTForCausalLM):
+    ran = True
+"""
+
+
+def test_code_of_its_own_runs_only_if_the_recipe_says_so(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
+    folder = saved(OPTForCausalLM(OPT))
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "modeling_own.py").write_text(CODE)
+    with pytest.raises(RecipeError, match=r"code of its own \(modeling_own.py\).*model.trust_remote_code = true"):
+        load_model(folder, architecture="causal")
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_own.OwnModel"}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RecipeError, match=r"code of its own \(auto_map in config.json, modeling_own.py\)"):
+        load_model(folder, architecture="causal")
+    (tmp_path / "recipe.toml").write_text(
+        f'rounds = 1\n[model]\nbase = "{folder}"\n[method]\nname = "ferret"\n[task]\nevaluation = 1\n'
+    )
+    with pytest.raises(RecipeError, match="trust_remote_code"):
+        Federation.from_file(tmp_path / "recipe.toml")
+    assert load_model(folder, trust_remote_code=True, architecture="causal")[0].ran
+
+
+def test_a_tokenizers_own_code_is_seen_too(saved, tmp_path):
+    folder = saved(OPTForCausalLM(OPT))
+    path = tmp_path / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoTokenizer": ["own.Own", None]}}))
+    with pytest.raises(RecipeError, match=r"auto_map in tokenizer_config.json"):
+        load_model(folder, architecture="causal")
+
+
+def test_tokenizers_without_what_the_task_needs(saved, tmp_path, original, small):
+    AutoTokenizer.from_pretrained(load_folder := saved(OPTForCausalLM(OPT)))
+    path = tmp_path / "model" / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    del settings["eos_token"]
+    path.write_text(json.dumps(settings))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'rounds = 1\n[model]\nbase = "{load_folder}"\n[method]\nname = "ferret"\n')
+    with pytest.raises(RecipeError, match="its tokenizer has no end-of-sequence token"):
+        Federation.from_file(recipe)
+
+
+def test_a_base_of_the_wrong_kind_names_the_base(tmp_path, original):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'rounds = 1\n[method]\nname = "ferret"\n[task]\nname = "trec"\npath = "{original("trec")}"\nk = 2\n'
+    )
+    with pytest.raises(RecipeError, match=r'model.base = "small": the model is LlamaForCausalLM; .*fills in masks'):
+        Federation.from_file(recipe)

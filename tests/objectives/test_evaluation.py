@@ -1,0 +1,207 @@
+"""Batched evaluation is evaluation one by one, and keeps within a model's positions.
+
+Greedy texts must be the same exactly; losses and scores may differ by the float rounding of another batch's matrix
+products: 1e-4 relative is allowed, in float32, and about 1e-6 is seen.
+"""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+from fedseed import Federation
+from fedseed.errors import RecipeError
+from fedseed.objectives.evaluation import choice_metrics, generate, language_metrics, longest_input, mean_loss
+from fedseed.objectives.losses import CausalLM, Choices
+from fedseed.tasks.data import Choice, Example
+
+PROMPTS = ["a", "Sort these words : b a c", "### Instruction:\nSay what the longest word of this line is", "x y z"]
+ROOM = 64
+
+
+@pytest.fixture(params=["opt", "llama", "gpt2"], scope="module")
+def model(request, small):
+    torch.manual_seed(0)
+    tokenizer = small[1]
+    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": ROOM}
+    if request.param == "opt":
+        return OPTForCausalLM(OPTConfig(**sizes, **ids, ffn_dim=64, word_embed_proj_dim=32, init_std=0.3)).eval()
+    if request.param == "gpt2":
+        config = GPT2Config(**ids, n_embd=32, n_layer=2, n_head=4, n_positions=ROOM, initializer_range=0.3)
+        return GPT2LMHeadModel(config).eval()
+    return LlamaForCausalLM(LlamaConfig(**sizes, **ids, intermediate_size=64, initializer_range=0.3)).eval()
+
+
+def one_by_one(model, objective, prompt, new):
+    """Greedy decoding as it is defined: no cache, no padding, one prompt."""
+    ids = objective.prompt_ids(prompt)
+    start = len(ids)
+    with torch.no_grad():
+        for _ in range(new):
+            token = int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(token)
+            if token == objective.tokenizer.eos_token_id:
+                break
+    return objective.tokenizer.decode(ids[start:], skip_special_tokens=True)
+
+
+def test_greedy_texts(model, small):
+    objective = CausalLM(small[1])
+    assert len({len(objective.prompt_ids(p)) for p in PROMPTS}) == 4  # of four lengths
+    expected = [one_by_one(model, objective, p, 12) for p in PROMPTS]
+    assert len(set(expected)) > 1
+    for batch in (1, 2, 3, 64):
+        assert generate(model, objective, PROMPTS, 12, batch=batch) == expected
+
+
+def test_losses(model, small):
+    objective = CausalLM(small[1])
+    items = objective.prepare([Example(p, f"answer {i}" * (i + 1)) for i, p in enumerate(PROMPTS)])
+    losses = [mean_loss(model, objective, items, batch=size) for size in (1, 2, 3, 32)]
+    assert losses[1:] == pytest.approx(losses[:1] * 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("teacher_forcing", [False, True])
+def test_options(model, small, teacher_forcing):
+    objective = Choices(small[1])
+    options = (" yes", " no , never", " it may be so")
+    examples = [Choice(p, options[: 2 + i % 2], i % 2, teacher_forcing=teacher_forcing) for i, p in enumerate(PROMPTS)]
+    items = objective.prepare(examples)
+    with torch.no_grad():
+        whole = objective.scores(model, items)
+        pieces = objective.scores(model, items, 2)
+        alone = [objective.scores(model, [item])[0].tolist() for item in items]
+        for rows in (whole, pieces):
+            for row, expected in zip(rows.tolist(), alone, strict=True):
+                assert row[: len(expected)] == pytest.approx(expected, rel=1e-4)
+        together, losses = objective.losses(model, items), [objective.losses(model, [i]) for i in items]
+    assert together.tolist() == pytest.approx([float(loss) for loss in losses], rel=1e-4)
+    metrics = [choice_metrics(model, objective, examples, batch=size) for size in (1, 2, 32)]
+    for other in metrics[1:]:
+        assert other == pytest.approx(metrics[0], rel=1e-4)
+
+
+def test_teacher_forcing_is_language_on_the_right_option_alone(model, small):
+    objective, language = Choices(small[1]), CausalLM(small[1])
+    forced = Choice(PROMPTS[1], (" a b c", " c"), 0, teacher_forcing=True)
+    plain = Choice(PROMPTS[2], (" yes", " no"), 1)
+    (item, other) = objective.prepare([forced, plain])
+    assert objective.weight(item) == len(small[1](" a b c", add_special_tokens=False)["input_ids"]) > 1
+    with torch.no_grad():
+        loss = float(objective.losses(model, [item]))
+        assert loss == pytest.approx(float(language.losses(model, [item.sequences[0]])), rel=1e-5)
+        mixed = objective.losses(model, [item, other])
+        assert mixed.tolist() == pytest.approx([loss, float(objective.losses(model, [other]))], rel=1e-4)
+    assert small[1].eos_token_id not in item.sequences[0].ids  # nothing stands after an option
+    measured = choice_metrics(model, objective, [forced])
+    assert measured["loss"] == pytest.approx(loss / objective.weight(item), rel=1e-5)
+
+
+def test_any_right_option_counts(small):
+    model, tokenizer = small
+    objective = Choices(tokenizer)
+    options = (" a", " b", " c")
+    with torch.no_grad():
+        scores = objective.scores(model, objective.prepare([Choice("x", options, 0)]))[0].tolist()
+    best = scores.index(max(scores))
+    worse = (best + 1) % 3
+    assert choice_metrics(model, objective, [Choice("x", options, worse)])["accuracy"] == 0
+    assert choice_metrics(model, objective, [Choice("x", options, worse, (best, worse))])["accuracy"] == 100
+    for gold, right in ((0, (1, 2)), (0, (0, 3)), (0, (-1, 0))):
+        with pytest.raises(ValueError, match="right = "):
+            Choice("x", options, gold, right)
+
+
+# -- within the room that there is -----------------------------------------------------------------------------------
+
+
+def test_prompts_near_the_end_get_what_room_there_is(model, small):
+    """With a padded batch's length in place of a prompt's own, texts would depend on the batch."""
+    objective = CausalLM(small[1])
+    assert longest_input(model) == ROOM
+    word = len(objective.prompt_ids("a b")) - len(objective.prompt_ids("a"))
+    fill = (ROOM - len(objective.prompt_ids("a"))) // word
+    long = "a" + " b" * (fill - 3)  # room for a few tokens
+    full = "a" + " b" * (fill + 40)  # beyond the room
+    prompts = [*PROMPTS, long, full]
+    room = ROOM - len(objective.prompt_ids(long))
+    assert 0 < room < 12 < len(objective.prompt_ids(full))
+    texts = generate(model, objective, prompts, 12, batch=64)
+    assert texts == generate(model, objective, prompts, 12, batch=1)
+    assert texts[:4] == generate(model, objective, PROMPTS, 12)
+    assert texts[4] == one_by_one(model, objective, long, room)
+    assert texts[5] == ""
+
+
+def test_a_stop_ends_and_cuts_a_response(small):
+    model, tokenizer = small
+    objective = CausalLM(tokenizer)
+    whole = generate(model, objective, PROMPTS, 12)
+    stop = whole[1][2]
+    assert generate(model, objective, PROMPTS, 12, stop=stop) == [text.split(stop)[0] for text in whole]
+    item = objective.prepare([Example("a", " b", stop="\n")])[0]
+    assert tokenizer.decode(item.ids[item.response_start :]).endswith("b\n")
+    assert tokenizer.eos_token_id not in item.ids
+
+
+def test_rouge_and_loss_leave_out_the_same_examples(small):
+    model, tokenizer = small
+    examples = [Example("Copy : a", "a"), Example("Copy : " + "b " * 300, "b")]
+    objective = CausalLM(tokenizer, max_length=40)
+    assert language_metrics(model, objective, examples, 5) == language_metrics(model, objective, examples[:1], 5)
+    with pytest.raises(ValueError, match="none of 1 examples is usable: all are longer than 40 tokens"):
+        language_metrics(model, objective, examples[1:], 5)
+
+
+RECIPE = """
+rounds = 1
+[task]
+name = "natural-instructions"
+path = "{path}"
+fraction = 0.1
+[method]
+name = "ferret"
+directions = 10
+training.steps = 1
+[evaluation]
+max_new_tokens = {new}
+max_length = {length}
+"""
+
+
+def federation(tmp_path, folder, new=5, length=1024):
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE.format(path=folder, new=new, length=length))
+    return Federation.from_file(path)
+
+
+def test_what_a_model_has_no_room_for_is_counted_and_left_out(natural_instructions, tmp_path):
+    """The small base has 256 positions, the recipe allows 1,024 tokens."""
+    rows = [(f"number {i}", ["yes"]) for i in range(20)]
+    folder = natural_instructions(
+        train={"task001_a": rows}, test={"task002_b": [*rows[:3], ("word " * 150, ["no"]), ("a " * 400, ["no"])]}
+    )
+    found = federation(tmp_path, folder, new=150)
+    assert found.notes[2:] == (
+        "1 of 5 examples of the evaluation set left out (over the model's 256 positions)",
+        "1 answers get fewer than evaluation.max_new_tokens = 150 (the model has 256 positions)",
+    )
+    found.run()
+
+
+def test_an_evaluation_set_with_nothing_usable_is_named(natural_instructions, tmp_path):
+    folder = natural_instructions(test={"task002_b": [("a " * 400, ["no"])] * 2})
+    with pytest.raises(RecipeError, match=r"none of the 2 examples .* is usable \(over the model's 256 positions"):
+        federation(tmp_path, folder)
+    with pytest.raises(RecipeError, match=r"is usable \(over evaluation.max_length = 30 tokens\)"):
+        federation(tmp_path, folder, length=30)
+
+
+def test_validation_examples_to_stop_by_are_counted_too(tmp_path, original):
+    path = tmp_path / "recipe.toml"
+    sizes = "examples = 9\nvalidation = 3\nevaluation = 3\nclients = 3\nevaluate_on = 'test'\n"
+    task = f'[task]\nname = "sst2"\npath = "{original("sst2")}"\n{sizes}'
+    path.write_text(f'rounds = 1\n{task}[method]\nname = "ferret"\ndirections = 10\n[stopping]\npatience = 2\n')
+    assert "validation_loss" in Federation.from_file(path, ["method.training.steps=1"]).run().summary["final"]
+    with pytest.raises(RecipeError, match="none of the 3 examples of"):
+        Federation.from_file(path, ["evaluation.max_length=4"])

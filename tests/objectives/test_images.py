@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+import torch
+
+from fedseed.errors import RecipeError
+from fedseed.models.loading import load_model
+from fedseed.objectives.images import Images, picture_metrics
+from fedseed.tasks.data import Picture
+
+
+def pictures(count, shape=(32, 32, 3), classes=3):
+    rng = np.random.default_rng(1)
+    return [Picture(rng.integers(0, 256, shape, dtype=np.uint8), i % classes) for i in range(count)]
+
+
+@pytest.fixture(params=["vit", "resnet"])
+def loaded(request, image_base):
+    return load_model(str(image_base(request.param)))
+
+
+def test_losses_in_a_batch_are_those_one_by_one(loaded):
+    model, processor = loaded
+    objective, items = Images(processor), pictures(7)
+    with torch.no_grad():
+        together = objective.losses(model, items)
+        alone = torch.cat([Images(processor).losses(model, [item]) for item in items])
+    assert together.shape == (7,) and together.dtype == torch.float32
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+    assert together.std() > 0
+
+
+def test_pixel_values_are_the_processors_own(loaded):
+    _, processor = loaded
+    items = pictures(5, (20, 30, 3))
+    wanted = torch.cat([processor(images=item.pixels, return_tensors="pt")["pixel_values"] for item in items])
+    objective = Images(processor)
+    for _ in range(2):  # made, and kept
+        assert torch.equal(objective.pixel_values(items), wanted)
+    mixed = [items[3], items[3], *pictures(1), items[0]]  # kept ones, new ones and repeats
+    assert torch.equal(objective.pixel_values(mixed)[[0, 1, 3]], wanted[[3, 3, 0]])
+
+
+def test_memory_is_bounded(loaded):
+    _, processor = loaded
+    each = 3 * 16 * 16 * 4
+    objective, items = Images(processor, kept=3 * each + 1), pictures(6)
+    first = objective.pixel_values(items)
+    assert sum(t.untyped_storage().nbytes() for t in objective._made.values()) == 3 * each
+    assert torch.equal(objective.pixel_values(items), first)
+
+
+def test_grey_pictures_for_a_model_of_colours(loaded):
+    _, processor = loaded
+    grey = pictures(3, (16, 16, 1))
+    colour = [Picture(np.repeat(p.pixels, 3, axis=2), p.label) for p in grey]
+    objective = Images(processor)
+    assert torch.equal(objective.pixel_values(objective.prepare(grey)), objective.pixel_values(colour))
+    with pytest.raises(RecipeError, match="a picture has 4 channels, the model's image processor takes 3"):
+        objective.prepare(pictures(1, (8, 8, 4)))
+
+
+def test_the_packaged_base_takes_one_channel():
+    _, processor = load_model("digits")
+    objective = Images(processor)
+    assert objective.pixel_values(pictures(2, (8, 8, 1))).shape == (2, 1, 32, 32)
+    with pytest.raises(RecipeError, match="a picture has 3 channels, the model's image processor takes 1"):
+        objective.prepare(pictures(1, (8, 8, 3)))
+
+
+def test_accuracy_and_loss_against_torch(loaded):
+    model, processor = loaded
+    objective, items = Images(processor), pictures(11)
+    found = picture_metrics(model.train(), objective, items, batch=4)
+    assert not model.training
+    with torch.no_grad():
+        logits = model(pixel_values=objective.pixel_values(items)).logits
+    labels = torch.tensor([item.label for item in items])
+    assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(100 * float((logits.argmax(1) == labels).float().mean()))
+    with pytest.raises(ValueError, match="no picture"):
+        picture_metrics(model, objective, [])
+
+
+def test_pixel_values_take_the_models_dtype(image_base):
+    model, processor = load_model(str(image_base("vit")), "bfloat16")
+    losses = Images(processor).losses(model, pictures(2))
+    assert losses.dtype == torch.float32 and torch.isfinite(losses).all()
+
+
+def test_a_processor_without_settings_for_a_mean():
+    class Plain:
+        def __call__(self, images, **_):
+            return {"pixel_values": torch.stack([torch.from_numpy(i.copy()).permute(2, 0, 1) for i in images])}
+
+    assert Images(Plain()).pixel_values(pictures(2, (4, 4, 2))).dtype == torch.float32

@@ -1,0 +1,145 @@
+"""Label words at a mask, on a small random RoBERTa whose tokenizer is of RoBERTa's kind."""
+
+import pytest
+import torch
+
+from fedseed.attacks.labels import flip_labels
+from fedseed.errors import RecipeError
+from fedseed.models.loading import load_model
+from fedseed.objectives.evaluation import choice_metrics, longest_input, mean_loss
+from fedseed.objectives.losses import MaskedLM
+from fedseed.tasks.data import MASK, ClientData, Cloze
+from fedseed.training.client import batches
+
+TWO = (" terrible", " great")
+THREE = (" Yes", " Maybe", " No")
+EXAMPLES = [
+    Cloze(f"a fine film It was {MASK}.", TWO, 1),
+    Cloze(f"no It was {MASK}.", TWO, 0),
+    Cloze(f"A man is here with very many other people in the yard? {MASK}, somebody is there", THREE, 2),
+    Cloze(f"{MASK}: What ?", THREE, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def base(masked_base):
+    return load_model(str(masked_base), architecture="masked")
+
+
+def by_hand(base, example):
+    """The definition, one text alone: the words' logits at the mask."""
+    model, tokenizer = base
+    ids = torch.tensor([tokenizer(example.text.replace(MASK, "<mask>"))["input_ids"]])
+    at = int((ids[0] == tokenizer.mask_token_id).nonzero())
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, at].float()
+    words = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in example.words]
+    assert all(len(word) == 1 for word in words)
+    return [float(logits[word[0]]) for word in words]
+
+
+def test_scores_are_the_words_logits_at_the_mask(base):
+    objective = MaskedLM(base[1])
+    items = objective.prepare(EXAMPLES)
+    with torch.no_grad():
+        scores = objective.scores(base[0], items)
+    assert scores.shape == (4, 3) and scores.dtype == torch.float32
+    for row, item, example in zip(scores, items, EXAMPLES, strict=True):
+        expected = by_hand(base, example)
+        assert row[: len(expected)].tolist() == pytest.approx(expected, abs=1e-4)
+        assert all(value == -torch.inf for value in row[len(expected) :])
+        # the sequence is the tokenizer's own, with its special tokens
+        assert item.ids[0] == base[1].cls_token_id and item.ids[-1] == base[1].sep_token_id
+        assert item.ids[item.mask] == base[1].mask_token_id
+        loss = torch.logsumexp(torch.tensor(expected), 0) - expected[example.gold]
+        assert float(objective.losses(base[0], [item])) == pytest.approx(float(loss), abs=1e-4)
+
+
+def test_batched_is_one_by_one(base):
+    model, tokenizer = base
+    objective = MaskedLM(tokenizer)
+    items = objective.prepare(EXAMPLES)
+    together = objective.losses(model, items)
+    alone = torch.cat([objective.losses(model, [item]) for item in items])
+    assert together.tolist() == pytest.approx(alone.tolist(), rel=1e-4, abs=1e-5)
+    metrics = [choice_metrics(model, objective, EXAMPLES, batch=size) for size in (1, 3, 32)]
+    for other in metrics[1:]:
+        assert other["accuracy"] == metrics[0]["accuracy"]
+        assert other["loss"] == pytest.approx(metrics[0]["loss"], rel=1e-4)
+    assert mean_loss(model, objective, items, batch=2) == pytest.approx(metrics[0]["loss"], rel=1e-4)
+    right = sum(max(range(len(e.words)), key=by_hand(base, e).__getitem__) == e.gold for e in EXAMPLES)
+    assert metrics[0]["accuracy"] == 25.0 * right
+
+
+def test_training_raises_accuracy(masked_base):
+    model, tokenizer = load_model(str(masked_base), architecture="masked")
+    objective = MaskedLM(tokenizer)
+    examples = [Cloze(f"{word} It was {MASK}.", TWO, i % 2) for i, word in enumerate(("bad", "good", "ill", "fine"))]
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    order = batches(objective.prepare(examples), 4, seed=1)
+    for _ in range(30):
+        optimizer.zero_grad()
+        objective.losses(model, next(order)).mean().backward()
+        optimizer.step()
+    assert choice_metrics(model, objective, examples)["accuracy"] == 100.0
+
+
+def test_a_label_word_is_one_token(base):
+    objective = MaskedLM(base[1])
+    with pytest.raises(ValueError, match=r"the label word ' dreadful' is not one token of the model's tokenizer: \["):
+        objective.prepare([Cloze(f"It was {MASK}.", (" dreadful", " great"), 0)])
+    with pytest.raises(ValueError, match="are not different tokens"):
+        objective.prepare([Cloze(f"It was {MASK}.", (" great", " great"), 0)])
+    # without its space a word is another one, and here not one token
+    with pytest.raises(ValueError, match="the label word 'great' is not one token"):
+        objective.prepare([Cloze(f"It was {MASK}.", ("great", " bad"), 0)])
+
+
+def test_a_recipe_whose_words_are_not_tokens_says_so(masked_base, original, tmp_path, monkeypatch):
+    from fedseed import Federation
+    from fedseed.tasks.cloze import TRECTask
+
+    monkeypatch.setattr(TRECTask, "words", (" Elaboration", " Entity", " Expression", " Human", " Location", " Number"))
+    recipe = tmp_path / "recipe.toml"
+    task = f'[task]\nname = "trec"\npath = "{original("trec")}"\nk = 2\n'
+    recipe.write_text(f'rounds = 1\n[model]\nbase = "{masked_base}"\n[method]\nname = "ferret"\n{task}')
+    with pytest.raises(RecipeError, match=r'task.name = "trec" with model.base = .*" Elaboration"|\' Elaboration\''):
+        Federation.from_file(recipe)
+
+
+def test_what_can_not_be_used(base, small):
+    model, tokenizer = base
+    with pytest.raises(ValueError, match="no mask token"):
+        MaskedLM(small[1])
+    objective = MaskedLM(tokenizer, max_length=12)
+    assert len(objective.prepare(EXAMPLES)) < 4 and objective.dropped > 0
+    objective = MaskedLM(tokenizer, max_length=3)
+    with pytest.raises(ValueError, match="none of 4 examples is usable"):
+        choice_metrics(model, objective, EXAMPLES)
+    with pytest.raises(ValueError, match="needs one <mask>, not 2"):
+        Cloze(f"{MASK} and {MASK}", TWO, 0)
+
+
+def test_positions_begin_after_the_padding_index(base):
+    """RoBERTa's 130 positions are room for 128 tokens: one more and it would fail."""
+    model, tokenizer = base
+    assert longest_input(model) == 128
+    objective = MaskedLM(tokenizer, max_length=1000)
+    long = objective.prepare([Cloze(f"{'a ' * 200}{MASK}", TWO, 0)])[0]
+    with pytest.raises((IndexError, RuntimeError)), torch.no_grad():
+        objective.losses(model, [long])
+    fits = MaskedLM(tokenizer, max_length=128)
+    words = 1
+    while fits.prepare([Cloze(f"{'a ' * words}{MASK}", TWO, 0)]):
+        words += 1
+    longest = fits.prepare([Cloze(f"{'a ' * (words - 1)}{MASK}", TWO, 0)])[0]
+    assert len(longest.ids) > 120
+    with torch.no_grad():
+        assert torch.isfinite(fits.losses(model, [longest])).all()
+
+
+def test_flipped_labels_are_other_words():
+    client = ClientData("c", EXAMPLES)
+    flipped = flip_labels(client, 1, 0)
+    pairs = zip(client.examples, flipped.examples, strict=True)
+    assert all(a.gold != b.gold and a.text == b.text for a, b in pairs)

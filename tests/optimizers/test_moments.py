@@ -1,0 +1,70 @@
+"""Momentum and Adam against torch's own."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import Basis, ParameterSpace
+from fedseed.optimizers.moments import Moments, Rule
+from fedseed.weights.space import Term
+
+
+def torch_optimizer(rule, parameters):
+    if rule.kind == "momentum":
+        return torch.optim.SGD(parameters, lr=rule.rate, momentum=rule.beta1)
+    return torch.optim.Adam(parameters, lr=rule.rate, betas=(rule.beta1, rule.beta2), eps=rule.eps)
+
+
+@pytest.mark.parametrize("rule", [Rule("momentum", 0.03), Rule("adam", 0.01), Rule("adam", 0.01, 0.5, 0.9, 1e-4)])
+def test_a_run_is_torchs_within_rounding(rule):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 2))
+    space, basis = ParameterSpace(model, blocks=2), Basis("normal", 3)
+    twin = torch.nn.Parameter(torch.cat([p.detach().reshape(-1) for p in space.parameters]))
+    optimizer = torch_optimizer(rule, [twin])
+    rng = np.random.default_rng(0)
+    for step in range(50):
+        c = rng.normal(size=3).astype(np.float32)
+        space.descend([Term(basis, c, 3 * step)], rule)
+        twin.grad = torch.from_numpy(
+            sum(x * basis.direction(3 * step + j, 0, space.size) for j, x in enumerate(c)).astype(np.float32)
+        )
+        optimizer.step()
+    now = torch.cat([p.detach().reshape(-1) for p in space.parameters])
+    torch.testing.assert_close(now, twin.detach(), rtol=0, atol=2e-5)
+
+
+def test_pieces_do_not_matter():
+    """The averages of a part of the vector follow from that part alone."""
+    rule, g = Rule("adam", 0.1), torch.randn(100, generator=torch.Generator().manual_seed(0))
+    whole, parts = Moments(rule, 100), Moments(rule, 100)
+    for _ in range(3):
+        whole.steps += 1
+        parts.steps += 1
+        a = whole.change(g, 0)
+        b = torch.cat([parts.change(g[:37], 0), parts.change(g[37:], 37)])
+        assert torch.equal(a, b)
+
+
+def test_every_operation_is_rounded_as_ieee_754_says():
+    """The same bits as NumPy's single operations; torch's square root on a CPU need not give them."""
+    rule, size, f = Rule("adam", 0.01), 100_000, np.float32
+    moments = Moments(rule, size)
+    first, second = np.zeros(size, dtype=f), np.zeros(size, dtype=f)
+    for step in range(1, 6):
+        g = torch.randn(size, generator=torch.Generator().manual_seed(step))
+        moments.steps += 1
+        change, g = moments.change(g, 0).numpy(), g.numpy()
+        first = first * f(0.9) + g * f(1 - 0.9)
+        second = second * f(0.999) + g * g * f(1 - 0.999)
+        bias = [f(float(1 - Fraction(beta) ** step)) for beta in (0.9, 0.999)]
+        expected = first / bias[0] * f(-0.01) / (np.sqrt(second / bias[1]) + f(1e-8))
+        np.testing.assert_array_equal(change, expected)
+    roots = np.sqrt(second[:1000])
+    exact = [Fraction(float(r)) ** 2 - Fraction(float(v)) for r, v in zip(roots, second[:1000], strict=True)]
+    for r, v, error in zip(roots, second[:1000], exact, strict=True):  # no neighbour's square is nearer
+        for other in (np.nextafter(r, f(0)), np.nextafter(r, f(1))):
+            between = (Fraction(float(r)) + Fraction(float(other))) / 2
+            assert (between**2 > Fraction(float(v))) == (other > r) or error == 0

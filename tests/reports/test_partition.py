@@ -1,0 +1,117 @@
+"""Who holds what: counts, the table, the picture."""
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from rich.console import Console
+
+from fedseed.reports.partition import draw_holdings, holdings, holdings_table, labels_of
+from fedseed.tasks import InstructionsTask
+from fedseed.tasks.data import MASK, Choice, ClientData, Cloze, Example, Picture, TaskData
+from fedseed.tasks.partition import IID, Dirichlet
+
+
+def dealt(partition, clients, labels):
+    clients = [
+        ClientData(f"client-{n:03d}", [Example("p", "r")] * len(mine), [labels[i] for i in mine])
+        for n, mine in enumerate(partition.deal(labels, clients, 1))
+    ]
+    return holdings(TaskData(clients))
+
+
+def shown(held):
+    console = Console(width=80)
+    with console.capture() as capture:
+        for part in holdings_table(held):
+            console.print(part, highlight=False)
+    return capture.get()
+
+
+TEN = [f"label {i % 10}" for i in range(6000)]
+
+
+@pytest.mark.parametrize(
+    ("example", "label"),
+    [
+        (Choice("x", (" bad", " good"), 1), "good"),
+        (Cloze(f"x {MASK}", (" no", " yes"), 0), "no"),
+        (Picture(np.zeros((2, 2, 3), dtype=np.uint8), 1), "cat"),
+        (Example("x", "y"), ""),
+    ],
+)
+def test_examples_without_labels_say_them_themselves(example, label):
+    assert labels_of(ClientData("c", [example]), ("dog", "cat")) == [label]
+    assert labels_of(ClientData("c", [example], ["given"])) == ["given"]
+
+
+def test_counts():
+    a, b = ClientData("a", [1, 2, 3], ["10", "9", "9"]), ClientData("b", [4], ["x"])
+    held = holdings(TaskData([a, b]))
+    assert held.labels == ("9", "10", "x") and held.counts.tolist() == [[2, 1, 0], [0, 0, 1]]
+    # a has 2/3, 1/3, 0 and b 0, 0, 1; the whole has 1/2, 1/4, 1/4: distances 1/4 and 3/4
+    assert held.skew == pytest.approx(0.5)
+
+
+def test_skew_grows_as_alpha_falls():
+    skews = [dealt(Dirichlet(alpha=a), 20, TEN).skew for a in (100.0, 5.0, 0.5, 0.1)]
+    assert skews == sorted(skews) and skews[0] < 0.1 < 0.6 < skews[-1]
+    assert dealt(IID(), 20, TEN).skew < 0.1
+
+
+def test_few_clients_have_a_row_each():
+    held = dealt(Dirichlet(alpha=0.5), 6, TEN)
+    text = shown(held)
+    assert max(map(len, text.splitlines())) <= 80
+    for name, size, row in zip(held.clients, held.sizes, held.counts, strict=True):
+        line = next(line for line in text.splitlines() if name in line)
+        assert f" {size:,} " in line and f" {held.labels[row.argmax()]}: {row.max():,}" in line
+    assert "6 clients, 6,000 examples of 10 labels" in text
+    assert f"its mixture is {held.skew:.2f} from the whole's" in " ".join(text.split())
+
+
+def test_many_clients_are_summed_up_by_label():
+    held = dealt(Dirichlet(alpha=0.5), 200, TEN)
+    text = shown(held)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) < 20
+    line = next(line for line in lines if "label 3" in line)
+    assert line.split()[2:] == ["600", str((held.counts[:, 3] > 0).sum()), str(held.counts[:, 3].max())]
+    many = shown(dealt(IID(), 30, [f"{i % 50}" for i in range(3000)]))
+    assert "34 more" in many and "2,040" in many
+
+
+def test_without_labels_there_are_sizes():
+    held = holdings(TaskData([ClientData("a", [Example("p", "r")] * 3), ClientData("b", [Example("p", "r")])]))
+    text = shown(held)
+    assert "2 clients, 4 examples" in text and "A client holds 1 to 3 (median 2) examples." in text
+    assert "label" not in text and "mixture" not in text
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        dealt(Dirichlet(alpha=0.1, minimum=0), 8, TEN),
+        dealt(Dirichlet(alpha=0.5), 200, TEN),
+        holdings(InstructionsTask(examples=2).load()),  # forty labels
+        holdings(TaskData([ClientData("a", [Example("p", "r")])])),
+    ],
+    ids=["few", "many", "labels", "none"],
+)
+def test_the_picture_shows_every_example(held, tmp_path, monkeypatch):
+    """Areas of the bars of a colour add up to the examples of its label."""
+    drawn = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    draw_holdings(held, "a title", tmp_path / "picture.png")
+    figure = drawn[0]
+    monkeypatch.undo()
+    axes = figure.axes[0]
+    sums = [sum(bar.get_height() for bar in container) for container in axes.containers]
+    assert sums == pytest.approx(held.counts.sum(axis=0).tolist())
+    assert len(figure.axes) == (1 if held.labels == ("",) else 2)
+    tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
+    assert sorted(tops) == pytest.approx(sorted(held.sizes.tolist()))
+    colours = {container[0].get_facecolor() for container in axes.containers}
+    assert len(colours) == len(held.labels)
+    pixels = plt.imread(tmp_path / "picture.png")
+    assert pixels.shape[0] > 200 and pixels.shape[1] > 700 and pixels.std() > 0.05
+    plt.close(figure)

@@ -1,0 +1,353 @@
+import tomllib
+
+import pytest
+
+from fedseed import Federation, Orbit
+from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
+from fedseed.errors import RecipeError
+from fedseed.models.loading import load_model
+from fedseed.tasks import CLOZE, MEZO, TASKS, InstructionsTask
+from fedseed.tasks.partition import Dirichlet
+
+GOOD = """
+rounds = 3
+[method]
+name = "ferret"
+directions = 100
+[method.training]
+rate = 0.1
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(text):
+        path = tmp_path / "recipe.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", packaged_recipes())
+def test_packaged_recipes_are_valid_and_complete_ones_read_back(name, recipe):
+    read = read_recipe(name)
+    assert read.title
+    again = read_recipe(recipe(read.to_toml()))
+    assert again == read
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        (("directions = 100", "direction = 100"), ["method.direction = 100", "unknown key", "directions"]),
+        (("rounds = 3", "rounds = 0"), ["rounds = 0", "greater than 0"]),
+        (("rounds = 3", "rounds = 'many'"), ["rounds = 'many'", "valid integer"]),
+        (("rounds = 3", "rounds = true"), ["rounds = True", "valid integer"]),
+        (("rounds = 3", ""), ["rounds: missing"]),
+        (("rate = 0.1", "rate = -1.0"), ["method.training.rate = -1.0", "greater than 0"]),
+        (("rate = 0.1", "rates = 0.1"), ["method.training.rates = 0.1", "unknown key", "optimizer"]),
+        (("rate = 0.1", "optimizer = 'lion'"), ["method.training.optimizer = 'lion'", "'adamw'"]),
+        (('"ferret"', '"ferrets"'), ["method.name = 'ferrets'", "ferret, fedkseed, feedsign"]),
+        (('name = "ferret"\n', ""), ["method.name: missing"]),
+        (("directions = 100", "blocks = 'all'"), ["method.blocks = 'all'"]),
+        (("directions = 100", "basis = 'uniform'"), ["method.basis = 'uniform'", "'hadamard'"]),
+        (("directions = 100", "directions = 10.5"), ["method.directions = 10.5"]),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(recipe, change, texts):
+    assert change[0] in GOOD
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(recipe(GOOD.replace(*change)))
+    message = str(caught.value)
+    assert "\n" not in message and "recipe.toml" in message
+    for text in texts:
+        assert text in message
+
+
+DOLLY = "[task]\nname = 'dolly-15k'\npath = 'x'\n"
+
+
+def test_tables_of_the_recipe(recipe):
+    for table, text in (
+        ("[federation]\nper_round = 2\nfraction = 0.5", "not both"),
+        ("[federation]\nfraction = 1.5", "federation.fraction = 1.5"),
+        (
+            "[task]\nname = 'trivia'",
+            "task.name = 'trivia': choose one of instructions, files, natural-instructions",
+        ),
+        ("[task]\nname = 3", "task.name = 3: choose one of instructions"),
+        ("[task]\nclient = 3", "task.client = 3: unknown key; allowed here: name, clients, families_per_client"),
+        (
+            "[task]\nname = 'sst2'\npath = 'x'\nunseen = 3",
+            "task.unseen = 3: unknown key; allowed here: .*path.*clients",
+        ),
+        ("[task]\nname = 'sst2'\npath = 'x'\nclients = 0", "task.clients = 0: input should be greater than 0"),
+        ("[task]\nname = 'sst2'", "task.path: missing"),
+        ("[task]\nname = 'natural-instructions'\npath = 'x'\nfraction = 2.0", "task.fraction = 2.0"),
+        (
+            "[task]\nname = 'natural-instructions'\npath = 'x'\nclients = 2",
+            "unknown key; allowed here: .*max_input_chars",
+        ),
+        (
+            f"{DOLLY}partition.alpha = 5.0",
+            "task.partition.kind: missing; choose one of iid, dirichlet, quantity, field$",
+        ),
+        (
+            f"{DOLLY}partition.kind = 'lda'",
+            "task.partition.kind = 'lda': choose one of iid, dirichlet, quantity, field$",
+        ),
+        (
+            f"{DOLLY}partition = {{ kind = 'dirichlet', beta = 1.0 }}",
+            "task.partition.beta = 1.0: unknown key; allowed here: kind, alpha, minimum$",
+        ),
+        (f"{DOLLY}partition = {{ kind = 'dirichlet', alpha = 0.0 }}", "task.partition.alpha = 0.0: .* greater than 0"),
+        (f"{DOLLY}partition = 'iid'", "task.partition = 'iid': input should be a valid dictionary"),
+        (
+            f"{DOLLY}client = 3",
+            "task.client = 3: unknown key; allowed here: name, path, clients, partition, .*test_cat",
+        ),
+        ("[task]\nname = 'files'\npath = 'x'\nevaluation = 1.0", "task.evaluation = 1.0: input should be less than 1"),
+        ("[model]\ndtype = 'int8'", "model.dtype = 'int8'"),
+        ("[modell]\nbase = 'x'", "modell"),
+    ):
+        with pytest.raises(RecipeError, match=text):
+            read_recipe(recipe(GOOD + table))
+
+
+def test_missing_files_and_bad_toml(recipe, tmp_path):
+    with pytest.raises(RecipeError, match=r"nowhere.toml: no such recipe file.*quickstart-ferret"):
+        read_recipe("nowhere.toml")
+    with pytest.raises(RecipeError, match="not valid TOML"):
+        read_recipe(recipe("rounds = = 3"))
+
+
+def test_overrides(recipe):
+    path = recipe(GOOD)
+    read = read_recipe(
+        path,
+        ["method.training.rate=0.5", "model.base=./there", "seed = 9", 'method.basis="hadamard"', "method.blocks=4"],
+    )
+    assert read.method.training.rate == 0.5 and read.model.base == "./there" and read.seed == 9
+    assert read.method.basis == "hadamard" and read.method.blocks == 4
+    for pair, text in (("rounds", "key=value"), ("rounds.x=1", "rounds is a value"), ("method.x=1", "method.x = 1")):
+        with pytest.raises(RecipeError, match=text):
+            read_recipe(path, [pair])
+
+
+def test_clients_in_a_round():
+    base = tomllib.loads(GOOD)
+    for table, expected in (({}, 20), ({"per_round": 3}, 3), ({"fraction": 0.05}, 1), ({"fraction": 0.5}, 10)):
+        assert Recipe.model_validate({**base, "federation": table}).federation.count(20) == expected
+
+
+def test_a_task_without_a_name_is_the_projects_own():
+    base = tomllib.loads(GOOD)
+    assert Recipe.model_validate(base).task == InstructionsTask()
+    assert Recipe.model_validate({**base, "task": {"clients": 3}}).task == InstructionsTask(clients=3)
+    assert Recipe.model_validate({**base, "task": InstructionsTask(clients=3)}).task == InstructionsTask(clients=3)
+    assert TASKS[0] is InstructionsTask
+    names = [kind.model_fields["name"].default for kind in TASKS]
+    assert len(set(names)) == len(names)
+
+
+TINY = ["model.base=small", "rounds=1", "evaluation.max_new_tokens=3"]
+TINY_SST2 = ["task.examples=20", "task.validation=5", "task.evaluation=6", "method.batch=2"]
+POOL = ["method.candidates=8", "method.steps=2"]
+LOCAL = ["method.training.steps=1", "method.training.accumulation=1"]
+FERRET = [*LOCAL, "method.directions=2"]
+FEW = ["task.clients=6", "task.partition.minimum=2", "task.evaluation=4"]  # of Dolly-15k
+THREE = ("dolly", "alpaca", "code-alpaca", "gsm8k")  # what FedMeZO's paper deals to three clients
+PUBLISHED = {
+    "published-fedkseed": POOL,
+    "published-fedkseed-pro": POOL,
+    "published-fedzo": ["method.steps=2"],
+    "published-feedsign": TINY_SST2,
+    "published-dp-feedsign": TINY_SST2,
+    "published-zo-fedsgd": TINY_SST2,
+    "published-mezo": TINY_SST2,
+    "published-ferret": FERRET,
+    **{f"published-ferret-dolly-{alpha}": [*FERRET, *FEW] for alpha in ("alpha05", "alpha5")},
+    **{f"published-fedkseed-dolly-{alpha}": [*POOL, *FEW] for alpha in ("alpha05", "alpha5")},
+    **{f"published-fedkseed-pro-dolly-{alpha}": [*POOL, *FEW] for alpha in ("alpha05", "alpha5")},
+    "published-ferret-code-alpaca": [*FERRET, "federation.per_round=2", "task.evaluation=4"],
+    "published-ferret-gsm8k": [*FERRET, "task.evaluation=4"],
+    **{f"published-fedmezo-{name}": ["method.steps=2", "task.evaluation=4"] for name in THREE},
+    "published-fedavg": [],
+    "published-fedit": [],
+    "published-fedit-sgd": [],
+    "published-fedptuning": [],
+    "published-fedprompt": [],
+    "published-fedmezo": ["method.steps=2"],
+    "published-fedmezo-lora": ["method.steps=2", "federation.per_round=1"],
+}
+
+
+CLIENTS = {
+    "natural-instructions": (3, 1),
+    "dolly-15k": (6, 1),
+    "code-alpaca": (9, 2),
+    "gsm8k": (3, 3),
+    "alpaca": (3, 3),
+}
+
+
+def test_every_published_recipe_is_tried():
+    others = {*FAMILIES, *(name for name in packaged_recipes() if "cifar" in name)}  # tests/test_vision.py has these
+    assert {name for name in packaged_recipes() if name.startswith("published-")} == {*PUBLISHED, *others}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_recipe_runs_offline_with_a_small_base_and_data(
+    name, natural_instructions, sst2, instruction_data, tmp_path
+):
+    wanted = read_recipe(name)
+    task = wanted.task.name
+    folder = {"sst2": sst2, "natural-instructions": natural_instructions, **instruction_data}[task]()
+    overrides = [*TINY, f"task.path={folder}", *PUBLISHED[name]]
+    result = Federation.from_file(name, overrides, out=tmp_path / "run").run()
+    summary = result.summary
+    assert summary["rounds"] == 1 and summary["skipped"] == 0
+    if task == "sst2":
+        assert summary["clients"] == summary["clients_per_round"] == (1 if wanted.method.name == "mezo" else 5)
+        assert set(summary["final"]) == {"loss", "accuracy"} and 0 <= summary["final"]["accuracy"] <= 100
+        assert summary["data_notes"][0].startswith("20 training and 5 validation examples of 60")
+    else:
+        three = name.removeprefix("published-fedmezo-") in THREE
+        assert (summary["clients"], summary["clients_per_round"]) == ((3, 3) if three else CLIENTS[task])
+        more = {"final_number"} if task == "gsm8k" else set()
+        more |= {"validation_loss"} if wanted.stopping else set()
+        assert set(summary["final"]) == {"loss", "perplexity", "rouge_l"} | more
+        begins = "train: 0 of 3 tasks left out"
+        assert task != "natural-instructions" or summary["data_notes"][0].startswith(begins)
+    if not wanted.method.dense:
+        model, _ = load_model("small", wanted.model.dtype)
+        assert Orbit.open(tmp_path / "run" / "model.orbit").replay(model) == summary["weights_digest"]
+
+
+FAMILIES = {
+    "published-opt-tasks": (MEZO, ["task.examples=10", "task.validation=5"]),
+    "published-roberta-tasks": (CLOZE, ["task.k=3"]),
+}
+CHOSEN = [(recipe, str(task.model_fields["name"].default)) for recipe in FAMILIES for task in FAMILIES[recipe][0]]
+
+
+@pytest.mark.parametrize(("name", "task"), CHOSEN)
+def test_one_recipe_serves_a_family_of_tasks(name, task, original, masked_base, tmp_path):
+    base = masked_base if name == "published-roberta-tasks" else "small"
+    overrides = [f"task.name={task}", f"task.path={original(task)}", f"model.base={base}", "rounds=1", "method.batch=1"]
+    overrides += ["model.dtype=float32", "evaluation.max_new_tokens=3", "task.evaluation=2", *FAMILIES[name][1]]
+    summary = Federation.from_file(name, overrides, out=tmp_path / "run").run().summary
+    assert summary["skipped"] == 0 and summary["clients"] == summary["clients_per_round"] == 5
+    assert summary["payload_bytes_up"] == 1  # a vote
+    model, _ = load_model(str(base))
+    assert Orbit.open(tmp_path / "run" / "model.orbit").replay(model) == summary["weights_digest"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "method.name=zo-fedsgd method.rate=1e-7",
+        "method.name=mezo method.rate=1e-6 task.clients=1 federation.per_round=1",
+        "model.base=facebook/opt-125m rounds=60000",
+    ],
+)
+def test_what_the_recipes_of_families_say_can_be_set(words):
+    for name in FAMILIES:
+        read_recipe(name, words.split())
+        with pytest.raises(RecipeError, match="unknown key"):
+            read_recipe(name, ["task.colour=red"])
+    assert read_recipe("published-roberta-tasks", ["task.smooth=true"]).task.smooth
+
+
+def test_recipes_of_families_have_the_papers_numbers():
+    opt, roberta = (read_recipe(name) for name in FAMILIES)
+    assert (opt.rounds, opt.method.rate, opt.method.scale, opt.method.batch) == (20000, 5e-6, 1e-3, 16)
+    assert (roberta.rounds, roberta.method.rate, roberta.method.scale, roberta.method.batch) == (100000, 5e-5, 1e-3, 64)
+    assert (opt.evaluation.every, opt.evaluation.max_new_tokens, roberta.evaluation.every) == (4000, 50, 10000)
+    assert roberta.task.k == 16 and opt.task.clients == roberta.task.clients == 5
+    assert read_recipe("published-opt-tasks", ["task.name=cb"]).task.validation == 100
+
+
+def test_published_recipes_have_the_papers_numbers():
+    fedkseed, pro, zo = (read_recipe(f"published-{name}") for name in ("fedkseed", "fedkseed-pro", "fedzo"))
+    for recipe in (fedkseed, pro, zo):
+        assert (recipe.rounds, recipe.federation.fraction, recipe.method.steps) == (40, 0.05, 200)
+        assert (recipe.method.rate, recipe.method.scale, recipe.method.batch) == (3e-7, 5e-4, 1)
+        assert (recipe.task.max_input_chars, recipe.task.min_instances, recipe.task.fraction) == (1024, 20, 0.2)
+    assert (fedkseed.method.candidates, pro.method.candidates, pro.method.importance) == (4096, 1024, True)
+    assert (zo.method.estimator, zo.method.estimates) == ("one-point", 1)
+    for tag, alpha in (("alpha05", 0.5), ("alpha5", 5.0)):
+        for name, rounds in (("ferret", 20), ("fedkseed", 60), ("fedkseed-pro", 60)):
+            recipe = read_recipe(f"published-{name}-dolly-{tag}")
+            assert (recipe.rounds, recipe.federation.fraction, recipe.task.clients) == (rounds, 0.05, 200)
+            assert (recipe.task.partition, recipe.task.test_category) == (Dirichlet(alpha=alpha, minimum=10), "last")
+            assert recipe.evaluation.max_length == 1024 and recipe.evaluation.max_new_tokens == 128
+        assert read_recipe(f"published-fedkseed-pro-dolly-{tag}").method == pro.method
+        assert read_recipe(f"published-fedkseed-dolly-{tag}").method == fedkseed.method
+    rates = {"": (12, 1e-4, 10.0), "-dolly-alpha5": (20, 1e-4, 3.0), "-gsm8k": (20, 3e-4, 5.0)}
+    for name, (rounds, rate, global_rate) in {**rates, "-code-alpaca": rates["-gsm8k"]}.items():
+        recipe = read_recipe(f"published-ferret{name}")
+        method, training = recipe.method, recipe.method.training
+        assert (recipe.rounds, method.global_rate, training.rate) == (rounds, global_rate, rate)
+        assert (method.directions, method.allocation, method.blocks) == (200, "norm", "packed")
+        assert method.seeds == "per-client"
+        assert (method.basis, training.steps, training.batch, training.accumulation) == ("truncated_normal", 10, 1, 4)
+    for name, rate in zip(THREE, (1e-5, 1e-5, 2e-5, 2.5e-5), strict=True):
+        recipe = read_recipe(f"published-fedmezo-{name}")
+        method, adapter = recipe.method, recipe.model.adapter
+        assert (recipe.rounds, recipe.stopping.patience, recipe.task.clients) == (500, 30, 3)
+        assert (method.steps, method.rate, method.scale, method.batch) == (30, rate, 1e-3, 1)
+        assert (adapter.kind, adapter.rank, adapter.alpha) == ("lora", 128, 256)
+    steps = {"feedsign": (60000, 5e-6), "dp-feedsign": (60000, 5e-6), "zo-fedsgd": (60000, 1e-7), "mezo": (20000, 1e-6)}
+    for name, (rounds, rate) in steps.items():
+        recipe = read_recipe(f"published-{name}")
+        assert (recipe.rounds, recipe.method.rate, recipe.method.scale) == (rounds, rate, 1e-3)
+        assert recipe.method.batch == 16 and recipe.method.basis == "normal"
+        assert (recipe.task.examples, recipe.task.validation, recipe.task.evaluation) == (1000, 500, 1000)
+
+
+def test_what_was_left_out_is_said_when_a_run_starts(natural_instructions, capsys):
+    from rich.console import Console
+
+    from fedseed.reports.progress import Shown
+
+    rows = [(f"number {i}", ["yes"]) for i in range(20)] + [("many words " * 80, ["no"])] * 5
+    folder = natural_instructions(train={"task001_a": rows, "task002_b": rows[:19]}, test={"task003_c": rows[:5]})
+    overrides = [*TINY, "method.steps=1", f"task.path={folder}", "task.fraction=1.0", "evaluation.max_length=200"]
+    federation = Federation.from_file("published-fedzo", overrides, progress=Shown(Console(width=40)))
+    summary = federation.run().summary
+    assert summary["data_notes"] == [
+        "train: 1 of 2 tasks left out (fewer than 20 usable instances), "
+        "0 of 44 instances left out (input over 1,024 characters); 1 tasks give 25 examples",
+        "test: 0 of 1 tasks left out (fewer than 1 usable instances), "
+        "0 of 5 instances left out (input over 1,024 characters); 1 tasks give 5 examples",
+        "5 of the clients' examples left out (over evaluation.max_length = 200 tokens)",
+    ]
+    shown = capsys.readouterr().out
+    for note in summary["data_notes"]:
+        assert note in shown and shown.index(note) < shown.index("round 0")
+
+
+def test_published_comparisons_have_the_papers_numbers():
+    for name, optimizer, adapter in (
+        ("fedavg", "sgd", None), ("fedit", "adam", "lora"), ("fedit-sgd", "sgd", "lora"),
+        ("fedptuning", "sgd", "p-tuning"), ("fedprompt", "sgd", "prompt"),
+    ):  # fmt: skip
+        recipe = read_recipe(f"published-{name}")
+        training = recipe.method.training
+        assert (recipe.rounds, recipe.federation.fraction, recipe.method.weighting) == (40, 0.05, "examples")
+        assert (training.optimizer, training.rate, training.epochs, training.step_examples) == (optimizer, 3e-4, 1, 1)
+        found = recipe.model.adapter or recipe.method.adapter
+        assert (None if found is None else found.kind) == adapter
+        if adapter == "lora":
+            assert (found.rank, found.alpha, found.targets) == (8, 16, None)
+        elif adapter is not None:
+            assert found.virtual_tokens == 20
+    ferret, mezo, lora = (read_recipe(f"published-{name}") for name in ("ferret", "fedmezo", "fedmezo-lora"))
+    assert (ferret.rounds, ferret.method.directions, ferret.method.training.steps) == (12, 200, 10)
+    assert (ferret.method.training.accumulation, ferret.method.training.rate) == (4, 1e-4)
+    assert (mezo.method.steps, mezo.method.rate, mezo.method.scale, mezo.rounds) == (200, 3e-7, 5e-4, 40)
+    assert (lora.model.adapter.rank, lora.model.adapter.alpha, lora.method.steps) == (128, 256, 30)
+    assert (lora.method.rate, lora.method.scale, lora.rounds, lora.federation.per_round) == (1e-5, 1e-3, 500, 3)
+    assert {r.method.travel for r in (mezo, lora)} == {"tensors"}

@@ -1,0 +1,367 @@
+"""Taking up runs: what must be the same, what is refused, disks that are full, clients that come late."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
+from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
+from fedseed.runs import simulation as engine
+from fedseed.runs.downloads import Downloads, restored
+from fedseed.reports.results import read_metrics
+from fedseed.federation.worker import Worker
+from fedseed.reports.progress import Silent
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """Without pictures, and without threads that such small networks only wait for."""
+    monkeypatch.setattr(engine.Federation, "_draw", lambda self, folder, metrics: None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_after(federation, rounds, monkeypatch=None):
+    """Let the run die when a round begins."""
+    opened = federation.coordinator.open
+
+    def opening(number):
+        if number > rounds:
+            raise StoppedError
+        return opened(number)
+
+    federation.coordinator.open = opening
+    with pytest.raises(StoppedError):
+        federation.run()
+
+
+def without_seconds(lines):
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def methods(problem):
+    fast = {"basis": "rademacher", "batch": 8, "scale": 1e-3}
+    return {
+        "ferret": (problem.ferret(allocation="previous", blocks=2), {}),
+        "fedkseed": (FedKSeed(**fast, candidates=64, steps=5, rate=1e-2), {}),
+        "adam": (FeedSign(**fast, rate=1e-2, optimizer="adam", votes_per_round=3), {"rounds": 11, "evaluate_every": 4}),
+        "from-base": (FeedSign(**fast, rate=1e-2, small_steps="from-base"), {"rounds": 11, "evaluate_every": 4}),
+        "stochastic": (ZOFedSGD(**fast, rate=1e-2, small_steps="stochastic"), {"rounds": 7, "evaluate_every": 4}),
+        "fedavg": (FedAvg(training=problem.training, global_rate=0.5), {}),
+        "fedavg-adam": (FedAvg(training=problem.training, global_rate=0.05, server="adam"), {}),
+        "fedsgd-momentum": (FedSGD(rate=0.1, server="momentum"), {}),
+        "fedmezo": (FedMeZO(**fast, rate=1e-2, steps=4, personal="loss-5"), {}),
+        "fedmezo-tensors": (FedMeZO(**fast, rate=1e-2, steps=4, personal="update", travel="tensors"), {}),
+        "fedmezo-losses": (FedMeZO(**fast, rate=1e-2, steps=4, personal="loss", travel="tensors"), {}),
+    }
+
+
+NAMES = ["ferret", "fedkseed", "adam", "from-base", "stochastic", "fedavg", "fedavg-adam", "fedsgd-momentum",
+         "fedmezo", "fedmezo-tensors", "fedmezo-losses"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, name):
+    problem = make_problem(torch.bfloat16)
+    method, settings = methods(problem)[name]
+    whole = problem.federation(method, out=tmp_path / "whole", **settings).run()
+    rounds = whole.summary["rounds"]
+    for stop in {0, 1, 2, rounds // 2, rounds - 1}:
+        out = tmp_path / str(stop)
+        stop_after(problem.federation(method, out=out, **settings), stop)
+        moved = tmp_path / f"{stop}-elsewhere"  # as on another machine
+        shutil.copytree(out, moved)
+        result = problem.federation(method, out=moved, **settings).run(resume=True)
+        assert without_seconds(result.metrics) == without_seconds(whole.metrics)
+        assert without_seconds(read_metrics(moved)) == without_seconds(whole.metrics)
+        for key in set(whole.summary) - {"seconds", "peak_memory_bytes"}:
+            assert result.summary[key] == whole.summary[key], key
+        assert {p.name for p in moved.iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}
+        if not method.dense:
+            assert (moved / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
+
+
+def test_refused_and_silent_clients_are_in_the_resumed_summary(problem, tmp_path):
+    problem.clients[1] = [(x * float("nan"), y) for x, y in problem.clients[1]]
+
+    def federation(out):
+        made = problem.federation(FeedSign(rate=1e-2, batch=8), out=out, rounds=9, evaluate_every=5, per_round=5)
+        received = made.coordinator.receive
+
+        def receive(data, sender):
+            received(data if sender != 2 else data[:-1], sender)
+
+        made.coordinator.receive = receive
+        return made
+
+    whole = federation(tmp_path / "whole").run()
+    assert whole.summary["refused"] == 9 and whole.summary["skipped"] == 18
+    stop_after(federation(tmp_path / "run"), 7)
+    result = federation(tmp_path / "run").run(resume=True)
+    assert without_seconds(result.metrics) == without_seconds(whole.metrics)
+    assert result.summary["refused"] == 9 and result.summary["skipped"] == 18
+
+
+def test_private_steps_stay_though_they_can_not_be_drawn_again(problem, tmp_path):
+    method = FeedSign(rate=1e-2, batch=8, epsilon=1.0)
+    stop_after(problem.federation(method, out=tmp_path / "run", rounds=40), 30)
+    before = [r.payload for r in Orbit.open(tmp_path / "run" / "model.orbit").records]
+    result = problem.federation(method, out=tmp_path / "run", rounds=40).run(resume=True)
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    assert [r.payload for r in orbit.records[:30]] == before and len(orbit) == 40
+    assert orbit.replay(problem.model()) == result.summary["weights_digest"]
+
+
+def test_torn_files_are_cut_back_and_said(problem, tmp_path):
+    heard = []
+
+    class Listener(Silent):
+        def warn(self, text):
+            heard.append(text)
+
+    out = tmp_path / "run"
+    whole = problem.federation(problem.ferret(), out=tmp_path / "whole").run()
+    stop_after(problem.federation(problem.ferret(), out=out), 3)
+    orbit = (out / "model.orbit").read_bytes()
+    (out / "model.orbit").write_bytes(orbit[:-5])  # round 3 was never written to its end
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write('{"round": 4, "clien')
+    (out / "progress.jsonl").write_text('{"round": 4}\n{"rou')
+    result = problem.federation(problem.ferret(), out=out, progress=Listener()).run(resume=True)
+    assert "step 3 is cut short" in heard[0] and "cut back to step 2" in heard[0]
+    assert without_seconds(result.metrics) == without_seconds(whole.metrics)
+    assert (out / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
+
+
+def test_what_does_not_fit_is_refused_and_left_alone(problem, tmp_path):
+    out = tmp_path / "run"
+    recipe = 'rounds = 6\nseed = 3\n[method]\nname = "ferret"\nrate = 0.1\n'
+    stop_after(problem.federation(problem.ferret(), out=out, recipe_text=recipe), 3)
+
+    def attempt(match, error=FedseedError, resume=True, **changes):
+        settings = {"method": problem.ferret(), "recipe_text": recipe, **changes}
+        before = {p.name: p.read_bytes() for p in out.iterdir()}
+        with pytest.raises(error, match=match):
+            problem.federation(settings.pop("method"), out=out, **settings).run(resume=resume)
+        assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+    attempt("unfinished run .*continue it with --resume", resume=False)
+    attempt(
+        r"another recipe: method\.rate is 0\.1 there, 0\.2 here", RecipeError, recipe_text=recipe.replace("0.1", "0.2")
+    )
+    attempt("seed is 3 there, not set here", RecipeError, recipe_text=recipe.replace("seed = 3\n", ""))
+    attempt(r"another run: method\.global_rate: 1\.0, 0\.5 here", OrbitError, method=problem.ferret(global_rate=0.5))
+    attempt("another run: seed: 3, 4 here", OrbitError, seed=4)
+    attempt("has 3 rounds, this one is to have 2", RecipeError, rounds=2)
+    with torch.no_grad():
+        other = problem.model()
+        other[0].bias += 1
+    original, problem.model = problem.model, lambda: other
+    attempt("another run: base_digest", OrbitError)
+    problem.model = original
+    for name, text in (("metrics.jsonl", "has no round 0"), ("model.orbit", "model.orbit is missing")):
+        kept = (out / name).read_bytes()
+        (out / name).unlink()
+        with pytest.raises(FedseedError, match=text):
+            problem.federation(problem.ferret(), out=out, recipe_text=recipe).run(resume=True)
+        (out / name).write_bytes(kept)
+
+
+def test_an_orbit_ahead_of_the_cost_of_its_rounds_is_refused(problem, tmp_path):
+    method = FeedSign(rate=1e-2, batch=8)
+    out = tmp_path / "run"
+    stop_after(problem.federation(method, out=out, rounds=9, evaluate_every=5), 8)
+    (out / "progress.jsonl").unlink()
+    with pytest.raises(FedseedError, match=r"rounds 6 to 8 have cost .* rollback --to 5"):
+        problem.federation(method, out=out, rounds=9, evaluate_every=5).run(resume=True)
+
+
+def test_a_finished_run_is_not_changed(problem, tmp_path):
+    result = problem.federation(problem.ferret(), out=tmp_path / "run").run()
+    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in (tmp_path / "run").iterdir()}
+    again = problem.federation(problem.ferret(), out=tmp_path / "run").run(resume=True)
+    assert again.summary == result.summary and again.metrics == result.metrics
+    assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_federation_runs_once_and_one_process_runs_in_a_folder(problem, tmp_path):
+    federation = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2)
+    second = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2)
+    evaluate = federation._evaluate
+
+    def meanwhile(model):
+        with pytest.raises(FedseedError, match="another process is running"):
+            second.run(resume=True)
+        return evaluate(model)
+
+    federation._evaluate = meanwhile
+    federation.run()
+    with pytest.raises(FedseedError, match="make a new one"):
+        federation.run(resume=True)
+    with pytest.raises(RecipeError, match="needs a folder"):
+        problem.federation(problem.ferret()).run(resume=True)
+
+
+def test_weights_of_another_run_or_damaged_ones_are_refused(problem, tmp_path):
+    method = FedAvg(training=problem.training)
+    stop_after(problem.federation(method, out=tmp_path / "run"), 3)
+    with pytest.raises(OrbitError, match="another run: its seed differs"):
+        problem.federation(method, out=tmp_path / "run", seed=4).run(resume=True)
+    weights = tmp_path / "run" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(OrbitError, match="digest differs"):
+        problem.federation(method, out=tmp_path / "run").run(resume=True)
+    weights.write_bytes(data[:-3])
+    with pytest.raises(OrbitError, match="not a checkpoint"):
+        problem.federation(method, out=tmp_path / "run").run(resume=True)
+    save_file({"x": torch.zeros(1)}, weights)
+    with pytest.raises(OrbitError, match="not a checkpoint"):
+        problem.federation(method, out=tmp_path / "run").run(resume=True)
+
+
+# -- disks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 64 kB, or where mounting is not allowed a limit on the size of files that bites alike."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode == 0:
+        yield folder, lambda: subprocess.run(["mount", "-o", "remount,size=8m", folder], check=True)
+        subprocess.run(["umount", folder], check=True)
+        return
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, before[1]))
+    yield folder, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("name", ["ferret", "fedavg", "feedsign"])
+def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_path, small_disk, name):
+    disk, enlarge = small_disk
+    problem = make_problem()
+    method, settings = {
+        "ferret": (problem.ferret(directions=900), {"rounds": 40}),
+        "fedavg": (FedAvg(training=problem.training), {"rounds": 160, "evaluate_every": 80}),
+        "feedsign": (FeedSign(rate=1e-2, batch=8, basis="rademacher"), {"rounds": 400, "evaluate_every": 400}),
+    }[name]
+    filled = disk / "run"
+    with pytest.raises(StorageError, match=r"can't be written: .*(No space left on device|File too large)"):
+        problem.federation(method, out=filled, **settings).run()
+    assert not [p for p in filled.iterdir() if ".part" in p.name]
+    for name_ in ("metrics.jsonl", "progress.jsonl"):
+        assert all(json.loads(line) for line in (filled / name_).read_text().splitlines())
+    done = 0
+    if not method.dense:
+        done = Orbit.open(filled / "model.orbit").last  # whole, and the run got somewhere
+        assert done > 1
+    enlarge()
+    result = problem.federation(method, out=filled, **settings).run(resume=True)
+    whole = problem.federation(method, out=tmp_path / "whole", **settings).run()
+    assert without_seconds(result.metrics) == without_seconds(whole.metrics)
+    assert result.summary["weights_digest"] == whole.summary["weights_digest"]
+
+
+def test_a_folder_that_can_not_be_written(problem, tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs", folder], capture_output=True)
+    folder.chmod(0o500) if mounted.returncode else None
+    try:
+        if mounted.returncode and os.geteuid() == 0:
+            pytest.skip("root writes anywhere, and mounting is not allowed")
+        for place in (folder, folder / "below"):
+            with pytest.raises(StorageError, match=r"can't be written: (Read-only|Permission)"):
+                problem.federation(problem.ferret(), out=place).run()
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", folder], check=True)
+        folder.chmod(0o700)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="can't be written"):
+        problem.federation(problem.ferret(), out=tmp_path / "file" / "run").run()
+
+
+# -- clients that come late --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ferret", "fedkseed", "adam", "from-base", "stochastic"])
+def test_a_late_client_needs_the_base_and_the_orbit_only(make_problem, tmp_path, name):
+    """It joins at round r with the orbit's bytes, takes part from there on, and ends where everybody else does."""
+    problem = make_problem(torch.bfloat16)
+    method, settings = methods(problem)[name]
+    federation = problem.federation(method, out=tmp_path / "run", **settings)
+    joining = federation.rounds // 2
+    late = []
+    opened, close, planned = federation.coordinator.open, federation.coordinator.close, federation.coordinator.plan
+    compared = []
+
+    def opening(number):
+        if number == joining:
+            worker = Worker(problem.model(), method, federation.worker.objective, federation.seed)
+            worker.catch_up(Orbit.parse((tmp_path / "run" / "model.orbit").read_bytes()).steps())
+            late.append(worker)
+        return opened(number)
+
+    def planning(client):
+        plan = planned(client)
+        for worker in late:  # it trains as the others would
+            answer = worker.train(plan, client, federation.items[client]).message
+            compared.append(answer == federation.worker.train(plan, client, federation.items[client]).message)
+        return plan
+
+    def closing():
+        step = close()
+        for worker in late:
+            worker.apply(step)
+        return step
+
+    federation.coordinator.open, federation.coordinator.plan = opening, planning
+    federation.coordinator.close = closing
+    summary = federation.run().summary
+    assert late[0].space.digest() == summary["weights_digest"]
+    assert compared and all(compared)
+
+
+def test_a_late_client_with_the_wrong_steps_is_told(problem, tmp_path):
+    problem.federation(problem.ferret(), out=tmp_path / "run").run()
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    federation = problem.federation(problem.ferret())
+    with pytest.raises(OrbitError, match="after step 6 the weights' digest is"):
+        federation.worker.catch_up(orbit.records[1:])
+
+
+# -- counting downloads ------------------------------------------------------------------------------------------------
+
+
+def test_downloads(problem):
+    sparse, dense, carried = problem.ferret(), FedAvg(training=problem.training), FedKSeed()
+    picked, sizes = [[0], [0, 1], [1], [0, 2]], [10, 0, 5, 7]
+    expected = {
+        sparse: [[0], [10, 10], [5 - 5], [5, 15]],
+        dense: [[0], [10, 10], [0], [5, 5]],
+        carried: [[0], [0, 0], [0], [0, 0]],
+    }
+    for method, counts in expected.items():
+        downloads = Downloads(method, 3)
+        for clients, size, wanted in zip(picked, sizes, counts, strict=True):
+            assert [downloads.of(c) for c in clients] == wanted
+            downloads.add(size)
+        again = restored(method, sizes, picked, 3)
+        assert [again.of(c) for c in range(3)] == [downloads.of(c) for c in range(3)]

@@ -1,0 +1,247 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import FedAvg, Orbit
+from fedseed.errors import FedseedError, MessageError, RecipeError
+from fedseed.reports.results import read_metrics
+from fedseed.weights.layout import ITEM_BYTES
+from fedseed.federation.messages import FRAME_BYTES, Kind, Message
+from fedseed.weights.space import ParameterSpace
+
+
+def without_seconds(metrics):
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in metrics]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"seeds": "per-client", "allocation": "norm", "blocks": "tensor", "directions": 60},
+        {"allocation": "previous", "blocks": 7, "basis": "truncated_normal"},
+        {"exact": True, "directions": 50, "basis": "normal", "allocation": "uniform", "blocks": 2},
+    ],
+)
+def test_the_same_recipe_gives_the_same_run_and_the_orbit_is_the_model(make_problem, tmp_path, dtype, settings):
+    problem = make_problem(dtype)
+    results = [
+        problem.federation(problem.ferret(**settings), out=tmp_path / name).run() for name in ("first", "second")
+    ]
+    assert without_seconds(results[0].metrics) == without_seconds(results[1].metrics)
+    assert results[0].summary["weights_digest"] == results[1].summary["weights_digest"]
+    files = [(tmp_path / name / "model.orbit").read_bytes() for name in ("first", "second")]
+    assert files[0] == files[1]
+    orbit = Orbit.open(tmp_path / "first" / "model.orbit")
+    assert len(orbit) == 6
+    for upto in range(7):
+        assert orbit.replay(problem.model(), upto) == results[0].metrics[upto]["weights_digest"]
+    assert orbit.replay(problem.model()) == results[0].summary["weights_digest"]
+
+
+def test_another_seed_gives_another_run(problem):
+    digests = {problem.federation(problem.ferret(), seed=s).run().summary["weights_digest"] for s in (1, 2)}
+    assert len(digests) == 2
+
+
+def test_global_generators_do_not_matter(problem):
+    digests = set()
+    for seed in (1, 2):
+        federation = problem.federation(problem.ferret())
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 (the global generator is the point)
+        digests.add(federation.run().summary["weights_digest"])
+    assert len(digests) == 1
+
+
+def test_ferret_learns_beside_fedavg_with_fewer_bytes(problem):
+    fedavg = problem.federation(FedAvg(training=problem.training), rounds=10).run().summary
+    ferret = problem.federation(problem.ferret(), rounds=10).run().summary
+    gained = [s["baseline"]["loss"] - s["final"]["loss"] for s in (fedavg, ferret)]
+    assert gained[0] > 0.5
+    assert gained[1] > 0.5 * gained[0]
+    assert fedavg["payload_bytes_up"] == fedavg["parameters"] * 4
+    assert fedavg["fedavg_bytes"] == 8 * fedavg["parameters"]
+    assert ferret["payload_bytes_up"] == 8 + 4 + 4 * 300
+
+
+def test_byte_counts_are_those_of_the_encoded_messages(problem):
+    """Count every message again, as it passes."""
+    federation = problem.federation(problem.ferret(seeds="per-client"))
+    up, down, steps = [], [], []
+    coordinator, worker = federation.coordinator, federation.worker
+    receive, plan, close, train = coordinator.receive, coordinator.plan, coordinator.close, worker.train
+
+    def counted_receive(data, sender):
+        up.append(len(data) - FRAME_BYTES)
+        receive(data, sender)
+
+    def counted_plan(client):
+        message = plan(client)
+        assert Message.decode(message).client == client
+        missed = steps[counted_plan.synced.get(client, 0) :]
+        counted_plan.synced[client] = len(steps)
+        down.append(len(message) - FRAME_BYTES + sum(missed))
+        return message
+
+    counted_plan.synced = {}
+
+    def counted_close():
+        message = close()
+        steps.append(len(message) - FRAME_BYTES)
+        return message
+
+    coordinator.receive, coordinator.plan, coordinator.close, worker.train = (
+        counted_receive,
+        counted_plan,
+        counted_close,
+        train,
+    )
+    summary = federation.run().summary
+    assert summary["payload_bytes_up"] == pytest.approx(sum(up) / len(up))
+    assert summary["payload_bytes_down"] == pytest.approx(sum(down) / len(down))
+    assert set(up) == {8 + 4 + 4 * 300} and set(steps) == {3 * (8 + 4 + 4 * 300)}
+
+
+def test_training_leaves_the_workers_weights_alone(problem):
+    """A client works at the round's weights whoever came before it."""
+    federation = problem.federation(problem.ferret())
+    before = federation.worker.space.digest()
+    federation.coordinator.open(1)
+    plan = federation.coordinator.plan(0)
+    first = federation.worker.train(plan, 0, federation.items[0])
+    assert federation.worker.space.digest() == before
+    federation.worker.train(plan, 1, federation.items[1])
+    assert federation.worker.train(plan, 0, federation.items[0]).message == first.message
+
+
+@pytest.mark.parametrize("method", ["ferret", "fedavg"])
+def test_a_client_with_a_nan_loss_sends_nothing_and_the_round_goes_on(problem, tmp_path, method):
+    problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
+    chosen = problem.ferret() if method == "ferret" else FedAvg(training=problem.training)
+    result = problem.federation(chosen, out=tmp_path / "run", per_round=5).run()
+    for line in result.metrics[1:]:
+        assert [s["client"] for s in line["skipped"]] == ["client-2"]
+        assert "loss is nan at local step 1" in line["skipped"][0]["reason"]
+        assert np.isfinite(line["train_loss"])
+    assert result.summary["skipped"] == 6
+    assert result.summary["final"]["loss"] < result.summary["baseline"]["loss"]
+    # the client that sent nothing had no part: the others' shares add up to one
+    others = make_equal_run(problem, chosen)
+    assert others == result.summary["weights_digest"] or method == "ferret"
+
+
+def make_equal_run(problem, method):
+    """The same run, where the NaN client has no data at all."""
+    problem.clients[2] = []
+    return problem.federation(method, per_round=5).run().summary["weights_digest"]
+
+
+def test_a_round_that_nobody_answers_changes_nothing(problem, tmp_path):
+    problem.clients = [[(x * float("nan"), y) for x, y in c] for c in problem.clients]
+    result = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2).run()
+    assert len({line["weights_digest"] for line in result.metrics}) == 1
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    assert [r.payload for r in orbit.records] == [b"", b""]
+    orbit.replay(problem.model())
+
+
+def test_what_the_folder_holds(problem, tmp_path):
+    result = problem.federation(problem.ferret(), out=tmp_path / "run", recipe_text="rounds = 6\n").run()
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names == {"recipe.toml", "metrics.jsonl", "model.orbit", "summary.json", "metrics.png"}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary
+    assert read_metrics(tmp_path / "run") == result.metrics
+    wanted = {
+        "method", "rounds", "parameters", "clients", "baseline", "final", "payload_bytes_up", "payload_bytes_down",
+        "fedavg_bytes", "seconds", "peak_memory_bytes", "weights_digest",
+    }  # fmt: skip
+    assert wanted <= set(result.summary)
+    assert [("loss" in line) for line in result.metrics] == [True, False, True, False, True, False, True]
+    with pytest.raises(FedseedError, match="holds a run already"):
+        problem.federation(problem.ferret(), out=tmp_path / "run").run()
+    assert read_metrics(tmp_path / "run") == result.metrics
+
+
+def test_a_dense_method_leaves_its_weights(problem, tmp_path):
+    from safetensors.torch import load_file
+
+    result = problem.federation(FedAvg(training=problem.training), out=tmp_path / "run").run()
+    model = problem.model()
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    assert ParameterSpace(model).digest() == result.summary["weights_digest"]
+    assert not (tmp_path / "run" / "model.orbit").exists()
+
+
+def test_batch_norm_statistics_stay_on_the_client(problem):
+    federation = problem.federation(problem.ferret())
+    model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
+    worker = type(federation.worker)(model, problem.ferret(), federation.worker.objective, 1)
+    federation.coordinator.open(1)
+    before = [b.clone() for b in model.buffers()]
+    answer = worker.train(federation.coordinator.plan(0), 0, federation.items[0])
+    assert answer.message is not None
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+
+
+def test_refused_messages_are_counted_and_change_nothing(problem):
+    federation = problem.federation(problem.ferret())
+    coordinator, worker = federation.coordinator, federation.worker
+    clients = coordinator.open(1)
+    outsider = next(c for c in range(5) if c not in clients)
+    good = worker.train(coordinator.plan(clients[0]), clients[0], federation.items[clients[0]]).message
+    payload = Message.decode(good).payload
+    attempts = [
+        (good, clients[1], "in the name of client"),
+        (Message(Kind.UPDATE, 1, 1, outsider, payload).encode(), outsider, "takes no part"),
+        (Message(Kind.UPDATE, 1, 2, clients[0], payload).encode(), clients[0], "round 1 was expected"),
+        (Message(Kind.UPDATE, 2, 1, clients[0], payload).encode(), clients[0], "method code"),
+        (Message(Kind.STEP, 1, 1, clients[0], payload).encode(), clients[0], "a update was expected"),
+        (good[:-1], clients[0], "announces"),
+    ]
+    for data, sender, text in attempts:
+        with pytest.raises(MessageError, match=text):
+            coordinator.receive(data, sender)
+    coordinator.receive(good, clients[0])
+    with pytest.raises(MessageError, match="has answered"):
+        coordinator.receive(good, clients[0])
+    assert len(coordinator.refused) == 7
+    step = Message.decode(coordinator.close()).payload
+    assert step[:8] == payload[:8]
+    np.testing.assert_allclose(np.frombuffer(step[12:], "<f4"), np.frombuffer(payload[12:], "<f4"), rtol=1e-6)
+
+
+def test_a_step_out_of_proportion_is_warned_of(problem):
+    heard = []
+
+    class Listener:
+        def running(self, name, rounds):
+            import contextlib
+
+            return contextlib.nullcontext()
+
+        def round(self, line):
+            pass
+
+        def advance(self, number):
+            pass
+
+        def warn(self, text):
+            heard.append(text)
+
+    wild = problem.ferret(directions=4, global_rate=20.0)
+    result = problem.federation(wild, rounds=2, progress=Listener()).run()
+    assert result.metrics[1]["step_over_weights"] > 0.1
+    assert any("of |w|" in text and "raise directions" in text for text in heard)
+
+
+def test_too_many_clients_a_round(problem):
+    with pytest.raises(RecipeError, match="clients per round = 6"):
+        problem.federation(problem.ferret(), per_round=6)
+
+
+def test_item_bytes_cover_the_dtypes():
+    assert ITEM_BYTES["float32"] == 4 and ITEM_BYTES["bfloat16"] == ITEM_BYTES["float16"] == 2

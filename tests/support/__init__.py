@@ -1,0 +1,1 @@
+"""What several test files share; `pythonpath` in pyproject.toml makes it importable."""

@@ -1,0 +1,151 @@
+"""Starts coordinators and hosts as processes of their own: python network_processes.py. Driven by network.py.
+
+It imports everything once and forks a child for each process that is wanted, which then starts in milliseconds. The
+parent starts no threads. A line of JSON in says what to do, a line out what came of it.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ.update(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import torch._dynamo  # these are imported here so that the children need not
+
+import fedseed.federation.join
+import fedseed.federation.serve
+import fedseed.randomness.kernels.cpu
+from fedseed.federation.join import Joined
+from fedseed.federation.serve import Served
+from fedseed.reports.progress import Silent
+from fedseed.runs.recipe import Recipe
+from fedseed.transport.nats import Access, Objects
+from fedseed.transport.server_log import ServerLog, key_names
+from support.problem import Problem
+
+
+def loader(recipe, other_base=False):
+    """The small problem of conftest.py as a recipe's federation."""
+    problem = Problem()
+    model = problem.model
+    if other_base:
+        problem.model = lambda: moved(model())
+    return problem.federation(recipe.method, rounds=recipe.rounds, seed=recipe.seed, joint=recipe.federation.joint,
+                              per_round=recipe.federation.count(len(problem.clients)))  # fmt: skip
+
+
+def moved(model):
+    """A model whose first weight is another one."""
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1
+    return model
+
+
+class Written(Silent):
+    """Writes what is said into a file."""
+
+    def __init__(self, path):
+        self.file = open(path, "a", buffering=1)  # noqa: SIM115
+
+    def round(self, line):
+        self.file.write(f"round {line['round']}\n")
+
+    def advance(self, number):
+        self.file.write(f"round {number}\n")
+
+    def note(self, text):
+        self.file.write(f"note {text}\n")
+
+    def warn(self, text):
+        self.file.write(f"warning {text}\n")
+
+
+def access(order):
+    key, ca = (None if order.get(name) is None else Path(order[name]) for name in ("key", "ca"))
+    return Access(order["nats"], key, ca)
+
+
+def server_log(order):
+    if order.get("server_log") is None:
+        return None
+    return ServerLog(Path(order["server_log"]), key_names(Path(order["key"]).parent))
+
+
+def coordinator(order, progress):
+    served = Served(Recipe.model_validate(order["recipe"]), order["run"], access(order), Path(order["out"]),
+                    order.get("fresh", False), progress, server_log(order))  # fmt: skip
+    return served.run(resume=True).summary["weights_digest"]
+
+
+def host(order, progress):
+    recipe = Recipe.model_validate(order["recipe"])
+    if "inline" in order:
+        Objects.inline = order["inline"]
+    if "skew" in order:
+        clock = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + order["skew"]})
+        fedseed.federation.join.time = clock
+    load = partial(loader, other_base=order.get("other_base", False))
+    joined = Joined(recipe, order["run"], access(order), order["clients"], None, progress, load)
+    train_all, apply = joined.worker.train_all, joined.worker.apply
+
+    def slow(*arguments):
+        time.sleep(order.get("slow", 0))
+        if order.get("hang_at") == joined.at + 1:
+            time.sleep(3600)
+        return train_all(*arguments)
+
+    def wrong(step):
+        result = apply(step)
+        if order.get("drift_at") == joined.at + 1:
+            with torch.no_grad():
+                joined.worker.space.parameters[0].view(-1)[0] += 1
+        return result
+
+    joined.worker.train_all, joined.worker.apply = slow, wrong
+    return joined.run()
+
+
+def child(order):
+    """The child's whole life."""
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    code = 1
+    try:
+        digest = {"coordinator": coordinator, "host": host}[order["role"]](order, Written(order["log"] + ".said"))
+        Path(order["log"] + ".digest").write_text(digest)
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {error}")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main():
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "forking is safe without threads only"
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["role"] == "wait":
+            pid, status = os.waitpid(order["pid"], os.WNOHANG)
+            print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
+            continue
+        pid = os.fork()
+        if not pid:
+            child(order)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()

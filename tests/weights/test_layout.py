@@ -1,0 +1,47 @@
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedseed.weights.layout import Layout, TensorEntry, cut
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.integers(1, 30))
+def test_blocks_cover_the_vector_once(sizes, count):
+    total = sum(sizes)
+    for rule in ("one", "tensor", "packed", min(count, total)):
+        bounds = cut(sizes, rule)
+        assert bounds[0] == 0 and bounds[-1] == total
+        assert all(a < b for a, b in itertools.pairwise(bounds))
+    lengths = [b - a for a, b in itertools.pairwise(bounds)]
+    assert len(lengths) == min(count, total) and max(lengths) - min(lengths) <= 1
+
+
+def test_tensor_rule_is_one_block_a_tensor():
+    assert cut([3, 5, 2], "tensor") == (0, 3, 8, 10)
+
+
+def test_packed_rule_gives_the_published_number_of_blocks():
+    """DataJuicer-1.3B is a 24-layer LLaMA: the paper counts L = 194."""
+    hidden, inner, vocabulary = 2048, 5504, 32000
+    layer = [hidden * hidden] * 4 + [hidden * inner] * 3 + [hidden] * 2
+    sizes = [vocabulary * hidden, *layer * 24, hidden, vocabulary * hidden]
+    assert len(cut(sizes, "packed")) - 1 == 194
+
+
+@pytest.mark.parametrize("rule", [0, 11, "layers", True])
+def test_wrong_rules_are_named(rule):
+    with pytest.raises(ValueError, match="blocks = "):
+        cut([4, 6], rule)
+
+
+def test_layout_survives_json_and_refuses_wrong_boundaries():
+    layout = Layout((TensorEntry("a", (2, 3), "float32"), TensorEntry("b", (4,), "bfloat16")), (0, 7, 10))
+    data = json.loads(json.dumps(layout.to_json()))
+    assert Layout.from_json(data) == layout
+    assert layout.block_sizes == (7, 3) and layout.dense_bytes == 6 * 4 + 4 * 2
+    for wrong in ([0, 7, 11], [0, 7, 7, 10], [1, 10], [0]):
+        with pytest.raises(ValueError, match="boundaries"):
+            Layout.from_json({**data, "boundaries": wrong})

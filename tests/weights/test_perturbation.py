@@ -1,0 +1,242 @@
+"""Perturbed evaluations: the weights keep their bits, the loss is that of weights really changed."""
+
+import os
+
+import pytest
+import torch
+import transformers as tf
+
+from fedseed import Basis, ParameterSpace
+from fedseed.randomness.kernels import load
+from fedseed.weights.perturbation import can_exchange
+
+TEXT = {"vocab_size": 61, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
+
+
+def text_model(name):
+    if name == "opt":
+        config = tf.OPTConfig(**TEXT, ffn_dim=32, max_position_embeddings=32, word_embed_proj_dim=16, dropout=0.0)
+        return tf.OPTForCausalLM(config)
+    if name == "llama":
+        return tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT, intermediate_size=32, tie_word_embeddings=True))
+    if name == "gpt2":
+        return tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=61, n_embd=16, n_layer=1, n_head=2, n_positions=32))
+    if name == "qwen2":
+        return tf.Qwen2ForCausalLM(tf.Qwen2Config(**TEXT, intermediate_size=32, num_key_value_heads=1))
+    config = tf.RobertaConfig(**TEXT, intermediate_size=32, max_position_embeddings=40)
+    return tf.RobertaForMaskedLM(config)
+
+
+class Shared(torch.nn.Module):
+    """One parameter used by two modules, another reached for by a sibling, attention that bypasses its projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+        self.b = torch.nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.scale = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        x = self.b(torch.tanh(self.a(x))) * self.scale
+        x = x @ self.a.weight.T + self.attention(x, x, x, need_weights=False)[0]
+        return x + torch.cat([self.scale.data, self.b.bias]).mean()
+
+
+def build(name):
+    torch.manual_seed(0)
+    g = torch.Generator().manual_seed(1)
+    if name == "vit":
+        config = tf.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+                              image_size=16, patch_size=8, num_labels=3)  # fmt: skip
+        x = torch.randn(2, 3, 16, 16, generator=g)
+        return tf.ViTForImageClassification(config), lambda m: m(x.to(m.dtype)).logits
+    if name == "resnet":
+        config = tf.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3
+        )
+        x = torch.randn(2, 3, 32, 32, generator=g)
+        return tf.ResNetForImageClassification(config), lambda m: m(x.to(m.dtype)).logits
+    if name == "shared":
+        x = torch.randn(2, 5, 8, generator=g)
+        return Shared(), lambda m: m(x.to(m.scale.dtype))
+    ids = torch.randint(0, 61, (2, 9), generator=g)
+    return text_model(name), lambda m: m(input_ids=ids).logits
+
+
+NAMES = ["opt", "llama", "gpt2", "qwen2", "roberta", "vit", "resnet", "shared"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_thousand_perturbed_evaluations_change_no_bit(name, dtype):
+    """For the larger models a hundred, but for FEDSEED_SLOW=1: four minutes more."""
+    model, forward = build(name)
+    model.to(dtype).eval()
+    space = ParameterSpace(model, blocks=3)
+    assert can_exchange(model)
+    count = 1000 if os.environ.get("FEDSEED_SLOW") == "1" or name in ("opt", "shared") else 100
+    basis = Basis("rademacher", 5)
+    before = space.digest()
+    with torch.no_grad():
+        plain = forward(model)
+        for k in range(count):
+            with space.perturbed(basis, k, 1e-2 if k % 2 else -1e-2):
+                forward(model)
+        assert space.digest() == before
+        torch.testing.assert_close(forward(model), plain)  # a busy machine may add up in another order
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_are_those_of_weights_really_changed(name, dtype):
+    model, forward = build(name)
+    model.to(dtype).eval()
+    space = ParameterSpace(model, blocks="tensor")
+    basis = Basis("normal", 5)
+    saved = space.snapshot()
+    with torch.no_grad():
+        plain = forward(model)
+        with space.perturbed(basis, 3, 0.05):
+            inside = forward(model)
+        space.add(basis, [1.0], 0.05, first=3)
+        changed = forward(model)
+        space.restore(saved)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype] * float(changed.abs().max())
+    torch.testing.assert_close(inside, changed, rtol=0, atol=tolerance)
+    assert float((inside - plain).abs().max()) > 5 * tolerance  # the perturbation bites
+
+
+def test_every_parameter_is_exchanged():
+    """Perturbing one tensor alone changes the output, for each tensor of the model that reaches for others'."""
+    model, forward = build("shared")
+    with torch.no_grad():
+        plain = forward(model)
+        for chosen in model.parameters():
+            for p in model.parameters():
+                p.requires_grad_(p is chosen)
+            with ParameterSpace(model).perturbed(Basis("normal"), 0, 0.5):
+                assert not torch.equal(forward(model), plain)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_models_fall_back_to_a_copy():
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    scripted = torch.jit.trace(plain, torch.randn(2, 4))
+    x = torch.randn(2, 4)
+    assert not can_exchange(scripted)
+    space, twin = ParameterSpace(scripted), ParameterSpace(plain)
+    before = space.digest()
+    with torch.no_grad(), space.perturbed(Basis("normal"), 0, 0.5):
+        inside = scripted(x)
+    assert space.digest() == before
+    twin.add(Basis("normal"), [1.0], 0.5)
+    with torch.no_grad():
+        torch.testing.assert_close(inside, plain(x))
+
+
+def test_gradients_through_a_perturbed_model_reach_nothing():
+    """Zeroth-order training needs no gradient: inside, the copies are constants."""
+    model, forward = build("llama")
+    with ParameterSpace(model).perturbed(Basis("normal"), 0, 0.1):
+        out = forward(model)
+    assert out.requires_grad is False or all(p.grad is None for p in model.parameters())
+
+
+class Wide(torch.nn.Module):
+    """Large matrices that share a weight, used with and without a bias, and one whose width is no multiple of 16."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(256, 1100)
+        self.odd = torch.nn.Linear(1100, 1000)
+        self.tied = torch.nn.Linear(256, 1100, bias=False)
+        self.tied.weight = self.up.weight
+
+    def forward(self, x):
+        return self.odd(torch.tanh(self.up(x)) + self.tied(x))
+
+
+def products_counted(monkeypatch):
+    """A list that gets the number of inputs of each product that a kernel makes without a copy."""
+    inside = []
+    original = load("cpu").product
+    if original is None:
+        pytest.skip("no fused multiply-add on this processor")
+
+    def product(out, x, *rest):
+        inside.append(len(x))
+        original(out, x, *rest)
+
+    monkeypatch.setattr(load("cpu"), "product", product)
+    return inside
+
+
+@pytest.mark.parametrize(("blocks", "expected"), [("one", [24, 24]), (2, [24, 24]), (7, []), ("tensor", [24, 24])])
+def test_products_with_large_matrices_make_no_copy(blocks, expected, monkeypatch):
+    """Unless the width is no multiple of 16, or the matrix lies in two blocks; the outcome is the same."""
+    inside = products_counted(monkeypatch)
+    torch.manual_seed(0)
+    model = Wide().eval()
+    x = torch.randn(2, 12, 256)
+    space = ParameterSpace(model, blocks=blocks)
+    before = space.digest()
+    with torch.no_grad():
+        plain = model(x)
+        with space.perturbed(Basis("rademacher", 5), 3, 0.05):
+            found = model(x)
+        assert space.digest() == before
+        assert inside == expected
+        space.add(Basis("rademacher", 5), [1.0], 0.05, first=3)
+        changed = model(x)
+    torch.testing.assert_close(found, changed, rtol=0, atol=2e-5 * float(changed.abs().max()))
+    assert float((changed - plain).abs().max()) > 0.1
+
+
+def test_a_copy_is_made_where_a_product_would_be_of_another_kind(monkeypatch):
+    """Other dtypes, autocast, lower precision that was asked for, very few or very many inputs."""
+    inside = products_counted(monkeypatch)
+    torch.manual_seed(0)
+    model, basis = Wide().eval(), Basis("hadamard", 5)
+    space = ParameterSpace(model)
+    with torch.no_grad():
+        for inputs in (1, 2000):
+            with space.perturbed(basis, 3, 0.05):
+                model(torch.randn(inputs, 256))
+        with space.perturbed(basis, 3, 0.05), torch.autocast("cpu"):
+            assert model.up(torch.randn(24, 256)).dtype == torch.bfloat16
+        torch.set_float32_matmul_precision("medium")
+        try:
+            with space.perturbed(basis, 3, 0.05):
+                model(torch.randn(24, 256))
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        assert inside == []
+        with space.perturbed(basis, 3, 0.05):
+            model(torch.randn(24, 256))
+        assert inside == [24, 24]
+        inside.clear()
+        half = Wide().bfloat16().eval()
+        with ParameterSpace(half).perturbed(basis, 3, 0.05):
+            half(torch.randn(24, 256, dtype=torch.bfloat16))
+    assert inside == []
+
+
+def test_a_weight_that_gets_other_memory_is_read_from_there():
+    """What the space remembers of a parameter is where its elements are; `.data` may be exchanged."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    space = ParameterSpace(model)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        with space.perturbed(Basis("rademacher"), 0, 0.5):
+            first = model(x)
+        for p in model.parameters():
+            p.data = p.data + 1
+        with space.perturbed(Basis("rademacher"), 0, 0.5):
+            second = model(x)
+        torch.testing.assert_close(second, first + x.sum(dim=1, keepdim=True) + 1)
+        space.add(Basis("rademacher"), [1.0], 0.5)
+        torch.testing.assert_close(model(x), second)

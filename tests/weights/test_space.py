@@ -1,0 +1,165 @@
+import numpy as np
+import pytest
+import torch
+
+from fedseed import Basis, ParameterSpace
+from fedseed.randomness import BASES
+from fedseed.randomness.kernels import load
+from fedseed.randomness.kernels.reference import Part
+from fedseed.weights.space import Term, base_digest
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+class Tied(torch.nn.Module):
+    """Embedding and output share a weight; one parameter is frozen; one lies transposed in memory."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(37, 16, dtype=dtype)
+        self.hidden = torch.nn.Linear(16, 16, dtype=dtype)
+        self.hidden.weight = torch.nn.Parameter(torch.randn(16, 16).to(dtype).t())
+        self.frozen = torch.nn.Parameter(torch.ones(5, dtype=dtype), requires_grad=False)
+        self.output = torch.nn.Linear(16, 37, bias=False, dtype=dtype)
+        self.output.weight = self.embedding.weight
+
+
+def flat(space):
+    return torch.cat([p.detach().reshape(-1) for p in space.parameters])
+
+
+def test_tied_weights_count_once_and_frozen_ones_not_at_all():
+    space = ParameterSpace(Tied())
+    assert [e.name for e in space.layout.tensors] == ["embedding.weight", "hidden.weight", "hidden.bias"]
+    assert space.size == 37 * 16 + 16 * 16 + 16
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("blocks", ["one", "tensor", 5])
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_add_is_the_reference_rounded_once(dtype, name, blocks, kernels, monkeypatch):
+    monkeypatch.setenv("FEDSEED_KERNELS", kernels)
+    space = ParameterSpace(Tied(dtype), blocks)
+    before = flat(space)
+    basis = Basis(name, 3, size=8)
+    counts = [1 + b % 3 for b in range(len(space.layout.block_sizes))]
+    coefficients = [np.linspace(-1, 2, c, dtype=np.float32) for c in counts]
+    space.add(basis, coefficients, scale=-0.37)
+    reference = load("reference")
+    bounds = space.layout.boundaries
+    change = np.concatenate(
+        [
+            reference.combine(reference.prepare([Part(basis.spec, 0, c)], b - a), a, b)
+            for c, a, b in zip(coefficients, bounds[:-1], bounds[1:], strict=True)
+        ]
+    ) * np.float32(-0.37)
+    expected = (before.float() + torch.from_numpy(change)).to(dtype)
+    assert torch.equal(flat(space), expected)
+    assert not torch.equal(flat(space), before)
+
+
+def test_add_terms_adds_before_it_rounds():
+    """In bfloat16, two changes that cancel leave every bit; applied apart they would not."""
+    space = ParameterSpace(Tied(torch.bfloat16))
+    before = space.digest()
+    basis = Basis("normal", 1)
+    space.add_terms([Term(basis, [0.3]), Term(basis, [-0.3])])
+    assert space.digest() == before
+
+
+@pytest.mark.parametrize("bad", [[np.nan], [1.0, np.inf], [1e39]])
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_values_that_are_not_finite_change_nothing(bad):
+    space = ParameterSpace(Tied())
+    before = space.digest()
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        space.add(Basis("normal"), bad)
+    with pytest.raises(ValueError, match="scale"):
+        space.add(Basis("normal"), [1.0], scale=float("nan"))
+    with pytest.raises(ValueError, match="3 arrays of coefficients for 1 blocks"):
+        space.add(Basis("normal"), [[1.0], [1.0], [1.0]])
+    assert space.digest() == before
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_project_over_blocks(name):
+    space = ParameterSpace(Tied(), 4)
+    delta = torch.randn(space.size, generator=torch.Generator().manual_seed(1))
+    basis = Basis(name, 3, size=16)
+    parts = space.project(delta, basis, [3, 1, 16, 2])
+    assert [len(p) for p in parts] == [3, 1, 16, 2]
+    bounds = space.layout.boundaries
+    for part, a, b in zip(parts, bounds[:-1], bounds[1:], strict=True):
+        v = np.stack([basis.direction(k, a, b, b - a) for k in range(len(part))]).astype(np.float64)
+        np.testing.assert_allclose(part, v @ delta[a:b].numpy().astype(np.float64), rtol=1e-4, atol=1e-5)
+    whole = space.project(delta.numpy(), basis, 3)
+    each = space.project(delta, basis, [3] * 4)
+    np.testing.assert_allclose(whole, np.sum(each, axis=0), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="shape"):
+        space.project(delta[1:], basis, 3)
+    with pytest.raises(ValueError, match="2 counts for 4 blocks"):
+        space.project(delta, basis, [1, 2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_perturbed_gives_the_weights_back_bit_for_bit(dtype):
+    model = Tied(dtype)
+    space = ParameterSpace(model)
+    before, start = space.digest(), flat(space).float()
+    for k in range(20):
+        with space.perturbed(Basis("normal", 2), k, 1e-2):
+            moved = flat(space).float() - start
+            assert moved.abs().max() > 1e-3
+            assert model.output.weight is model.embedding.weight
+    assert space.digest() == before
+    with pytest.raises(RuntimeError, match="inside"), space.perturbed(Basis("normal", 2), 0, 1.0):
+        raise RuntimeError("inside")
+    assert space.digest() == before
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_bytes_round_trip_and_a_wrong_length_changes_nothing(dtype):
+    space = ParameterSpace(Tied(dtype))
+    saved, before = space.dense(), space.digest()
+    assert len(saved) == space.layout.dense_bytes
+    space.add(Basis("rademacher"), [0.5])
+    changed = space.digest()
+    with pytest.raises(ValueError, match="bytes"):
+        space.load_dense(saved[:-1])
+    assert space.digest() == changed != before
+    space.load_dense(saved)
+    assert space.digest() == before
+
+
+def test_digest_sees_names_dtypes_and_single_bits():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False))
+    space = ParameterSpace(model)
+    first = space.digest()
+    with torch.no_grad():
+        model[0].weight.view(torch.int32)[1, 1] ^= 1
+    assert space.digest() != first
+    with torch.no_grad():
+        model[0].weight.view(torch.int32)[1, 1] ^= 1
+    assert space.digest() == first
+    renamed = torch.nn.ModuleDict({"x": model[0]})
+    assert ParameterSpace(renamed).digest() != first
+
+
+def test_base_digest_covers_frozen_parameters_and_buffers():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    first = base_digest(model)
+    model[1].running_mean += 1
+    second = base_digest(model)
+    model[0].weight.requires_grad_(False)
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1
+    assert len({first, second, base_digest(model)}) == 3
+
+
+def test_a_model_that_can_not_be_tuned_is_refused():
+    with pytest.raises(ValueError, match="no trainable"):
+        ParameterSpace(torch.nn.ReLU())
+    with pytest.raises(ValueError, match="float64"):
+        ParameterSpace(torch.nn.Linear(2, 2, dtype=torch.float64))
