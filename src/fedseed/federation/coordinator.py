@@ -1,8 +1,10 @@
 """The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
 from fedseed.federation.messages import EVERYBODY, Kind, Message
@@ -86,6 +88,15 @@ class Coordinator:
         payload = self.method.plan_for(self.state, current.number, client, current.clients).encode()
         return Message(Kind.PLAN, self.method.code, current.number, client, payload, current.attempt).encode()
 
+    def plans(self) -> dict[bytes, list[int]]:
+        """The open round's plans, addressed to everybody, each with the clients it is for: mostly one for all."""
+        current = self._current()
+        found: dict[bytes, list[int]] = {}
+        for client in current.clients if self.method.personal_plans else current.clients[:1]:
+            message = replace(Message.decode(self.plan(client)), client=EVERYBODY)
+            found.setdefault(message.encode(), []).append(client)
+        return found if self.method.personal_plans else dict.fromkeys(found, list(current.clients))
+
     def receive(self, data: bytes, sender: int) -> None:
         """Take a client's update; a refused one is counted and changes nothing.
 
@@ -137,6 +148,31 @@ class Coordinator:
         """
         for payload in payloads:
             self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
+
+    # -- what a step does not carry --------------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> bytes | None:
+        """The trainable tensors' bytes, where the method's steps are whole weights and one is known."""
+        held = getattr(self.state, "weights", None)
+        return None if held is None else held.data
+
+    @weights.setter
+    def weights(self, data: bytes) -> None:
+        """The base's weights, which a method whose steps replace each other begins with. Raises MessageError."""
+        self.state = self.method.advance(self.state, self.method.decode_step(self.state, data))
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """What the coordinator remembers besides the steps, as arrays by name; most methods have nothing."""
+        return self.method.keep(self.state)
+
+    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `state_dict`. Raises LookupError or ValueError if it does not fit."""
+        self.state = self.method.restore(self.state, arrays)
+
+    def figures(self) -> dict[str, NDArray[Any]]:
+        """What of the state a person would like to see: 1-D arrays by name."""
+        return self.method.figures(self.state)
 
     def _current(self) -> Round:
         if self._open is None:

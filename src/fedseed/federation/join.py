@@ -110,7 +110,7 @@ class Joined:
         self._call = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
         self._bring_weights = False
-        self._bucket = recipe.method.dense
+        self._bucket = recipe.method.catch_up == "newest"
         self._made_bucket = False
 
     def _begin_at_base(self, simulated: Federation) -> None:
@@ -347,14 +347,14 @@ class Joined:
         """A step's message; None for weights in the object store, of which only the newest are fetched."""
         if carried[: len(STORED)] != STORED:
             return carried
-        if self.recipe.method.dense:
+        if self.recipe.method.catch_up == "newest":
             return None
         return await self._objects.fetch(carried, self.subjects.bucket())
 
     async def _apply(self, steps: list[bytes]) -> None:
         self._report = None
         self._answers = {}
-        if self.recipe.method.dense:
+        if self.recipe.method.catch_up == "newest":
             self.at += len(steps)
             changed = [s for s in steps if s[: len(STORED)] == STORED or len(s) > FRAME_BYTES]
             if changed:

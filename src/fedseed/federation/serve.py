@@ -49,8 +49,6 @@ from fedseed.federation.protocol import (
     token,
 )
 from fedseed.federation.rejected import Refusals
-from fedseed.methods import FedKSeed, Method
-from fedseed.methods.fedavg import Weights
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import LINK_BYTES, begin, scan
 from fedseed.reports.apart import draw_apart
@@ -204,7 +202,7 @@ class Served(Rounds):
             self._check_header(header)
             self._expected = header
             self._set_roster([str(name) for name in about["names"]])
-            if self.method.dense and not any(entry.kind == "T" for entry in self._entries):
+            if self.method.catch_up == "newest" and not any(entry.kind == "T" for entry in self._entries):
                 await self._assemble()  # for the base's weights
         assert self._expected is not None
         self.header = self._expected
@@ -272,7 +270,7 @@ class Served(Rounds):
             here = self._present()
             wanted = self._wanted()
             ready = self._expected is not None and len(here) >= wanted
-            if ready and self.method.dense and self._base_weights is None:
+            if ready and self.method.catch_up == "newest" and self._base_weights is None:
                 ready = False  # somebody will bring them
             if ready:
                 return
@@ -309,7 +307,7 @@ class Served(Rounds):
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if self._base_weights is not None:
-            self.coordinator.state = self.method.advance(self.coordinator.state, Weights(self._base_weights))
+            self.coordinator.weights = self._base_weights
             self._base_weights = None
         self._downloads = type(self._downloads)(self.method, len(self.names))
 
@@ -415,7 +413,7 @@ class Served(Rounds):
         self._attendance.hello(host, int(about["at"]))
         if about.get("bucket"):
             await self._objects.create(self.subjects.bucket(host), 4 * self._largest_message() + (16 << 20))
-        if self.method.dense and not hasattr(self, "coordinator") and self._base_weights is None:
+        if self.method.catch_up == "newest" and not hasattr(self, "coordinator") and self._base_weights is None:
             if about.get("weights") is None:
                 if time.monotonic() > self._brought:  # one client is enough; another is asked if this one does not
                     self._brought = time.monotonic() + BRING_SECONDS
@@ -611,12 +609,7 @@ class Served(Rounds):
 
     def _plans(self, clients: list[int]) -> dict[bytes, list[int]]:
         """The open round's plans, each with the clients that it is for: mostly one for all."""
-        plans: dict[bytes, list[int]] = {}
-        personal = type(self.method).plan_for is not Method.plan_for
-        for client in clients if personal else clients[:1]:
-            message = Message.decode(self.coordinator.plan(client))
-            plans.setdefault(replace(message, client=EVERYBODY).encode(), []).append(client)
-        return plans if personal else dict.fromkeys(plans, clients)
+        return self.coordinator.plans()
 
     def _missing(self, current: Open) -> frozenset[int]:
         """The clients that the open round waits for."""
@@ -645,7 +638,7 @@ class Served(Rounds):
 
     def _record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
         record = Record(number, step[FRAME_BYTES:], NO_DIGEST)
-        if self.method.dense and self.out is not None:
+        if self.method.catch_up == "newest" and self.out is not None:
             self._keep(self.out, number)
         self._wait(self._publish_step(number, step))
         self._line = {**self._line, **line}
@@ -660,7 +653,7 @@ class Served(Rounds):
 
     def _keep(self, folder: Path, number: int) -> None:
         """Write what a dense method's coordinator keeps besides the weights, before the round counts."""
-        kept = self.method.keep(self.coordinator.state)
+        kept = self.coordinator.state_dict()
         if not kept:
             return
         with replacing(folder / f"kept-{number}.npz") as temporary, open(temporary, "wb") as file:
@@ -669,13 +662,13 @@ class Served(Rounds):
 
     def _restore_kept(self, folder: Path, number: int) -> None:
         """Take up what was kept after a round. Raises FedseedError."""
-        if not self.method.keep(self.coordinator.state) and not list(folder.glob("kept-*.npz")):
+        if not self.coordinator.state_dict() and not list(folder.glob("kept-*.npz")):
             return
         path = folder / f"kept-{number}.npz"
         try:
             with np.load(path) as arrays:
                 kept = {name: arrays[name] for name in arrays.files}
-            self.coordinator.state = self.method.restore(self.coordinator.state, kept)
+            self.coordinator.load_state_dict(kept)
         except (OSError, LookupError, ValueError) as error:
             raise FedseedError(
                 f"{path}: what the coordinator has kept of round {number} can't be read: {error}"
@@ -695,7 +688,7 @@ class Served(Rounds):
         entry, after = step_entry(self._link, step, carried)
         await self._log.append(entry.encode())
         self._link = after
-        if self.method.dense and carried != step:  # the newest weights replace all before them
+        if self.method.catch_up == "newest" and carried != step:  # the newest weights replace all before them
             if self._previous_object is not None:
                 await self._objects.drop(self.subjects.bucket(), self._previous_object)
             self._previous_object, self._newest_object = self._newest_object, f"step-{number}"
@@ -777,7 +770,7 @@ class Served(Rounds):
         self._digest = self._marks[max(self._marks)] if self._marks else NO_DIGEST
         self._grace = time.monotonic() + self.settings.dead_after if steps else float("inf")
         bucket = self.subjects.bucket()
-        if self.method.dense:
+        if self.method.catch_up == "newest":
             if folder.has_rounds and not steps:
                 raise FedseedError(f"{folder.path}: the server has lost this run's weights; start again elsewhere")
             sizes = []
@@ -834,7 +827,7 @@ class Served(Rounds):
     # -- the end, and questions ----------------------------------------------------------------------------------
 
     def _complete(self) -> int | None:
-        if self.method.dense and self.out is not None:
+        if self.method.catch_up == "newest" and self.out is not None:
             self._write_weights(self.out / "model.safetensors")
             self._remove_kept(self.out)
         if not self._ended:
@@ -850,7 +843,7 @@ class Served(Rounds):
 
     def _write_weights(self, path: Path) -> None:
         """A dense run's weights as a safetensors file."""
-        weights: Weights | None = getattr(self.coordinator.state, "weights", None)
+        weights = self.coordinator.weights
         if weights is None:
             return
         kinds = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
@@ -866,15 +859,12 @@ class Served(Rounds):
         text += b" " * (-len(text) % 8)
         with replacing(path) as temporary, open(temporary, "wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            file.write(weights.data)
+            file.write(weights)
 
     def _draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
-        probabilities = None
-        if isinstance(self.method, FedKSeed) and self.method.importance:
-            state: Any = self.coordinator.state
-            probabilities = self.method.probabilities(state.step).tolist()
+        probabilities = self.coordinator.figures().get("probabilities")
         try:
-            draw_apart(folder.path, self.method.name, probabilities)
+            draw_apart(folder.path, self.method.name, None if probabilities is None else probabilities.tolist())
         except FedseedError as error:  # the run's results do not depend on it
             self.progress.warn(str(error))
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the client side hands these in; nothing here imports torch
 Floats = NDArray[np.float32]
 Weighting = Literal["equal", "examples"]
 Attack = Literal["sign", "random", "noise", "labels"]
+CatchUp = Literal["steps", "newest", "plan"]
 
 
 class Payload(Protocol):
@@ -137,6 +138,22 @@ class Method(BaseModel, ABC):
     def dense(self) -> bool:
         """Whether steps carry whole weights, so that the newest one replaces all before it."""
         return False
+
+    @property
+    def catch_up(self) -> CatchUp:
+        """How whoever missed rounds gets the model: by every step, the newest step, or the next plan alone."""
+        if self.plan_carries_model:
+            return "plan"
+        return "newest" if self.dense else "steps"
+
+    @property
+    def personal_plans(self) -> bool:
+        """Whether clients of one round are asked for different things."""
+        return False
+
+    def figures(self, state: Any) -> dict[str, NDArray[Any]]:
+        """What of the state a person would like to see at the end of a run: 1-D arrays by name."""
+        return {}
 
     @property
     def adds_gradients(self) -> bool:

@@ -211,6 +211,10 @@ class FedKSeed(ZerothOrder):
         """Other projections on the same candidates."""
         return Pairs(update.indices, corrupt_scalars(update.scalars, kind, drawn))
 
+    def figures(self, state: FedKSeedState) -> dict[str, NDArray[Any]]:
+        """Pro's probabilities."""
+        return {"probabilities": self.probabilities(state.step)} if self.importance else {}
+
     # -- messages ------------------------------------------------------------------------------------------------
 
     def decode_plan(self, state: FedKSeedState, data: bytes) -> Pool:

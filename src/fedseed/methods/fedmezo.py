@@ -215,6 +215,11 @@ class FedMeZO(Averaged, ZerothOrder):
         return self.travel == "tensors"
 
     @property
+    def personal_plans(self) -> bool:
+        """Where clients have rates of their own."""
+        return self.personal != "constant"
+
+    @property
     def _losses_travel(self) -> bool:
         return self.personal in ("loss", "loss-5")
 

@@ -49,7 +49,7 @@ def compact(path: Path, out: Path) -> Orbit:
     _must_not_exist(out)
     orbit = Orbit.open(path)
     method = orbit.header.method
-    if not method.plan_carries_model:
+    if method.catch_up != "plan":
         raise OrbitError(f"{path}: every step of {method.name} counts, so none can be left out")
     if not orbit.parts:
         raise OrbitError(f"{path}: the orbit has no steps")

@@ -154,7 +154,7 @@ class Header:
             raise ValueError("a tensor with a negative side")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed {self.seed}: from 0 to 2**64 - 1")
-        if self.first < 1 or (self.first > 1 and not self.method.plan_carries_model):
+        if self.first < 1 or (self.first > 1 and self.method.catch_up != "plan"):
             raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
 
     def start(self) -> State:

@@ -22,9 +22,9 @@ class Downloads:
     def of(self, client: int) -> int:
         """Bytes that bring a client up to date, which it is then."""
         has, self._has[client] = self._has[client], len(self._totals) - 1
-        if self._method.plan_carries_model:
+        if self._method.catch_up == "plan":
             return 0
-        if self._method.dense:
+        if self._method.catch_up == "newest":
             return self._totals[self.changed] - self._totals[self.changed - 1] if self.changed > has else 0
         return self._totals[-1] - self._totals[has]
 

@@ -21,7 +21,7 @@ from fedseed.runs.downloads import Downloads, restored
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs.folder import RunFolder
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.methods import FedKSeed, Method
+from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.reports.progress import Progress, Silent
 
@@ -317,10 +317,9 @@ class Rounds(ABC):
         if any(name in metrics[0] for name in LABELS):
             with replacing(folder.path / "metrics.png") as picture:
                 draw_runs({self.method.name: metrics}, picture)
-        if isinstance(self.method, FedKSeed) and self.method.importance:
-            state: Any = self.coordinator.state
-            with replacing(folder.path / "probabilities.png") as picture:
-                draw_probabilities(self.method.probabilities(state.step), picture)
+        for name, values in self.coordinator.figures().items():
+            with replacing(folder.path / f"{name}.png") as picture:
+                draw_probabilities(values, picture)
 
 
 def merge_rounds(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:

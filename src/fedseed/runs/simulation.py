@@ -22,7 +22,6 @@ from fedseed.federation.worker import Worker, spent
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods import Method
 from fedseed.methods.base import Attack
-from fedseed.methods.fedavg import Weights
 from fedseed.orbit import NO_DIGEST, AdapterStart, Header, OrbitWriter, Record
 from fedseed.weights.space import base_digest
 from fedseed.reports.progress import Progress
@@ -123,8 +122,8 @@ class Simulation(Rounds):
             self.coordinator = Coordinator(method, layout, seed, [len(i) for i in self.items], per_round)
         except ValueError as error:
             raise RecipeError(str(error)) from error
-        if method.dense:  # a dense method's coordinator keeps the weights; they are its step 0
-            self.coordinator.state = method.advance(self.coordinator.state, Weights(self.worker.space.dense()))
+        if method.catch_up == "newest":  # a dense method's coordinator keeps the weights; they are its step 0
+            self.coordinator.weights = self.worker.space.dense()
         patterns = None if trainable is None else tuple(trainable)
         start = None if chosen is None else AdapterStart(chosen, self.worker.space.digest())
         self.header = Header(
@@ -135,10 +134,10 @@ class Simulation(Rounds):
 
     def _restore(self, folder: RunFolder) -> tuple[int, list[int]]:
         """Bring weights and states to the last round that counts."""
-        path = folder.path / ("model.safetensors" if self.method.dense else "model.orbit")
+        path = folder.path / ("model.safetensors" if self.method.catch_up == "newest" else "model.orbit")
         if folder.has_rounds and not path.exists():
             raise FedseedError(f"{folder.path}: {path.name} is missing, and with it what the run has learnt")
-        return self._take_up_weights(path) if self.method.dense else self._take_up_orbit(path)
+        return self._take_up_weights(path) if self.method.catch_up == "newest" else self._take_up_orbit(path)
 
     def _take_up_orbit(self, path: Path) -> tuple[int, list[int]]:
         there = path.exists()
@@ -163,7 +162,7 @@ class Simulation(Rounds):
             step = self.worker.space.dense()
             sizes[at.changed - 1] = len(step)
             self.coordinator.catch_up([step])
-            self.coordinator.state = self.method.restore(self.coordinator.state, at.kept)
+            self.coordinator.load_state_dict(at.kept)
             self.worker.state = self.method.advance(self.worker.state, self.method.decode_step(self.worker.state, step))
         return at.round, sizes
 
@@ -208,7 +207,7 @@ class Simulation(Rounds):
         if self._orbit is not None:
             self._orbit.append(Record(number, step[FRAME_BYTES:], line["weights_digest"]))
         elif self.out is not None:
-            at = Checkpoint(number, self._downloads.changed, self.method.keep(self.coordinator.state))
+            at = Checkpoint(number, self._downloads.changed, self.coordinator.state_dict())
             checkpoint.save(self.out / "model.safetensors", self.worker.space, self.header, at)
 
     def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
