@@ -43,11 +43,11 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         RecipeError: the model or the data can't be had, or do not fit the method.
     """
     from fedseed.models import adapters
-    from fedseed.runs.stopping import VALIDATION_LOSS
     from fedseed.models.heads import Head, head_parameters
     from fedseed.models.loading import choose_trainable, load_model
     from fedseed.objectives.evaluation import longest_input, mean_loss
     from fedseed.objectives.kinds import kind_of, short_answers, usable_sets
+    from fedseed.runs.stopping import VALIDATION_LOSS
 
     data = recipe.task.load()
     per_round = recipe.federation.count(len(data.clients))

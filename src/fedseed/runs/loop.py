@@ -14,16 +14,16 @@ from typing import Any
 
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.runs import stopping
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import Spent
-from fedseed.runs.downloads import Downloads, restored
-from fedseed.reports.results import read_metrics, read_summary
-from fedseed.runs.folder import RunFolder
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.reports.progress import Progress, Silent
+from fedseed.reports.results import read_metrics, read_summary
+from fedseed.runs import stopping
+from fedseed.runs.downloads import Downloads, restored
+from fedseed.runs.folder import RunFolder
 
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
 NOISE_WARNING = 0.1
@@ -302,7 +302,7 @@ class Rounds(ABC):
             "skipped_steps": sum(line["skipped_steps"] for line in rounds),
             "refused": sum(line["refused"] for line in rounds),
             "attack": None if self.attack is None else {"kind": self.attack, "clients": len(self.attackers)},
-            "privacy": self.method.privacy(metrics[-1]["round"]),
+            "privacy": None if (p := self.method.privacy) is None else p.spent(metrics[-1]["round"]),
             "seconds": phases,
             "base_digest": self.header.base_digest,
             "weights_digest": metrics[-1]["weights_digest"],

@@ -10,24 +10,24 @@ from typing import Any
 
 import torch
 
+from fedseed.attacks.updates import AttackKind
+from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.worker import Worker, spent
+from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
-from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
-from fedseed.runs import checkpoint
-from fedseed.runs.checkpoint import Checkpoint
-from fedseed.federation.coordinator import Coordinator
-from fedseed.runs.folder import RunFolder, resident_memory
-from fedseed.runs.loop import Gathered, Rounds
-from fedseed.federation.worker import Worker, spent
-from fedseed.federation.messages import FRAME_BYTES
-from fedseed.methods import Method
-from fedseed.methods.base import Attack
-from fedseed.orbit import NO_DIGEST, AdapterStart, Header, OrbitWriter, Record
-from fedseed.weights.space import base_digest
-from fedseed.reports.progress import Progress
-from fedseed.tasks.data import ClientData
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
+from fedseed.orbit import NO_DIGEST, AdapterStart, Header, OrbitWriter, Record
+from fedseed.reports.progress import Progress
+from fedseed.runs import checkpoint
+from fedseed.runs.checkpoint import Checkpoint
+from fedseed.runs.folder import RunFolder, resident_memory
+from fedseed.runs.loop import Gathered, Rounds
+from fedseed.tasks.data import ClientData
+from fedseed.weights.digest import base_digest
 
 Evaluation = Callable[[torch.nn.Module], dict[str, float]]
 
@@ -64,7 +64,7 @@ class Simulation(Rounds):
             noise of another batch size.
     """
 
-    attack: Attack | None
+    attack: AttackKind | None
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Simulation(Rounds):
         classes: Sequence[str] = (),
         adapter: Adapter | None = None,
         patience: int | None = None,
-        attack: Attack | None = None,
+        attack: AttackKind | None = None,
         attackers: Sequence[int] = (),
         recipe_text: str | None = None,
         notes: Sequence[str] = (),
@@ -100,7 +100,7 @@ class Simulation(Rounds):
         if not 1 <= per_round <= len(named):
             raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(named)}")
         self.patience = patience
-        self.attack: Attack | None = attack
+        self.attack: AttackKind | None = attack
         self.attackers = frozenset(attackers) if attack is not None else frozenset()
         if any(not 0 <= a < len(named) for a in self.attackers):
             raise RecipeError(f"attackers {sorted(self.attackers)}: clients are numbered 0 to {len(named) - 1}")
@@ -116,8 +116,8 @@ class Simulation(Rounds):
 
                 choose_trainable(model, trainable)
         try:
-            self.worker = Worker(model, method, objective, seed, joint, spill_base)
-            self.worker.apart = bool(self.attackers) or not joint  # what a Byzantine client sends must stand apart
+            apart = bool(self.attackers) or not joint  # what a Byzantine client sends must stand apart
+            self.worker = Worker(model, method, objective, seed, joint, spill_base, apart)
             layout = self.worker.space.layout
             self.coordinator = Coordinator(method, layout, seed, [len(i) for i in self.items], per_round)
         except ValueError as error:
