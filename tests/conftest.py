@@ -8,21 +8,19 @@ import pytest
 import torch
 
 from support import network as network_support
-from support.data_files import (
-    LABEL_WORDS,
-    tiny_classifier,
+from support.classification_files import write_original, write_sst2
+from support.instruction_files import (
     write_alpaca,
-    write_cifar10,
-    write_cifar100,
     write_code_alpaca,
     write_dolly,
     write_gsm8k,
     write_lines,
     write_natural_instructions,
-    write_original,
-    write_sst2,
 )
+from support.pictures import tiny_classifier, write_cifar10, write_cifar100
 from support.problem import Problem
+
+LABEL_WORDS = "terrible bad okay good great Yes Maybe No Description Entity Expression Human Location Number It was a"
 
 # Without a GPU, Triton's interpreter stands in for one. Triton reads this when a module with kernels is imported.
 if not torch.cuda.is_available():
