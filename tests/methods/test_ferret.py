@@ -14,6 +14,7 @@ from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.layout import Layout, TensorEntry
+from support.tiers import tiered
 
 SIZES = (300, 20, 700, 80)
 BOUNDARIES = (0, 300, 320, 1020, 1100)
@@ -97,8 +98,12 @@ def test_more_blocks_than_directions_is_refused_with_a_remedy():
         Ferret(directions=3, allocation="uniform").start(LAYOUT, 1)
 
 
-@pytest.mark.parametrize("basis", ["normal", "truncated_normal", "rademacher", "hadamard"])
-@pytest.mark.parametrize("allocation", ["norm", "sqrt", "uniform", "size"])
+@tiered(
+    {
+        "basis": ["normal", "truncated_normal", "rademacher", "hadamard"],
+        "allocation": ["norm", "sqrt", "uniform", "size"],
+    }
+)
 def test_block_wise_reconstruction_is_unbiased(basis, allocation):
     """Each block's mean over 400 seeds points along Delta with length 1, within 4 standard errors (each below 8%)."""
     method = Ferret(directions=60, basis=basis, allocation=allocation)
@@ -280,10 +285,15 @@ def language():
     return Tied(), items, Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
 
 
-@pytest.mark.parametrize("problem", [regression, language])
-@pytest.mark.parametrize("basis", ["hadamard", "rademacher", "truncated_normal"])
-@pytest.mark.parametrize("blocks", ["one", "tensor", 3])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@tiered(
+    {
+        "problem": [regression, language],
+        "basis": ["hadamard", "rademacher", "truncated_normal"],
+        "blocks": ["one", "tensor", 3],
+        "weight_decay": [0.0, 0.1],
+    },
+    together=2,
+)
 def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_decay):
     """Gradient by gradient, or from the change at the end: within 1e-4 of the largest; the weights are put back."""
     training = LocalTraining(rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)

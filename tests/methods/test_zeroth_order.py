@@ -11,13 +11,16 @@ from fedseed.methods.base import Contribution
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.zofedsgd import Projections
+from support.tiers import mark, tiered
 from support.zeroth_order import LAYOUT, METHODS, OBJECTIVE, QUICK, federation, model
 
+LONG = {"fedkseed": 20, "fedkseed-pro": 20, "fedzo": 20}  # rounds, of ten steps each; the others' rounds are one step
 
-@pytest.mark.parametrize("name", METHODS)
+
+@pytest.mark.parametrize("name", mark(METHODS, {"feedsign-votes", *LONG}.__contains__, "long"))
 def test_each_method_learns_and_the_same_recipe_gives_the_same_run(name, tmp_path):
     method, clients = METHODS[name]
-    results = [federation(method, clients, out=tmp_path / str(i), rounds=60).run() for i in range(2)]
+    results = [federation(method, clients, out=tmp_path / str(i), rounds=LONG.get(name, 60)).run() for i in range(2)]
     summary = results[0].summary
     assert summary["final"]["loss"] < summary["baseline"]["loss"] - 0.02
     assert summary["weights_digest"] == results[1].summary["weights_digest"]
@@ -28,16 +31,15 @@ def test_each_method_learns_and_the_same_recipe_gives_the_same_run(name, tmp_pat
         assert orbits[0] == orbits[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("name", "small_steps"),
-    [
-        (name, small_steps)
-        for name in ("mezo", "mezo-adam", "zo-momentum", "zo-own", "zo-shared", "feedsign-votes", "fedkseed")
-        for small_steps in ("nearest", "stochastic", "from-base")
-        # refused by the settings
-        if small_steps != "from-base" or name not in ("zo-own", "mezo-adam", "zo-momentum")
-    ],
+@tiered(
+    {
+        "name": ["mezo", "mezo-adam", "zo-momentum", "zo-own", "zo-shared", "feedsign-votes", "fedkseed"],
+        "dtype": [torch.float32, torch.bfloat16, torch.float16],
+        "small_steps": ["nearest", "stochastic", "from-base"],
+    },
+    together=2,
+    # refused by the settings
+    without=lambda name, dtype, steps: steps == "from-base" and name in ("zo-own", "mezo-adam", "zo-momentum"),
 )
 def test_the_orbit_is_the_model_at_every_logged_step(name, dtype, small_steps, tmp_path):
     method, clients = METHODS[name]
