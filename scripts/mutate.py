@@ -163,6 +163,8 @@ def worth(node: ast.AST) -> Iterator[ast.AST]:
     for name, child in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list") or isinstance(node, (ast.Raise, ast.JoinedStr)):
             continue
+        if isinstance(node, ast.keyword) and node.arg == "strict":  # says what always holds
+            continue
         for one in child if isinstance(child, list) else [child]:
             if isinstance(one, ast.AST):
                 yield from worth(one)
