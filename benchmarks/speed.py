@@ -230,7 +230,7 @@ def ferret() -> None:
     print("|---|---|---|---|---|")
     for streaming in (False, True):
         model = opt_125m()
-        training = LocalTraining(rate=1e-6, steps=10, batch=1, accumulation=1)
+        training = LocalTraining(learning_rate=1e-6, steps=10, batch=1, accumulation=1)
         method = Ferret(
             directions=8000, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
             streaming=streaming,
@@ -298,7 +298,7 @@ def child(name: str) -> None:
             round_(2)
 
     else:
-        training = LocalTraining(rate=1e-6, steps=3, batch=1, accumulation=1)
+        training = LocalTraining(learning_rate=1e-6, steps=3, batch=1, accumulation=1)
         method = Ferret(
             directions=8000, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
             streaming=name == "streaming",

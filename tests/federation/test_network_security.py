@@ -96,7 +96,7 @@ def start_all(net, server, **order):
 
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_no_plain_payload_is_on_the_wire(encrypted, problem, network, secured, shared_server, in_process):
-    settings = {"training": {"rate": 0.3, "batch": 8, "steps": 5}, "seeds": "shared", "blocks": "one"}
+    settings = {"training": {"learning_rate": 0.3, "batch": 8, "steps": 5}, "seeds": "shared", "blocks": "one"}
     recipe = {"method": {"name": "ferret", "directions": 300, "basis": "hadamard", **settings}, "rounds": 4}
     server = secured() if encrypted else shared_server
     recorder = Recorder(server.port)

@@ -286,7 +286,7 @@ def language():
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_decay):
     """Gradient by gradient, or from the change at the end: within 1e-4 of the largest; the weights are put back."""
-    training = LocalTraining(rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)
+    training = LocalTraining(learning_rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)
     gammas = []
     for streaming in (False, True):
         net, items, objective = problem()
@@ -310,7 +310,7 @@ def test_a_streaming_run_is_the_ordinary_run_within_rounding():
     digests, losses = set(), []
     for streaming in (False, True):
         net, items, objective = regression()
-        training = LocalTraining(rate=0.05, steps=4, batch=5, accumulation=1)
+        training = LocalTraining(learning_rate=0.05, steps=4, batch=5, accumulation=1)
         method = Ferret(
             directions=64, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
             streaming=streaming,

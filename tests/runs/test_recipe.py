@@ -15,7 +15,7 @@ rounds = 3
 name = "ferret"
 directions = 100
 [method.training]
-rate = 0.1
+learning_rate = 0.1
 """
 
 
@@ -45,9 +45,9 @@ def test_packaged_recipes_are_valid_and_complete_ones_read_back(name, recipe):
         (("rounds = 3", "rounds = 'many'"), ["rounds = 'many'", "valid integer"]),
         (("rounds = 3", "rounds = true"), ["rounds = True", "valid integer"]),
         (("rounds = 3", ""), ["rounds: missing"]),
-        (("rate = 0.1", "rate = -1.0"), ["method.training.rate = -1.0", "greater than 0"]),
-        (("rate = 0.1", "rates = 0.1"), ["method.training.rates = 0.1", "unknown key", "optimizer"]),
-        (("rate = 0.1", "optimizer = 'lion'"), ["method.training.optimizer = 'lion'", "'adamw'"]),
+        (("learning_rate = 0.1", "learning_rate = -1.0"), ["method.training.learning_rate = -1.0", "greater than 0"]),
+        (("learning_rate = 0.1", "rates = 0.1"), ["method.training.rates = 0.1", "unknown key", "optimizer"]),
+        (("learning_rate = 0.1", "optimizer = 'lion'"), ["method.training.optimizer = 'lion'", "'adamw'"]),
         (('"ferret"', '"ferrets"'), ["method.name = 'ferrets'", "ferret, fedkseed, feedsign"]),
         (('name = "ferret"\n', ""), ["method.name: missing"]),
         (("directions = 100", "blocks = 'all'"), ["method.blocks = 'all'"]),
@@ -126,9 +126,9 @@ def test_overrides(recipe):
     path = recipe(GOOD)
     read = read_recipe(
         path,
-        ["method.training.rate=0.5", "model.base=./there", "seed = 9", 'method.basis="hadamard"', "method.blocks=4"],
+        ["method.training.learning_rate=0.5", "model.base=./there", "seed = 9", 'method.basis="hadamard"', "method.blocks=4"],
     )
-    assert read.method.training.rate == 0.5 and read.model.base == "./there" and read.seed == 9
+    assert read.method.training.learning_rate == 0.5 and read.model.base == "./there" and read.seed == 9
     assert read.method.basis == "hadamard" and read.method.blocks == 4
     for pair, text in (("rounds", "key=value"), ("rounds.x=1", "rounds is a value"), ("method.x=1", "method.x = 1")):
         with pytest.raises(RecipeError, match=text):
@@ -289,7 +289,7 @@ def test_published_recipes_have_the_papers_numbers():
     for name, (rounds, rate, global_rate) in {**rates, "-code-alpaca": rates["-gsm8k"]}.items():
         recipe = read_recipe(f"published-ferret{name}")
         method, training = recipe.method, recipe.method.training
-        assert (recipe.rounds, method.global_rate, training.rate) == (rounds, global_rate, rate)
+        assert (recipe.rounds, method.global_rate, training.learning_rate) == (rounds, global_rate, rate)
         assert (method.directions, method.allocation, method.blocks) == (200, "norm", "packed")
         assert method.seeds == "per-client"
         assert (method.basis, training.steps, training.batch, training.accumulation) == ("truncated_normal", 10, 1, 4)
@@ -337,7 +337,7 @@ def test_published_comparisons_have_the_papers_numbers():
         recipe = read_recipe(f"published-{name}")
         training = recipe.method.training
         assert (recipe.rounds, recipe.federation.fraction, recipe.method.weighting) == (40, 0.05, "examples")
-        assert (training.optimizer, training.rate, training.epochs, training.step_examples) == (optimizer, 3e-4, 1, 1)
+        assert (training.optimizer, training.learning_rate, training.epochs, training.step_examples) == (optimizer, 3e-4, 1, 1)
         found = recipe.model.adapter or recipe.method.adapter
         assert (None if found is None else found.kind) == adapter
         if adapter == "lora":
@@ -346,7 +346,7 @@ def test_published_comparisons_have_the_papers_numbers():
             assert found.virtual_tokens == 20
     ferret, mezo, lora = (read_recipe(f"published-{name}") for name in ("ferret", "fedmezo", "fedmezo-lora"))
     assert (ferret.rounds, ferret.method.directions, ferret.method.training.steps) == (12, 200, 10)
-    assert (ferret.method.training.accumulation, ferret.method.training.rate) == (4, 1e-4)
+    assert (ferret.method.training.accumulation, ferret.method.training.learning_rate) == (4, 1e-4)
     assert (mezo.method.steps, mezo.method.rate, mezo.method.scale, mezo.rounds) == (200, 3e-7, 5e-4, 40)
     assert (lora.model.adapter.rank, lora.model.adapter.alpha, lora.method.steps) == (128, 256, 30)
     assert (lora.method.rate, lora.method.scale, lora.rounds, lora.federation.per_round) == (1e-5, 1e-3, 500, 3)

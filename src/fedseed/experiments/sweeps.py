@@ -32,7 +32,8 @@ from fedseed.errors import RecipeError
 from fedseed.experiments.worker_pool import STOPPED, Helpers, Job
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.reports.tables import Sheet, human_bytes, human_seconds, spread
-from fedseed.runs.recipe import explain, packaged_recipes, read_recipe
+from fedseed.runs.explain import explain
+from fedseed.runs.recipe import packaged_recipes, read_recipe
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from fedseed.errors import MessageError
 from fedseed.models.adapters import Adapter
 from fedseed.randomness import Basis
+from fedseed.renaming import Renamed
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.layout import BlockRule, Layout
 
@@ -121,7 +122,7 @@ class Client(Protocol):
         ...
 
 
-class Method(BaseModel, ABC):
+class Method(Renamed, ABC):
     """Settings and the four parts of one method. Subclasses stand in a file each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -125,7 +125,7 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         attackers=attackers,
         recipe_text=recipe.to_toml(),
         notes=(*data.notes, *notes),
-        spill_base=settings.spill_base,
+        spill_base=settings.offload_base,
         progress=progress,
         joint=recipe.federation.joint,
     )

@@ -220,7 +220,7 @@ class LocalClient:
         """
         projection = Projection(self.space, basis, counts)
         parameters = self.space.parameters
-        decay, rate = training.weight_decay, training.rate
+        decay, rate = training.weight_decay, training.learning_rate
         spent = 0.0
 
         def take(index: int, gradient: torch.Tensor) -> None:
@@ -277,7 +277,7 @@ class LocalClient:
         return total
 
     def _optimizer(self, training: LocalTraining) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {"lr": training.rate, "weight_decay": training.weight_decay}
+        options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
         if training.optimizer in ("sgd", "rmsprop"):
             options["momentum"] = training.momentum
         return getattr(torch.optim, OPTIMIZERS[training.optimizer])(self.space.parameters, **options)
