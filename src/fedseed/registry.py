@@ -170,6 +170,10 @@ class Registry(Generic[T]):
                 return f"the entry point of {broken.origin} can't be loaded: {broken.reason}"
         return f"choose one of {', '.join(self.names())}, or give the file of your own with --plugin"
 
+    def is_broken(self, name: object) -> bool:
+        """Whether an entry point of this name could not be loaded."""
+        return any(broken.name == name for broken in self.broken())
+
     def entries(self) -> list[Entry[T]]:
         """All there are, the package's own first."""
         self._load_entry_points()

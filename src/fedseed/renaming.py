@@ -76,9 +76,7 @@ def quietly() -> Iterator[None]:
 def orbit_dump(model: BaseModel) -> dict[str, Any]:
     """`model_dump` with the names that orbits have always had, in tables of tables too."""
     orbits = {new: old for old, new in old_names(type(model)).items()}
-    return {
-        orbits.get(name, name): _plain(getattr(model, name), value) for name, value in model.model_dump().items()
-    }
+    return {orbits.get(name, name): _plain(getattr(model, name), value) for name, value in model.model_dump().items()}
 
 
 def _plain(setting: Any, dumped: Any) -> Any:

@@ -6,12 +6,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import MessageError
 from fedseed.federation.messages import EVERYBODY, Kind, Message
 from fedseed.methods import Method
 from fedseed.methods.base import Contribution
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
+
+MEAN = Mean()
 
 
 @dataclass
@@ -42,10 +45,20 @@ class Coordinator:
         seed: the run's seed.
         examples: how many training examples each client has; its length is the number of clients.
         per_round: how many clients take part in a round.
+        aggregation: how their answers become one.
     """
 
-    def __init__(self, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int) -> None:
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        seed: int,
+        examples: Sequence[int],
+        per_round: int,
+        aggregation: AggregationRule = MEAN,
+    ) -> None:
         self.method = method
+        self.aggregation = aggregation
         self.seed = seed
         self.examples = list(examples)
         self.per_round = per_round

@@ -1,4 +1,4 @@
-"""Tables of a recipe whose name says which class they are: looked up when they are read, so that others can add some."""
+"""Tables of a recipe whose name says which class they are, looked up when they are read: others can add some."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +43,6 @@ class ByName:
         name = value.get("name", self.default)
         kind = self.registry.find(name)
         if kind is None:
-            # braces would be taken for places to fill in
             known = {"known": self.registry.unknown(name), "name": name}
             raise PydanticCustomError("missing_name" if name is None else "unknown_name", "unknown name", known)
         made: BaseModel = kind.model_validate({"name": name, **value})  # its errors become this field's

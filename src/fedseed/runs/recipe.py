@@ -166,7 +166,9 @@ class Recipe(_Table):
         """Check what one table alone does not show."""
         for name in self.evaluation.metrics:
             if metrics.REGISTRY.find(name) is None:
-                raise _told(f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: {metrics.REGISTRY.unknown(name)}")
+                raise _told(
+                    f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: {metrics.REGISTRY.unknown(name)}"
+                )
         if self.aggregation.name != "mean" and not getattr(self.method, "comparable", True):
             seeds = getattr(self.method, "seeds", None)
             which = self.method.name if seeds is None else f'{self.method.name} with seeds = "{seeds}"'
@@ -257,7 +259,7 @@ def _load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path],
         name = resolve(source, path.parent)
         if not trust and not is_loaded(name):
             raise RecipeError(
-                f'{path}: plugins = ["{source}"]: a plug-in is code, and running a recipe must not run somebody\'s code '
+                f'{path}: plugins = ["{source}"]: a plug-in is code, and a recipe must not run somebody\'s code '
                 f"unasked: read it, then give --trust-plugins (or --plugin {name}; in Python trust_plugins=True)"
             )
         names.append(load_plugin(name, f"{path}: plugins:"))

@@ -214,4 +214,6 @@ def _check(thing: Any) -> None:
         raise TypeError(f"{thing!r} is no function of (generated texts, the right answers to each)")
 
 
-REGISTRY: Registry[Score] = Registry("metric", "fedseed.metrics", SCORES.items(), _check, reserved=("loss", "perplexity"))
+REGISTRY: Registry[Score] = Registry(
+    "metric", "fedseed.metrics", SCORES.items(), _check, reserved=("loss", "perplexity")
+)

@@ -54,24 +54,24 @@ class Tracker(BaseModel, ABC):
     name: str
     about: ClassVar[str]  # one line for `fedseed list trackers`
 
-    def check(self) -> None:  # noqa: B027
+    def check(self) -> None:
         """Called before anything is loaded: whether what it needs is installed.
 
         Raises:
             RecipeError: something is missing; says how to get it.
         """
 
-    def start(self, run: Start) -> None:  # noqa: B027
+    def start(self, run: Start) -> None:
         """The run begins, or goes on."""
 
     @abstractmethod
     def metrics(self, line: Line) -> None:
         """A line of metrics, as metrics.jsonl has it."""
 
-    def finish(self, summary: Mapping[str, Any]) -> None:  # noqa: B027
+    def finish(self, summary: Mapping[str, Any]) -> None:
         """The run is over; what summary.json holds."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Let go of files and connections, whether the run is over or not."""
 
 
