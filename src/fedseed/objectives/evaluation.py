@@ -9,8 +9,8 @@ import torch
 
 from fedseed.models import adapters
 from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
-from fedseed.tasks.data import Example
 from fedseed.tasks import metrics as scoring
+from fedseed.tasks.data import Example
 
 
 @torch.no_grad()

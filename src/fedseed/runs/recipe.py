@@ -148,7 +148,7 @@ class Recipe(_Table):
     """
 
     title: str = ""
-    plugins: list[str] = []
+    plugins: list[str] = Field(default_factory=list)
     seed: NonNegativeInt = 1
     rounds: PositiveInt
     model: ModelSettings = ModelSettings()
@@ -159,7 +159,7 @@ class Recipe(_Table):
     attack: AttackSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
     stopping: StoppingSettings | None = None
-    tracking: list[AnyTracker] = []
+    tracking: list[AnyTracker] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
