@@ -133,7 +133,7 @@ def test_small_steps_vanish_to_nearest_but_not_otherwise(dtype):
         with torch.no_grad():
             net.weight.fill_(0.02)
         space = ParameterSpace(net)
-        method = FeedSign(rate=5e-6, basis="rademacher", small_steps=small_steps, epsilon=None)
+        method = FeedSign(learning_rate=5e-6, basis="rademacher", small_steps=small_steps, epsilon=None)
         state = method.start(space.layout, 1)
         if method.from_base:
             space.keep_base()

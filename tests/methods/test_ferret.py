@@ -296,7 +296,7 @@ def language():
 )
 def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_decay):
     """Gradient by gradient, or from the change at the end: within 1e-4 of the largest; the weights are put back."""
-    training = LocalTraining(rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)
+    training = LocalTraining(learning_rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)
     gammas = []
     for streaming in (False, True):
         net, items, objective = problem()
@@ -326,7 +326,7 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
     with torch.no_grad():
         net[3].weight.mul_(8)  # the blocks change by very different lengths
     where = ParameterSpace(net, blocks)
-    training = LocalTraining(rate=0.01, steps=3, batch=8, accumulation=1, weight_decay=0.0)
+    training = LocalTraining(learning_rate=0.01, steps=3, batch=8, accumulation=1, weight_decay=0.0)
     method = Ferret(
         directions=90, basis="truncated_normal", blocks=blocks, allocation=allocation, training=training
     )  # fmt: skip
@@ -354,7 +354,7 @@ def test_a_streaming_run_is_the_ordinary_run_within_rounding():
     digests, losses = set(), []
     for streaming in (False, True):
         net, items, objective = regression()
-        training = LocalTraining(rate=0.05, steps=4, batch=5, accumulation=1)
+        training = LocalTraining(learning_rate=0.05, steps=4, batch=5, accumulation=1)
         method = Ferret(
             directions=64, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
             streaming=streaming,

@@ -192,6 +192,6 @@ def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="needs seeds"):
         ZOFedSGD(small_steps="from-base")
     with pytest.raises(ValueError, match="rate"):
-        FeedSign(rate=0.0)
+        FeedSign(learning_rate=0.0)
     with pytest.raises(ValueError, match='needs optimizer = "sgd"'):
         FeedSign(small_steps="from-base", optimizer="adam")

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedseed import FedAvg, Ferret, Orbit, ParameterSpace
+from fedseed import Ferret, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
+from fedseed.methods import REGISTRY
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.orbit import Header, OrbitWriter, Record
 from fedseed.orbit.file import FORMAT, link
@@ -278,9 +279,9 @@ def test_an_orbit_is_never_overwritten(tmp_path):
 
 
 def test_header_of_an_unknown_method(tmp_path, monkeypatch):
-    import fedseed.orbit.file as file
-
     write(tmp_path / "a.orbit")
-    monkeypatch.setattr(file, "METHODS", (FedAvg,))
-    with pytest.raises(OrbitError, match="method 'ferret' is unknown"):
+    monkeypatch.delitem(REGISTRY._entries, "ferret")
+    with pytest.raises(
+        OrbitError, match=r"orbit's method 'ferret' is unknown here .*feedsign.*with --plugin, or install"
+    ):
         Orbit.open(tmp_path / "a.orbit")

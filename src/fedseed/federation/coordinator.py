@@ -16,6 +16,8 @@ from fedseed.methods.base import Round as PlannedRound
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
+MEAN = Mean()
+
 
 @dataclass
 class Refused:
@@ -45,10 +47,7 @@ class Coordinator:
         seed: the run's seed.
         examples: how many training examples each client has; its length is the number of clients.
         per_round: how many clients take part in a round.
-        aggregation: how vectors of the clients become one; None: the weighted mean.
-
-    Raises:
-        ValueError: the settings do not fit the layout, or the rule does not fit the method.
+        aggregation: how their answers become one.
     """
 
     def __init__(
@@ -58,9 +57,10 @@ class Coordinator:
         seed: int,
         examples: Sequence[int],
         per_round: int,
-        aggregation: AggregationRule | None = None,
+        aggregation: AggregationRule = MEAN,
     ) -> None:
         self.method = method
+        self.aggregation = aggregation
         self.seed = seed
         self.examples = list(examples)
         self.per_round = per_round

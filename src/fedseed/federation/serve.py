@@ -56,6 +56,7 @@ from fedseed.reports.progress import Progress
 from fedseed.runs.folder import RunFolder, resident_memory
 from fedseed.runs.loop import Gathered, Rounds
 from fedseed.runs.recipe import Recipe
+from fedseed.tracking import Trackers
 from fedseed.transport.nats import REQUEST_SECONDS, Access, LogReader, LogWriter, Objects, connect, log_end
 from fedseed.transport.server_log import ServerLog
 from fedseed.weights.layout import ITEM_BYTES
@@ -116,6 +117,10 @@ class Served(Rounds):
         )
         if recipe.attack is not None:
             self.attack = recipe.attack.kind
+        for tracker in recipe.tracking:
+            tracker.check()
+        self.aggregation = recipe.aggregation
+        self.trackers = Trackers(recipe.tracking, self.progress.warn)
         self.patience = None if recipe.stopping is None else recipe.stopping.patience
         self.subjects = Subjects(run)
         self.access = access
@@ -303,7 +308,9 @@ class Served(Rounds):
             self.attackers = frozenset(range(len(self.names) - self.recipe.attack.clients, len(self.names)))
         examples = [self._examples.get(name, 0) for name in self.names]
         try:
-            self.coordinator = Coordinator(self.method, self.header.layout, self.seed, examples, per_round)
+            self.coordinator = Coordinator(
+                self.method, self.header.layout, self.seed, examples, per_round, self.aggregation
+            )
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if self._base_weights is not None:

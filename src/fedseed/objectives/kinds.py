@@ -41,7 +41,7 @@ def _language(tokenizer: Any, settings: EvaluationSettings) -> CausalLM:
 
 
 def _measure_language(objective: CausalLM, data: TaskData, settings: EvaluationSettings) -> Measure:
-    scores = data.scores if settings.rouge else ()
+    scores = tuple(dict.fromkeys((*data.scores, *settings.metrics))) if settings.rouge else ()
 
     def measure(model: torch.nn.Module, examples: Sequence[Example]) -> dict[str, float]:
         return language_metrics(model, objective, examples, settings.max_new_tokens, scores)

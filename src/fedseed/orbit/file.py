@@ -24,11 +24,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedseed.durable import replacing
 from fedseed.errors import MessageError, OrbitError
-from fedseed.methods import METHODS, Method
+from fedseed.methods import REGISTRY, Method
 from fedseed.methods.base import State
 from fedseed.methods.payload import pack, unpack
 from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.randomness.stream import STREAM_VERSION
+from fedseed.renaming import orbit_dump, quietly
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
 if TYPE_CHECKING:
@@ -96,14 +97,14 @@ class Header:
             "dtype": self.dtype,
             "first": self.first,
             "layout": self.layout.to_json(),
-            "method": self.method.model_dump(),
+            "method": orbit_dump(self.method),
             "seed": self.seed,
             "trainable": self.trainable,
         }
         if self.classes:
             data["classes"] = self.classes
         if self.adapter is not None:
-            data["adapter"] = {"settings": self.adapter.settings.model_dump(), "digest": self.adapter.digest}
+            data["adapter"] = {"settings": orbit_dump(self.adapter.settings), "digest": self.adapter.digest}
         packed = zlib.compress(json.dumps(data, sort_keys=True, separators=(",", ":")).encode(), 9)
         return _START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
 
@@ -121,15 +122,17 @@ class Header:
                 raise OrbitError(f"orbit header: cut short, or more than {_INFLATION} times its compressed length")
             data: dict[str, Any] = json.loads(text)
             name = data["method"]["name"]
-            kinds = {m.model_fields["name"].default: m for m in METHODS}
-            if name not in kinds:
-                raise OrbitError(f"orbit header: method {name!r} is unknown to this version of fedseed")
+            kind = REGISTRY.find(name)
+            if kind is None:
+                raise OrbitError(_unknown_method(name))
+            with quietly():
+                method = kind.model_validate(data["method"])
             header = cls(
                 base=str(data["base"]),
                 base_digest=str(data["base_digest"]),
                 dtype=str(data["dtype"]),
                 layout=Layout.from_json(data["layout"]),
-                method=TypeAdapter[Method](kinds[name]).validate_python(data["method"]),
+                method=method,
                 seed=int(data["seed"]),
                 trainable=None if data["trainable"] is None else tuple(map(str, data["trainable"])),
                 first=int(data["first"]),
@@ -186,6 +189,15 @@ class Header:
             else:
                 lines.append(f"{field.name}: {a}, {b}")
         return lines
+
+
+def _unknown_method(name: object) -> str:
+    if REGISTRY.is_broken(name):
+        return f"the orbit's method is {name!r}: {REGISTRY.unknown(name)}"
+    return (
+        f"the orbit's method {name!r} is unknown here (there are {', '.join(REGISTRY.names())}): "
+        "give the file that has it with --plugin, or install its package"
+    )
 
 
 def _adapter(data: dict[str, Any] | None) -> AdapterStart | None:

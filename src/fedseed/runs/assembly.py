@@ -21,6 +21,8 @@ class Federation(Simulation):
         overrides: Sequence[str] = (),
         out: Path | str | None = None,
         progress: Progress | None = None,
+        plugins: Sequence[str | Path] = (),
+        trust_plugins: bool = False,
     ) -> "Federation":
         """A federation from a recipe: a TOML file, or the name of one that comes with fedseed.
 
@@ -29,11 +31,14 @@ class Federation(Simulation):
             overrides: "key=value" pairs that replace values of the recipe, such as "method.directions=1000".
             out: folder for the run's files; None: nothing is written.
             progress: shows the run going on.
+            plugins: files and modules with methods, tasks, ... of others, to be loaded first.
+            trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of its author.
 
         Raises:
             RecipeError: the recipe is wrong; names key, value and what is allowed.
         """
-        return build(read_recipe(path, overrides), out=out, progress=progress)
+        note = None if progress is None else progress.note
+        return build(read_recipe(path, overrides, plugins, trust_plugins, note), out=out, progress=progress)
 
 
 def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | None" = None) -> Federation:
@@ -48,7 +53,10 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
     from fedseed.objectives.evaluation import longest_input, mean_loss
     from fedseed.objectives.kinds import kind_of, short_answers, usable_sets
     from fedseed.runs.stopping import VALIDATION_LOSS
+    from fedseed.tasks.data import Example
 
+    for tracker in recipe.tracking:
+        tracker.check()
     data = recipe.task.load()
     per_round = recipe.federation.count(len(data.clients))
     if per_round > len(data.clients):
@@ -58,6 +66,11 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         kind = kind_of(data)
     except ValueError as error:
         raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
+    if recipe.evaluation.metrics and kind.example is not Example:
+        raise RecipeError(
+            f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
+            "answers to score; leave it out"
+        )
     head = Head(data.classes, recipe.seed) if data.classes else None
     model, tokenizer = load_model(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
@@ -125,9 +138,11 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         attackers=attackers,
         recipe_text=recipe.to_toml(),
         notes=(*data.notes, *notes),
-        spill_base=settings.spill_base,
+        spill_base=settings.offload_base,
         progress=progress,
         joint=recipe.federation.joint,
+        aggregation=recipe.aggregation,
+        trackers=recipe.tracking,
     )
     if objective.dropped:
         federation.notes += (f"{objective.dropped:,} of the clients' examples left out (over {limit})",)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedseed.aggregation import AggregationRule, Mean
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.coordinator import Coordinator
@@ -24,6 +25,7 @@ from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.downloads import Downloads, restored
 from fedseed.runs.folder import RunFolder
+from fedseed.tracking import Start, Trackers
 
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
 NOISE_WARNING = 0.1
@@ -85,6 +87,8 @@ class Rounds(ABC):
     patience: int | None = None  # rounds without a better validation loss after which the run ends
     attack: str | None = None
     attackers: frozenset[int] = frozenset()
+    aggregation: AggregationRule = Mean()
+    trackers = Trackers()  # none
 
     def __init__(
         self,
@@ -169,6 +173,7 @@ class Rounds(ABC):
         finally:
             if folder is not None:
                 folder.release()
+            self.trackers.close()
             self._release()
 
     def _run(self, folder: RunFolder | None) -> RunResult:
@@ -186,6 +191,10 @@ class Rounds(ABC):
                 began -= earlier  # what earlier sessions took, but for loading
             # an interrupted run may have its last round's step, but not yet its line of metrics
             first = done if pending or not metrics else done + 1
+            where = None if folder is None else folder.path
+            self.trackers.start(
+                Start(self.method.name, self.rounds, self.seed, self.names, where, self.recipe_text, tuple(metrics))
+            )
             for number in range(first, self.rounds + 1):
                 if stopping.over(metrics, self.patience):
                     break
@@ -203,12 +212,14 @@ class Rounds(ABC):
                 metrics.append(line)
                 if folder is not None:
                     folder.add_metrics(line)
+                self.trackers.metrics(line)
                 self.progress.round(line)
         orbit_bytes = self._complete()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:
             self._draw(folder, metrics)
             folder.finish(summary)
+        self.trackers.finish(summary)
         return RunResult(summary, metrics, None if folder is None else folder.path)
 
     def _evaluates(self, number: int) -> bool:
@@ -282,6 +293,7 @@ class Rounds(ABC):
 
         return {
             "method": self.method.name,
+            "aggregation": self.aggregation.model_dump(),
             "rounds": metrics[-1]["round"],
             "stopped": stopping.describe(metrics, self.patience),
             "adapter": None if self.header.adapter is None else self.header.adapter.settings.model_dump(),

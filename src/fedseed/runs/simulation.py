@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator import MEAN, Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.worker import Worker, spent
 from fedseed.methods import Method
@@ -27,6 +28,7 @@ from fedseed.runs.checkpoint import Checkpoint
 from fedseed.runs.folder import RunFolder, resident_memory
 from fedseed.runs.loop import Gathered, Rounds
 from fedseed.tasks.data import ClientData
+from fedseed.tracking import Tracker, Trackers
 from fedseed.weights.digest import base_digest
 
 Evaluation = Callable[[torch.nn.Module], dict[str, float]]
@@ -62,6 +64,8 @@ class Simulation(Rounds):
         progress: shows the run going on.
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
             noise of another batch size.
+        aggregation: how the clients' answers become one.
+        trackers: where else the metrics go.
     """
 
     attack: AttackKind | None
@@ -90,11 +94,15 @@ class Simulation(Rounds):
         spill_base: bool = False,
         progress: Progress | None = None,
         joint: bool = True,
+        aggregation: AggregationRule = MEAN,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         super().__init__(
             [c.name for c in named], method, rounds, seed, evaluate_every, out, recipe_text, notes, progress
         )
+        self.aggregation = aggregation
+        self.trackers = Trackers(trackers, self.progress.warn)
         self.items = [objective.prepare(c.examples) for c in named]
         per_round = len(named) if per_round is None else per_round
         if not 1 <= per_round <= len(named):
@@ -119,7 +127,7 @@ class Simulation(Rounds):
             apart = bool(self.attackers) or not joint  # what a Byzantine client sends must stand apart
             self.worker = Worker(model, method, objective, seed, joint, spill_base, apart)
             layout = self.worker.space.layout
-            self.coordinator = Coordinator(method, layout, seed, [len(i) for i in self.items], per_round)
+            self.coordinator = Coordinator(method, layout, seed, [len(i) for i in self.items], per_round, aggregation)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if method.catch_up == "newest":  # a dense method's coordinator keeps the weights; they are its step 0
