@@ -143,7 +143,7 @@ def test_distances_from_pairs_are_those_of_tensors(make_problem):
         for c, trace in enumerate(traces):
             alone = FedMeZO(steps=2, learning_rate=1.0)
             alone.apply(alone.start(space.layout, 9), Branches((Branch(c, 1.0, trace),)), space)
-            sent.append(Contribution(c, shares[c], Tuned(space.dense(), None)))
+            sent.append(Answer(c, shares[c], Tuned(space.dense(), None)))
             space.restore(base)
         states[travel] = method.remember(state, 1, sent)
     found, exact = (states[travel].signals.distances for travel in ("pairs", "tensors"))

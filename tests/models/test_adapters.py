@@ -17,7 +17,7 @@ from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Example
 from fedseed.training.settings import LocalTraining
-from fedseed.weights.space import base_digest
+from fedseed.weights.digest import base_digest
 
 ADAPTERS = [LoRA(), LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]), PTuning(), PTuning(hidden=16), PromptTuning(),
             PromptTuning(virtual_tokens=3, init="normal")]  # fmt: skip

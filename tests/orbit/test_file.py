@@ -19,7 +19,7 @@ from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.orbit import Header, OrbitWriter, Record
 from fedseed.orbit.file import FORMAT, link
 from fedseed.randomness.stream import STREAM_VERSION
-from fedseed.weights.space import base_digest
+from fedseed.weights.digest import base_digest
 
 METHOD = Ferret(directions=4, basis="hadamard", blocks=2, allocation="uniform", seeds="shared", global_rate=0.5)
 
@@ -39,7 +39,7 @@ def write(path, steps=3, dtype=torch.float32):
     for number in range(1, steps + 1):
         gammas = tuple(torch.randn(2, generator=torch.Generator().manual_seed(number)).numpy() for _ in range(2))
         step = FerretStep((Coefficients(number, gammas),))
-        METHOD.apply(state, step, space)
+        space.apply(METHOD.change(state, step))
         digests.append(space.digest())
         writer.append(Record(number, step.encode(), space.digest()))
     writer.close()
