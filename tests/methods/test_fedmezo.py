@@ -4,7 +4,7 @@ import torch
 
 from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
-from fedseed.methods.base import Contribution, Nothing
+from fedseed.methods.base import Nothing
 from fedseed.methods.fedmezo import Branch, Branches, Rate, Signals, Trace, Tuned, phi
 
 FAST = {"learning_rate": 3e-2, "steps": 6, "batch": 8, "basis": "rademacher"}

@@ -17,7 +17,8 @@ from fedseed.errors import OrbitError
 from fedseed.methods import REGISTRY
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.orbit import Header, OrbitWriter, Record
-from fedseed.orbit.file import FORMAT, link
+from fedseed.orbit.header import FORMAT
+from fedseed.orbit.record import link
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.weights.digest import base_digest
 
