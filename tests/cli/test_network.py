@@ -212,7 +212,7 @@ def test_a_digest_that_the_recipe_names(network, shared_server):
 def test_status_without_a_coordinator_needs_a_run(shared_server):
     from fedseed.cli.network import ask
     from fedseed.errors import NetworkError
-    from fedseed.transport.nats import Access
+    from fedseed.transport.base import Access
 
     with pytest.raises(NetworkError, match="knows no run"):
         asyncio.run(ask(Access(shared_server.url), "nothing"))

@@ -95,7 +95,7 @@ class Coordinator:
         for client in current.clients if self.method.personal_plans else current.clients[:1]:
             message = replace(Message.decode(self.plan(client)), client=EVERYBODY)
             found.setdefault(message.encode(), []).append(client)
-        return found if self.method.personal_plans else dict.fromkeys(found, list(current.clients))
+        return found if self.method.personal_plans else {plan: list(current.clients) for plan in found}
 
     def receive(self, data: bytes, sender: int) -> None:
         """Take a client's update; a refused one is counted and changes nothing.

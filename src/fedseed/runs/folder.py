@@ -12,8 +12,6 @@ a folder that has it is finished.
 
 import fcntl
 import json
-import resource
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -195,11 +193,3 @@ class RunFolder:
             if there.get(key) != here.get(key):
                 a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
                 raise RecipeError(f"{self.path} was started with another recipe: {key} is {a} there, {b} here")
-
-
-def resident_memory(peak: bool = False) -> int:
-    """This process' resident memory in bytes, now or at its peak."""
-    if peak or not Path("/proc/self/statm").exists():
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
