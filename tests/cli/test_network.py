@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.cli.app import main as cli
+from fedseed.cli import app as cli
 from fedseed.cli.network import describe, read_examples
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
