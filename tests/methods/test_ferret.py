@@ -14,6 +14,7 @@ from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.layout import Layout, TensorEntry
+from support.tiers import tiered
 
 SIZES = (300, 20, 700, 80)
 BOUNDARIES = (0, 300, 320, 1020, 1100)
@@ -97,8 +98,12 @@ def test_more_blocks_than_directions_is_refused_with_a_remedy():
         Ferret(directions=3, allocation="uniform").start(LAYOUT, 1)
 
 
-@pytest.mark.parametrize("basis", ["normal", "truncated_normal", "rademacher", "hadamard"])
-@pytest.mark.parametrize("allocation", ["norm", "sqrt", "uniform", "size"])
+@tiered(
+    {
+        "basis": ["normal", "truncated_normal", "rademacher", "hadamard"],
+        "allocation": ["norm", "sqrt", "uniform", "size"],
+    }
+)
 def test_block_wise_reconstruction_is_unbiased(basis, allocation):
     """Each block's mean over 400 seeds points along Delta with length 1, within 4 standard errors (each below 8%)."""
     method = Ferret(directions=60, basis=basis, allocation=allocation)
@@ -280,10 +285,15 @@ def language():
     return Tied(), items, Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
 
 
-@pytest.mark.parametrize("problem", [regression, language])
-@pytest.mark.parametrize("basis", ["hadamard", "rademacher", "truncated_normal"])
-@pytest.mark.parametrize("blocks", ["one", "tensor", 3])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@tiered(
+    {
+        "problem": [regression, language],
+        "basis": ["hadamard", "rademacher", "truncated_normal"],
+        "blocks": ["one", "tensor", 3],
+        "weight_decay": [0.0, 0.1],
+    },
+    together=2,
+)
 def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_decay):
     """Gradient by gradient, or from the change at the end: within 1e-4 of the largest; the weights are put back."""
     training = LocalTraining(rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)
@@ -304,6 +314,40 @@ def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_de
         assert {"local", "projection"} <= set(client.effort.seconds)
     np.testing.assert_allclose(gammas[1], gammas[0], atol=1e-4 * np.abs(gammas[0]).max())
     assert np.abs(gammas[0]).max() > 0
+
+
+@pytest.mark.parametrize("blocks", ["tensor", 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("allocation", ["norm", "sqrt"])
+def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, allocation):
+    """What a client really sends: K_l = max(2, floor(K |Delta_l| / max |Delta|)), from the weights before and after."""
+    net, items, objective = regression()
+    net, items = net.to(dtype), [(x.to(dtype), y.to(dtype)) for x, y in items]
+    with torch.no_grad():
+        net[3].weight.mul_(8)  # the blocks change by very different lengths
+    where = ParameterSpace(net, blocks)
+    training = LocalTraining(rate=0.01, steps=3, batch=8, accumulation=1, weight_decay=0.0)
+    method = Ferret(
+        directions=90, basis="truncated_normal", blocks=blocks, allocation=allocation, training=training
+    )  # fmt: skip
+    state = method.start(where.layout, 1)
+
+    def weights():
+        return np.concatenate([p.detach().double().reshape(-1).numpy() for p in where.parameters])
+
+    client = LocalClient(where, objective, items, 1, 1, 0)
+    before = weights()
+    sent = method.train(state, method.plan(state, 1), client)
+    moved = before - weights()
+    length = np.array([np.linalg.norm(moved[a:b]) for a, b in itertools.pairwise(where.layout.boundaries)])
+    counts = np.array([len(gamma) for gamma in sent.gammas])
+    assert len(counts) == len(length) > 2 and length.min() > 0 and length.max() > 1.4 * length.min()
+    if allocation == "norm":
+        np.testing.assert_array_equal(counts, np.maximum(2, np.floor(90 * length / length.max())))
+    else:  # Proposition 2: in proportion to sqrt(|Delta_l| / rho_l), K in all
+        share = np.sqrt(length / [Basis("truncated_normal").variance(n) for n in where.layout.block_sizes])
+        assert counts.sum() == 90
+        np.testing.assert_allclose(counts, 90 * share / share.sum(), atol=1)
 
 
 def test_a_streaming_run_is_the_ordinary_run_within_rounding():

@@ -3,9 +3,9 @@ import tomllib
 import pytest
 
 from fedseed import Federation, Orbit
-from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 from fedseed.tasks import CLOZE, MEZO, TASKS, InstructionsTask
 from fedseed.tasks.partition import Dirichlet
 
@@ -197,7 +197,13 @@ def test_every_published_recipe_is_tried():
     assert {name for name in packaged_recipes() if name.startswith("published-")} == {*PUBLISHED, *others}
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+# all but one are long; of recipes that differ in one number of the partition, one is slow
+@pytest.mark.parametrize(
+    "name", [
+        pytest.param(name, marks=[pytest.mark.slow] if name.endswith("alpha5") else [pytest.mark.long] if at else [])
+        for at, name in enumerate(PUBLISHED)
+    ]
+)  # fmt: skip
 def test_a_published_recipe_runs_offline_with_a_small_base_and_data(
     name, natural_instructions, sst2, instruction_data, tmp_path
 ):
@@ -232,6 +238,7 @@ FAMILIES = {
 CHOSEN = [(recipe, str(task.model_fields["name"].default)) for recipe in FAMILIES for task in FAMILIES[recipe][0]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "task"), CHOSEN)
 def test_one_recipe_serves_a_family_of_tasks(name, task, original, masked_base, tmp_path):
     base = masked_base if name == "published-roberta-tasks" else "small"

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from fedseed.attacks.updates import AttackKind
 from fedseed.errors import RecipeError
 from fedseed.federation.protocol import listed
 from fedseed.federation.worker import Worker
-from fedseed.methods.base import Attack
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
 
@@ -39,7 +39,7 @@ class Hosted:
     worker: Worker
     header: Header
     evaluate: Callable[[torch.nn.Module], dict[str, float]]
-    attack: Attack | None = None
+    attack: AttackKind | None = None
     attackers: Collection[int] = ()
     notes: Sequence[str] = field(default_factory=tuple)
 

@@ -9,7 +9,8 @@ from fedseed.methods.fedsgd import FedSGD
 from fedseed.methods.fedzo import FedZO
 from fedseed.methods.feedsign import FeedSign
 from fedseed.methods.ferret import Ferret
-from fedseed.methods.zofedsgd import MeZO, ZOFedSGD
+from fedseed.methods.mezo import MeZO
+from fedseed.methods.zofedsgd import ZOFedSGD
 
 METHODS: tuple[type[Method], ...] = (
     Ferret, FedKSeed, FeedSign, ZOFedSGD, MeZO, FedMeZO, FedZO, FedAvg, FedSGD, FedIT, FedPTuning, FedPrompt,

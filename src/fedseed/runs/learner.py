@@ -11,7 +11,7 @@ from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import AdapterStart, Header
-from fedseed.weights.space import base_digest
+from fedseed.weights.digest import base_digest
 
 
 def make_learner(
@@ -25,8 +25,9 @@ def make_learner(
     adapter: Adapter | None = None,
     joint: bool = True,
     spill_base: bool = False,
+    apart: bool = True,
 ) -> tuple[Worker, Header]:
-    """A worker at the base, and the header; `Simulation` has the arguments.
+    """A worker at the base, and the header; `Simulation` and `Worker` have the arguments.
 
     Raises:
         RecipeError: the method or adapter does not fit the model.
@@ -41,7 +42,7 @@ def make_learner(
 
             choose_trainable(model, trainable)
     try:
-        worker = Worker(model, method, objective, seed, joint, spill_base)
+        worker = Worker(model, method, objective, seed, joint, spill_base, apart)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     patterns = None if trainable is None else tuple(trainable)

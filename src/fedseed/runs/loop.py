@@ -294,7 +294,7 @@ class Loop:
             "skipped_steps": sum(line["skipped_steps"] for line in rounds),
             "refused": sum(line["refused"] for line in rounds),
             "attack": attack,
-            "privacy": settings.method.privacy(metrics[-1]["round"]),
+            "privacy": None if (p := settings.method.privacy) is None else p.spent(metrics[-1]["round"]),
             "seconds": phases,
             "base_digest": header.base_digest,
             "weights_digest": metrics[-1]["weights_digest"],

@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from fedseed.models.adapters import AnyAdapter
 from fedseed.errors import RecipeError
 from fedseed.methods import METHODS, Method
+from fedseed.models.adapters import AnyAdapter
 from fedseed.tasks import TASKS, InstructionsTask, Task
 from fedseed.training.settings import EvaluationSettings
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from fedseed.attacks.updates import AttackKind
 from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.worker import spent
 from fedseed.methods import Method
-from fedseed.methods.base import Attack
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
 from fedseed.objectives.evaluation import mean_loss
@@ -83,7 +83,7 @@ class Simulation(Backend):
         classes: Sequence[str] = (),
         adapter: Adapter | None = None,
         patience: int | None = None,
-        attack: Attack | None = None,
+        attack: AttackKind | None = None,
         attackers: Sequence[int] = (),
         recipe_text: str | None = None,
         notes: Sequence[str] = (),
@@ -100,10 +100,10 @@ class Simulation(Backend):
         byzantine = frozenset(attackers) if attack is not None else frozenset()
         if any(not 0 <= number < len(named) for number in byzantine):
             raise RecipeError(f"attackers {sorted(byzantine)}: clients are numbered 0 to {len(named) - 1}")
+        apart = bool(byzantine) or not joint  # what a Byzantine client sends must stand apart
         self.worker, self.header = make_learner(
-            model, method, objective, seed, base, trainable, classes, adapter, joint, spill_base
+            model, method, objective, seed, base, trainable, classes, adapter, joint, spill_base, apart
         )
-        self.worker.apart = bool(byzantine) or not joint  # what a Byzantine client sends must stand apart
         try:
             sizes = [len(items) for items in self.items]
             self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round)
@@ -117,7 +117,7 @@ class Simulation(Backend):
         )  # fmt: skip
         self.loop = Loop(self.settings, self, progress)
         self.progress = self.loop.progress
-        self._attack: Attack | None = attack
+        self._attack: AttackKind | None = attack
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
         self._orbit: OrbitWriter | None = None
         self._changed = 0  # the last round whose step was not empty
@@ -140,7 +140,7 @@ class Simulation(Backend):
         return self.settings.seed
 
     @property
-    def attack(self) -> Attack | None:
+    def attack(self) -> AttackKind | None:
         """What Byzantine clients do."""
         return self._attack
 
