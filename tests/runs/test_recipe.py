@@ -3,9 +3,9 @@ import tomllib
 import pytest
 
 from fedseed import Federation, Orbit
-from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 from fedseed.tasks import CLOZE, MEZO, TASKS, InstructionsTask
 from fedseed.tasks.partition import Dirichlet
 

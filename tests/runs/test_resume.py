@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 
 from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
-from fedseed.runs import simulation as engine
-from fedseed.runs.downloads import Downloads, restored
-from fedseed.reports.results import read_metrics
 from fedseed.federation.worker import Worker
 from fedseed.reports.progress import Silent
+from fedseed.reports.results import read_metrics
+from fedseed.runs import simulation as engine
+from fedseed.runs.downloads import Downloads, restored
 
 
 @pytest.fixture(autouse=True)

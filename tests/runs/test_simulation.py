@@ -6,9 +6,9 @@ import torch
 
 from fedseed import FedAvg, Orbit
 from fedseed.errors import FedseedError, MessageError, RecipeError
+from fedseed.federation.messages import FRAME_BYTES, Kind, Message
 from fedseed.reports.results import read_metrics
 from fedseed.weights.layout import ITEM_BYTES
-from fedseed.federation.messages import FRAME_BYTES, Kind, Message
 from fedseed.weights.space import ParameterSpace
 
 

@@ -3,11 +3,11 @@ import shutil
 
 import pytest
 
+from fedseed.errors import RecipeError
+from fedseed.reports.results import read_metrics
+from fedseed.runs import stopping
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
-from fedseed.errors import RecipeError
-from fedseed.runs import stopping
-from fedseed.reports.results import read_metrics
 
 
 def lines(*losses):

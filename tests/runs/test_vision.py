@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 
 from fedseed import Federation, Orbit
 from fedseed.cli.app import app
-from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
+from fedseed.runs.recipe import packaged_recipes, read_recipe
 
 PUBLISHED = [name for name in packaged_recipes() if "cifar" in name]
 SHORT = ["rounds=3", "evaluation.every=3", "task.evaluation=30"]

@@ -14,13 +14,13 @@ from fedseed.methods.fedsgd import FedSGD
 from fedseed.methods.fedzo import FedZO
 from fedseed.methods.feedsign import FeedSign
 from fedseed.methods.ferret import Ferret
-from fedseed.methods.zofedsgd import MeZO, ZOFedSGD
+from fedseed.methods.mezo import MeZO
+from fedseed.methods.zofedsgd import ZOFedSGD
 from fedseed.registry import Registry, check_class, name_of
 
 METHODS: tuple[type[Method], ...] = (
     Ferret, FedKSeed, FeedSign, ZOFedSGD, MeZO, FedMeZO, FedZO, FedAvg, FedSGD, FedIT, FedPTuning, FedPrompt,
 )  # fmt: skip
-
 
 
 def _check(thing: Any) -> None:

@@ -26,6 +26,7 @@ from fedseed.durable import replacing
 from fedseed.errors import MessageError, OrbitError
 from fedseed.methods import REGISTRY, Method
 from fedseed.methods.base import State
+from fedseed.methods.payload import pack, unpack
 from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.renaming import orbit_dump, quietly
@@ -272,7 +273,7 @@ class Part:
             return
         if not 1 <= self.steps <= MOST_PACKED or not self.payload:
             raise MessageError(f"{self.steps} steps in {len(self.payload)} bytes")
-        payloads = method.unpack(self.payload, self.steps)
+        payloads = unpack(method, self.payload, self.steps)
         for number, payload in enumerate(payloads, start=self.first):
             yield Record(number, payload, self.digest if number == self.last else NO_DIGEST)
 
@@ -526,7 +527,7 @@ def packed(method: Method, records: Iterable[Record]) -> Iterator[Part]:
     together: list[Record] = []
 
     def join() -> Part:
-        payload = method.pack([r.payload for r in together]) if len(together) > 1 else together[0].payload
+        payload = pack(method, [r.payload for r in together]) if len(together) > 1 else together[0].payload
         return Part(together[0].round, len(together), payload, together[-1].digest)
 
     for record in records:

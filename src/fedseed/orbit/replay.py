@@ -1,7 +1,6 @@
 """Replay: the one place where recorded steps become weights. Needs torch; the rest of the orbit does not."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
 
 import torch
 
@@ -10,8 +9,9 @@ from fedseed.methods import Method
 from fedseed.methods.base import State
 from fedseed.models import adapters
 from fedseed.orbit.file import NO_DIGEST, Orbit, Record
-from fedseed.weights.deferred import Deferred
-from fedseed.weights.space import ParameterSpace, base_digest
+from fedseed.weights.digest import base_digest
+from fedseed.weights.pending import Pending
+from fedseed.weights.space import ParameterSpace
 
 Progress = Callable[[int], None]
 
@@ -106,15 +106,15 @@ def apply_run(
     method: Method, state: State, space: ParameterSpace, run: Sequence[Record], progress: Progress | None
 ) -> State:
     """Apply steps that follow each other; nobody looks at the weights in between."""
-    together = Deferred(space)  # many steps in one pass over the weights
+    pending = Pending(space)  # many steps in one pass over the weights
     for record in run:
         try:
             step = method.decode_step(state, record.payload)
         except MessageError as error:
             raise OrbitError(f"step {record.round}: {error}") from error
-        method.apply(state, step, cast(ParameterSpace, together))
+        pending.add(method.change(state, step))
         state = method.advance(state, step)
         if progress is not None:
             progress(record.round)
-    together.flush()
+    pending.flush()
     return state

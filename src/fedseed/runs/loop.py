@@ -314,7 +314,7 @@ class Rounds(ABC):
             "skipped_steps": sum(line["skipped_steps"] for line in rounds),
             "refused": sum(line["refused"] for line in rounds),
             "attack": None if self.attack is None else {"kind": self.attack, "clients": len(self.attackers)},
-            "privacy": self.method.privacy(metrics[-1]["round"]),
+            "privacy": None if (p := self.method.privacy) is None else p.spent(metrics[-1]["round"]),
             "seconds": phases,
             "base_digest": self.header.base_digest,
             "weights_digest": metrics[-1]["weights_digest"],

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from fedseed.aggregation import AggregationRule
+from fedseed.aggregation import AggregationRule, Mean
+from fedseed.attacks.updates import AttackKind
 from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
-from fedseed.federation.coordinator import MEAN, Coordinator
+from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.worker import Worker, spent
 from fedseed.methods import Method
-from fedseed.methods.base import Attack
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
 from fedseed.objectives.evaluation import mean_loss
@@ -29,7 +29,7 @@ from fedseed.runs.folder import RunFolder, resident_memory
 from fedseed.runs.loop import Gathered, Rounds
 from fedseed.tasks.data import ClientData
 from fedseed.tracking import Tracker, Trackers
-from fedseed.weights.space import base_digest
+from fedseed.weights.digest import base_digest
 
 Evaluation = Callable[[torch.nn.Module], dict[str, float]]
 
@@ -64,11 +64,11 @@ class Simulation(Rounds):
         progress: shows the run going on.
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
             noise of another batch size.
-        aggregation: how the clients' answers become one.
+        aggregation: how the clients' answers become one; the weighted mean by default.
         trackers: where else the metrics go.
     """
 
-    attack: Attack | None
+    attack: AttackKind | None
 
     def __init__(
         self,
@@ -87,28 +87,28 @@ class Simulation(Rounds):
         classes: Sequence[str] = (),
         adapter: Adapter | None = None,
         patience: int | None = None,
-        attack: Attack | None = None,
+        attack: AttackKind | None = None,
         attackers: Sequence[int] = (),
         recipe_text: str | None = None,
         notes: Sequence[str] = (),
         spill_base: bool = False,
         progress: Progress | None = None,
         joint: bool = True,
-        aggregation: AggregationRule = MEAN,
+        aggregation: AggregationRule | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         super().__init__(
             [c.name for c in named], method, rounds, seed, evaluate_every, out, recipe_text, notes, progress
         )
-        self.aggregation = aggregation
+        self.aggregation = aggregation or Mean()
         self.trackers = Trackers(trackers, self.progress.warn)
         self.items = [objective.prepare(c.examples) for c in named]
         per_round = len(named) if per_round is None else per_round
         if not 1 <= per_round <= len(named):
             raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(named)}")
         self.patience = patience
-        self.attack: Attack | None = attack
+        self.attack: AttackKind | None = attack
         self.attackers = frozenset(attackers) if attack is not None else frozenset()
         if any(not 0 <= a < len(named) for a in self.attackers):
             raise RecipeError(f"attackers {sorted(self.attackers)}: clients are numbered 0 to {len(named) - 1}")
@@ -124,10 +124,12 @@ class Simulation(Rounds):
 
                 choose_trainable(model, trainable)
         try:
-            self.worker = Worker(model, method, objective, seed, joint, spill_base)
-            self.worker.apart = bool(self.attackers) or not joint  # what a Byzantine client sends must stand apart
+            apart = bool(self.attackers) or not joint  # what a Byzantine client sends must stand apart
+            self.worker = Worker(model, method, objective, seed, joint, spill_base, apart)
             layout = self.worker.space.layout
-            self.coordinator = Coordinator(method, layout, seed, [len(i) for i in self.items], per_round, aggregation)
+            self.coordinator = Coordinator(
+                method, layout, seed, [len(i) for i in self.items], per_round, self.aggregation
+            )
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if method.catch_up == "newest":  # a dense method's coordinator keeps the weights; they are its step 0

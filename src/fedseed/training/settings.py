@@ -1,5 +1,6 @@
 """Settings of local first-order training and of evaluation (free of torch)."""
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -43,6 +44,15 @@ class LocalTraining(Renamed):
     def step_examples(self) -> int:
         """Examples seen in one optimiser step."""
         return self.batch * self.accumulation
+
+    def not_plain_sgd(self) -> Iterator[str]:
+        """What would have to be set for a step to be -rate times the gradient of one micro-batch."""
+        if self.optimizer != "sgd" or self.momentum:
+            yield 'training.optimizer = "sgd" without momentum'
+        if self.accumulation != 1:
+            yield "training.accumulation = 1 (use training.batch)"
+        if self.clip is not None:
+            yield "no training.clip (it needs the norm of the whole gradient)"
 
 
 class EvaluationSettings(BaseModel):
