@@ -1,12 +1,19 @@
 # make quickstart   sets up what is missing, then tunes the project's own base with Ferret beside FedAvg
-# make test         sets up what is missing, then runs style, type and all tests
+# make check        before a commit, two minutes: style, types, the tests that take no time
+# make test         six minutes: style, types and all that a user relies on
+# make slow         the rest of the tests: whole matrices, long series of kills
+# make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
+# each of them sets up what is missing first
 
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 QUICKSTART := runs/quickstart
 
-.PHONY: setup quickstart test lint clean nats
+# two workers and more take from each other what is left; each has one thread (tests/conftest.py)
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
+.PHONY: setup quickstart check test slow mutate lint clean nats
 
 setup: $(VENV)/ready
 
@@ -28,14 +35,24 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# the tests of the federation need nats-server; FEDSEED_WITHOUT_NATS=1 leaves them out
+# the tests of the network need nats-server; FEDSEED_WITHOUT_NATS=1 leaves them out
 nats:
 	@command -v nats-server >/dev/null || [ -n "$$FEDSEED_WITHOUT_NATS" ] || [ "$$(id -u)" != 0 ] || \
 	  ! command -v apt-get >/dev/null || (apt-get update -qq && apt-get install -y -qq nats-server) >/dev/null 2>&1 || \
 	  echo "nats-server could not be installed: the tests that need it will fail and say so"
 
+check: lint
+	@$(PYTEST) -m "not long and not slow"
+
 test: lint nats
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@$(PYTEST)
+
+# only what `make test` leaves out
+slow: setup nats
+	@FEDSEED_SLOW=1 $(PYTEST) -m slow
+
+mutate: setup
+	@$(BIN)/python scripts/mutate.py --jobs 2 $(TARGETS)
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

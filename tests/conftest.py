@@ -4,29 +4,80 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it;
 if "PYTEST_XDIST_WORKER" in os.environ:  # side by side with others: a thread each is faster for operations so short
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections import Counter
+
 import pytest
 import torch
+from hypothesis import settings
 
 from support import network as network_support
-from support.data_files import (
-    LABEL_WORDS,
-    tiny_classifier,
+from support.classification_files import write_original, write_sst2
+from support.instruction_files import (
     write_alpaca,
-    write_cifar10,
-    write_cifar100,
     write_code_alpaca,
     write_dolly,
     write_gsm8k,
     write_lines,
     write_natural_instructions,
-    write_original,
-    write_sst2,
 )
+from support.pictures import tiny_classifier, write_cifar10, write_cifar100
 from support.problem import Problem
+from support.tiers import SLOW
+
+LABEL_WORDS = "terrible bad okay good great Yes Maybe No Description Entity Expression Human Location Number It was a"
 
 # Without a GPU, Triton's interpreter stands in for one. Triton reads this when a module with kernels is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+# No deadline: a busy machine is no bug. The same examples each time, so that it takes a change to make a test fail; the
+# slow tier looks at others. A failure prints what repeats it.
+settings.register_profile("fedseed", deadline=None, derandomize=not SLOW, print_blob=True)
+settings.load_profile("fedseed")
+
+
+# -- tiers: see support/tiers.py -----------------------------------------------------------------------------------
+
+PROCESSES = {"starter", "server", "shared_server", "network"}  # fixtures that make a test a long one
+HINTS = {"slow": "make slow", "long": "make test"}
+left_out = Counter()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if PROCESSES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("long")
+    if not SLOW:
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        if slow:
+            config.hook.pytest_deselected(items=slow)
+
+
+def pytest_deselected(items):
+    for item in items:
+        left_out[next((tier for tier in HINTS if item.get_closest_marker(tier)), "other")] += 1
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # all that a worker can tell the process that reports
+        session.config.workeroutput["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    left_out.update({k: n - left_out[k] for k, n in getattr(node, "workeroutput", {}).get("left_out", {}).items()})
+
+
+def pytest_terminal_summary(terminalreporter):
+    for tier, hint in HINTS.items():
+        if left_out[tier]:
+            terminalreporter.write_line(f"{left_out[tier]} {tier} cases were left out: {hint} runs them")
+
+
+# -- the base --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

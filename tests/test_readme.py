@@ -1,13 +1,12 @@
 """What the README says works."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fedseed.runs.recipe import read_recipe
+from support import command
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 FORMS = {
@@ -30,13 +29,7 @@ def recipe(tmp_path):
 
 
 def fedseed(recipe, *words):
-    code = "from fedseed.cli.app import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, words[0], recipe.name, *words[1:]],
-        capture_output=True,
-        text=True,
-        cwd=recipe.parent,
-    )
+    return command.fedseed(words[0], recipe.name, *words[1:], cwd=recipe.parent)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,19 +1,18 @@
+"""The command line, most of it in this process; what must be a process of its own is one."""
+
 import json
 import shutil
+import signal
 import subprocess
 import sys
-import time
 
 import pytest
+
+from support.command import fedseed, fedseed_process
 
 TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.evaluation=1", "task.unseen=1",
         "task.examples=5", "evaluation.every=2", "evaluation.max_new_tokens=4"]  # fmt: skip
 SETS = [word for pair in TINY for word in ("--set", pair)]
-
-
-def fedseed(*words, cwd=None):
-    code = "from fedseed.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +85,10 @@ def test_a_wrong_recipe_ends_with_2_and_one_line(words, text, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_wrong_command_lines_end_with_2():
     for words in (["fly"], ["run"], ["list", "birds"], ["run", "quickstart-ferret", "--sett", "x=1"]):
-        assert fedseed(*words).returncode == 2
+        assert fedseed_process(*words).returncode == 2
 
 
 def test_other_failures_end_with_1_and_one_line(tmp_path):
@@ -106,26 +106,29 @@ def test_list(what, text):
     assert done.returncode == 0 and text in done.stdout
 
 
+KILLED = """
+import os, signal
+from fedseed.reports.progress import Shown
+Shown.round = lambda self, line: os.kill(os.getpid(), signal.SIGKILL) if line["round"] == 1 else None
+from fedseed.cli import main
+main()
+"""
+
+
+@pytest.mark.long
 def test_a_killed_run_is_resumed(finished, tmp_path):
-    """Killed when the first round is on disk, taken up in a new process: the same files as if nothing had happened."""
+    """Killed when the first round is on disk, taken up in another process: the same files as if it had not been."""
     folder = tmp_path / "run"
     words = ["run", "quickstart-ferret", *SETS, "--out", folder]
-    code = "from fedseed.cli import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        lines = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
-        if lines.count("\n") > 1:
-            process.kill()
-        time.sleep(0.005)
+    assert fedseed_process(*words, code=KILLED).returncode == -signal.SIGKILL
+    assert (folder / "metrics.jsonl").read_text().count("\n") == 2
     again = fedseed(*words)
-    assert again.returncode == 1
-    if "unfinished" in again.stderr:  # otherwise it was faster than the kill
-        assert "--resume" in again.stderr
+    assert again.returncode == 1 and "unfinished" in again.stderr and "--resume" in again.stderr
     changed = fedseed(*words, "--set", "rounds=3", "--resume")
     assert changed.returncode == 2 and "rounds is 2 there, 3 here" in changed.stderr
     resumed = fedseed(*words, "--resume")
     assert resumed.returncode == 0, resumed.stderr
-    assert "resumed after round" in resumed.stdout or "is finished: nothing is changed" in resumed.stdout
+    assert "resumed after round 1 of 2" in resumed.stdout
     assert (folder / "model.orbit").read_bytes() == (finished[0] / "model.orbit").read_bytes()
     lines = [[json.loads(t) for t in (f / "metrics.jsonl").read_text().splitlines()] for f in (folder, finished[0])]
     for line in (*lines[0], *lines[1]):
@@ -176,6 +179,7 @@ def test_replay_to_a_step_finds_the_base_by_digest_and_says_what_the_model_is(fi
     assert done.returncode == 1 and "the orbit has steps 0 to 2" in done.stderr
 
 
+@pytest.mark.long
 def test_partition_needs_no_torch_and_draws_a_picture(instruction_data, tmp_path):
     path, picture = instruction_data["dolly-15k"](each=40), tmp_path / "new" / "who.png"
     words = ["partition", "published-ferret-dolly-alpha05", "--out", str(picture)]

@@ -24,7 +24,7 @@ from fedseed.transport.keys import make
 from fedseed.transport.nats import Access, connect
 from support import network as network_support
 
-ZO = {"method": {"name": "zo-fedsgd", "basis": "rademacher", "rate": 1e-2, "batch": 8, "seeds": "shared"},
+ZO = {"method": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8, "seeds": "shared"},
       "rounds": 40, "evaluation": {"every": 20}}  # fmt: skip
 HOSTED = ["trio=client-0,client-1,client-2", "client-3", "client-4"]
 
@@ -208,7 +208,7 @@ async def attack(server, net, hosts, waiting_for):
     subjects, ca = Subjects(net.run), server.keys / "ca.pem"
     violations = []
     mallory = await connect(server.url, subjects, "client-4", server.keys / "client-4.nk", ca, violations.append)
-    method = ZOFedSGD(basis="rademacher", rate=1e-2, batch=8, seeds="shared")
+    method = ZOFedSGD(basis="rademacher", learning_rate=1e-2, batch=8, seeds="shared")
 
     def update(number, value, client=4):
         return Message(Kind.UPDATE, method.code, number, client, struct.pack("<f", value)).encode()

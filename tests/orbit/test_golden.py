@@ -10,6 +10,7 @@ import pytest
 from fedseed import Orbit
 from fedseed.methods import METHODS
 from fedseed.orbit import edit
+from support.tiers import tiered
 
 FOLDER = Path(__file__).with_name("golden")
 MAKE = runpy.run_path(str(FOLDER / "make.py"))
@@ -44,9 +45,7 @@ def test_the_writer_makes_the_same_bytes(name, tmp_path):
     assert edit.differences(Orbit.parse(golden), Orbit.open(tmp_path / "b.orbit")) == []
 
 
-@pytest.mark.parametrize("kernels", ["reference", "triton"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", DIGESTS)
+@tiered({"name": DIGESTS, "dtype": ["float32", "bfloat16", "float16"], "kernels": ["reference", "triton"]}, together=2)
 def test_other_kernels_replay_to_the_same_bits(name, dtype, kernels, tmp_path, monkeypatch):
     """Every method in every dtype: to every step, through Triton's slow interpreter to the last one."""
     import torch

@@ -8,6 +8,7 @@ import torch
 from fedseed.randomness import BASES, Basis
 from fedseed.randomness.kernels import load, reference, transform
 from fedseed.randomness.kernels.reference import Part, from_float
+from support.tiers import tiered
 
 REFERENCE, CPU = load("reference"), load("cpu")
 # (first element, elements): across tiles, chunks, spans and 32 bits; multiples of nothing
@@ -22,9 +23,7 @@ def same_bits(a, b):
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize(("start", "count"), RUNS)
-@pytest.mark.parametrize(("directions", "first"), [(1, 0), (7, 3), (150, 0), (150, 61)])
+@tiered({"name": BASES, "start, count": RUNS, "directions, first": [(1, 0), (7, 3), (150, 0), (150, 61)]}, together=2)
 def test_combine_project_and_direction(name, start, count, directions, first):
     rng = np.random.default_rng(0)
     spec = Basis(name, 12345678901234567, size=64).spec
@@ -55,10 +54,9 @@ def stored(values, dtype):
     return values if dtype == "float32" else from_float(values, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize(("start", "count"), RUNS)
-@pytest.mark.parametrize("directions", [1, 7])
+@tiered(
+    {"name": BASES, "dtype": ["float32", "bfloat16", "float16"], "start, count": RUNS, "directions": [1, 7]}, together=2
+)
 def test_moved_weights(name, dtype, start, count, directions):
     """Several bases at once; into other memory, in place, and row by row."""
     rng = np.random.default_rng(4)

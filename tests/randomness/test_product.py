@@ -13,6 +13,7 @@ import pytest
 from fedseed.randomness import BASES, Basis
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
+from support.tiers import tiered
 
 REFERENCE, CPU = load("reference"), load("cpu")
 pytestmark = pytest.mark.skipif(CPU.product is None, reason="no fused multiply-add on this processor")
@@ -32,8 +33,7 @@ def product(kernels, x, w, bias, parts, scale, start=START):
     return out
 
 
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize("shape", SHAPES)
+@tiered({"name": BASES, "shape": SHAPES})
 def test_agrees_with_the_reference(name, shape):
     rng = np.random.default_rng(0)
     inputs, rows, columns = shape
@@ -89,6 +89,7 @@ def digest_of_a_product():
     return hashlib.blake2b(product(CPU, x, w, bias, parts, 0.3).tobytes(), digest_size=8).hexdigest()
 
 
+@pytest.mark.long
 def test_processors_with_narrower_registers_give_the_same_bits():
     """Compiled for AVX2, whose tiles have another shape, where this processor has it."""
     features = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"
@@ -105,6 +106,7 @@ def test_processors_with_narrower_registers_give_the_same_bits():
     assert digest_of_a_product() == DIGEST
 
 
+@pytest.mark.long
 def test_without_fused_multiply_adds_there_is_no_product():
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     script = "from fedseed.randomness.kernels import cpu; print(cpu.product)"

@@ -17,13 +17,13 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part, from_float
-from fedseed.weights.space import Term
+from fedseed.weights.change import Term
+from support.tiers import SLOW, tiered
 
 pytest.importorskip("triton")
 
 REFERENCE, CPU, TRITON = load("reference"), load("cpu"), load("triton")
 GPU = torch.cuda.is_available() and not TRITON._interpreted()
-SLOW = os.environ.get("FEDSEED_SLOW") == "1"
 DEVICE = "cuda" if GPU else "cpu"
 DTYPES = ["float32", "bfloat16", "float16"]
 # (first element, elements): across tiles, chunks, a span and 32 bits; multiples of nothing
@@ -75,7 +75,7 @@ def coefficients(rng, count, used=1.0):
     return c
 
 
-def check_moved(parts, dtype, start, count, length, other=REFERENCE, in_place=False):
+def check_moved(parts, dtype, start, count, length, other=REFERENCE):
     w = stored(np.random.default_rng(5), count, dtype)
     expected = np.empty_like(w)
     other.move(expected, w, dtype, other.prepare(parts, length), -1.3, start)
@@ -94,21 +94,24 @@ def check_projected(spec, first, count, x, start, length, other=REFERENCE):
     return expected
 
 
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize(("start", "count"), [*RUNS, LONG])
-@pytest.mark.parametrize("directions", [1, 7])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_moved_weights(name, start, count, directions, dtype):
+def takes_the_interpreter_long(name, run, *_):
+    return not GPU and "normal" in name and run == LONG
+
+
+@tiered(
+    {"name": BASES, "run": [*RUNS, LONG], "directions": [1, 7], "dtype": DTYPES},
+    together=2,
+    without=takes_the_interpreter_long,
+)
+def test_moved_weights(name, run, directions, dtype):
     """`cpu` is compared with `reference` elsewhere, so that one of the two is enough here."""
-    if not GPU and "normal" in name and ((start, count) == LONG or (count > 4000 and dtype != "bfloat16")):
-        pytest.skip("takes the interpreter long")
+    start, count = run
     c = coefficients(np.random.default_rng(directions), directions)
     parts = [Part(Basis(name, 12345678901234567, size=64).spec, 61, c)]
     check_moved(parts, dtype, start, count, max(count, 5000), in_place=directions == 7)
 
 
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@tiered({"name": BASES, "dtype": DTYPES})
 def test_many_directions(name, dtype):
     """4,096 directions at once.
 
@@ -119,13 +122,19 @@ def test_many_directions(name, dtype):
     check_moved([Part(Basis(name, 99, size=4096).spec, 0, c)], dtype, 4099, 301, 301)
 
 
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize(("start", "count", "directions", "first"), [
-    *((*run, 7, 3) for run in RUNS), (*LONG, 150, 61), (3, 17, 150, 61), (4000, 101, 4096, 0), (4000, 101, 4099, 1),
-])  # fmt: skip
-def test_projections(name, start, count, directions, first):
-    if not GPU and "normal" in name and ((start, count) == LONG or directions == 4099):
-        pytest.skip("takes the interpreter long")
+WIDTHS = [
+    *((run, 7, 3) for run in RUNS), (LONG, 150, 61), ((3, 17), 150, 61), ((4000, 101), 4096, 0), ((4000, 101), 4099, 1),
+]  # fmt: skip
+
+
+@tiered(
+    {"name": BASES, "run, directions, first": WIDTHS},
+    without=lambda name, run, directions, _: (
+        takes_the_interpreter_long(name, run) or (not GPU and "normal" in name and directions == 4099)
+    ),
+)
+def test_projections(name, run, directions, first):
+    start, count = run
     x = np.random.default_rng(2).normal(size=count).astype(np.float32)
     spec = Basis(name, 2**64 - 3, size=64 if directions < 4096 else 4096).spec
     check_projected(spec, first, directions, x, start, max(count, 5000))
@@ -168,8 +177,7 @@ def test_single_directions_and_sums(name):
 MIXED = [("hadamard", 20), ("hadamard", 21), ("normal", 22), ("truncated_normal", 23), ("rademacher", 24)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("order", [MIXED, MIXED[::-1], [("rademacher", 1), ("rademacher", 2), ("rademacher", 1)]])
+@tiered({"dtype": DTYPES, "order": [MIXED, MIXED[::-1], [("rademacher", 1), ("rademacher", 2), ("rademacher", 1)]]})
 def test_parts_of_several_bases(dtype, order):
     """Also parts with nothing to add, and directions of several basis numbers."""
     rng = np.random.default_rng(3)
@@ -193,10 +201,12 @@ def test_one_launch_where_all_parts_are_of_a_kind(monkeypatch):
         assert len(launches) == 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "start", "width"), [
+PLACES = [
     ("normal", 2**20 - 77, 7), ("truncated_normal", 5, 1), ("rademacher", 2**33 - 1, 33), ("hadamard", 4000, 5000),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@tiered({"dtype": DTYPES, "name, start, width": PLACES})
 def test_rows_of_a_matrix(name, start, width, dtype):
     w = stored(np.random.default_rng(6), 12 * width, dtype)
     parts = [Part(Basis(name, 4, size=64).spec, 60, coefficients(np.random.default_rng(0), 6))]
@@ -364,7 +374,7 @@ print("done")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_for_a_gpu_every_operation_rounds_by_itself(tmp_path):
     """No GPU is needed to compile. No contraction, no approximations, no flushing of denormals.
 

@@ -1,8 +1,10 @@
-"""Kills runs with SIGKILL and resumes them: python kill_harness.py FOLDER. Run by test_kill.py.
+"""Kills runs with SIGKILL and resumes them: python kill_harness.py FOLDER EACH TIMED. Run by test_kill.py.
 
 A process of its own, because it forks: a child for each session of a run, so that torch is imported once. The parent
-starts no threads. A session is killed either by its parent after a random time, or by itself at a point that a wrapper
-around the code chose: in training, in aggregation, in evaluation, before, in the middle of and after writes.
+starts no threads. A session is killed by itself at a point that a wrapper around the code chose: in training, in
+aggregation, in evaluation, before, in the middle of and after writes. Each method dies EACH times at each kind of
+moment, however fast the machine is. Besides, TIMED sessions of each method are killed by their parent after a random
+time, wherever they are then, if they are not over; these are not counted.
 """
 
 import json
@@ -34,13 +36,13 @@ from support.problem import TRAINING, Problem
 METHODS = {
     "ferret": (Ferret(directions=60, basis="hadamard", blocks="one", seeds="shared", allocation="previous",
                       training=TRAINING), {"rounds": 5}),
-    "fedkseed": (FedKSeed(basis="hadamard", basis_size=64, candidates=64, steps=6, rate=1e-2, scale=1e-3, batch=8,
+    "fedkseed": (FedKSeed(basis="hadamard", basis_size=64, candidates=64, steps=6, learning_rate=1e-2, scale=1e-3, batch=8,
                           importance=True), {"rounds": 4}),
-    "feedsign": (FeedSign(basis="rademacher", rate=1e-2, batch=8, optimizer="momentum"),
+    "feedsign": (FeedSign(basis="rademacher", learning_rate=1e-2, batch=8, optimizer="momentum"),
                  {"rounds": 11, "evaluate_every": 4}),
     "fedavg": (FedAvg(training=TRAINING), {"rounds": 4}),
 }  # fmt: skip
-KILLS = {"ferret": 14, "fedkseed": 13, "feedsign": 13, "fedavg": 6}
+MOMENTS = ("training", "aggregation", "writing", "evaluation")
 RECIPE = "rounds = 1\n[method]\nname = 'test'\n"  # only looked at for being the same
 
 
@@ -143,39 +145,42 @@ def result(folder):
     return {"metrics": lines, "summary": summary, "model": model, "files": sorted(p.name for p in folder.iterdir())}
 
 
-def main(root):
+def main(root, each, timed):
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "forking is safe without threads only"
     generator = random.Random(20240607)
     report = {}
-    for name, wanted in KILLS.items():
+    for name in METHODS:
         counts = root / f"{name}.json"
         began = time.monotonic()
         assert outcome(session(name, root / f"{name}-undisturbed", out=counts))
         duration = time.monotonic() - began
         undisturbed, seen = result(root / f"{name}-undisturbed"), json.loads(counts.read_text())
-        moments, runs, same = Counter(), 0, True
-        while sum(moments.values()) < wanted:
+        left = [None] * timed + [kind for kind in MOMENTS for _ in range(each)]  # None: after a random time
+        generator.shuffle(left)
+        kills, runs, same = Counter(), 0, True
+        while left:
             folder = root / f"{name}-{runs}"
             runs += 1
             finished = False
             while not finished:
-                if sum(moments.values()) >= wanted:
+                if not left:
                     finished = outcome(session(name, folder))
-                    continue
-                kind = generator.choice(["any time", "any time", "writing", *seen])
-                if kind == "any time":
+                elif left[0] is None:
+                    del left[0]
                     child = session(name, folder)
                     time.sleep(generator.uniform(0, 0.8 * duration))
                     with suppress(ProcessLookupError):
                         os.kill(child, signal.SIGKILL)
-                else:
-                    child = session(name, folder, kind, generator.randint(1, max(1, seen[kind] // 2)))
-                finished = outcome(child)
-                moments[kind] += not finished
+                    finished = outcome(child)
+                else:  # a session that has fewer such moments before it than a whole run ends, and the next run has it
+                    kind = left[0]
+                    finished = outcome(session(name, folder, kind, generator.randint(1, max(1, seen[kind] // 2))))
+                    if not finished:
+                        kills[left.pop(0)] += 1
             same = same and result(folder) == undisturbed
-        report[name] = {"kills": sum(moments.values()), "moments": moments, "runs": runs, "same": same}
+        report[name] = {"kills": kills, "runs": runs, "same": same}
     print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

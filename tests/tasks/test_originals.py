@@ -90,6 +90,7 @@ def test_labels_are_named_by_what_answers_them(original):
 SMALL = ["federation.per_round=2", "rounds=1", "task.clients=3", "task.evaluation=3", "evaluation.max_new_tokens=4"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TASKS)
 def test_trains_a_round(name, original, masked_base, tmp_path):
     base, sizes = ("small", ["task.examples=9", "task.validation=3"]) if name in OPT else (masked_base, ["task.k=2"])

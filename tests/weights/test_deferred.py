@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from fedseed.weights.deferred import Deferred
 
 from fedseed import Basis, ParameterSpace
 from fedseed.optimizers.moments import Rule
 from fedseed.randomness import BASES
 from fedseed.weights import deferred as module
-from fedseed.weights.deferred import Deferred
-from fedseed.weights.space import Term
+from fedseed.weights.change import Term
+from support.tiers import tiered
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -32,16 +33,14 @@ def steps(name, count):
     return made
 
 
-CASES = [
-    (kernels, name, dtype, blocks, 40)
-    for kernels in ("cpu", "reference")
-    for name in BASES
-    for dtype in DTYPES
-    for blocks in ("one", 3)
-] + [("triton", "rademacher", dtype, "one", 6) for dtype in DTYPES]  # through the interpreter: slow
+KERNELS = [("cpu", 40), ("reference", 40), ("triton", 6)]  # the last through the interpreter, which takes long
 
 
-@pytest.mark.parametrize(("kernels", "name", "dtype", "blocks", "count"), CASES)
+@tiered(
+    {"kernels, count": KERNELS, "name": BASES, "dtype": DTYPES, "blocks": ["one", 3]},
+    together=2,
+    without=lambda kernels, count, name, dtype, blocks: kernels == "triton" and (name, blocks) != ("rademacher", "one"),
+)
 def test_steps_in_one_pass_round_as_one_at_a_time(kernels, name, dtype, blocks, count, monkeypatch):
     one, many = (ParameterSpace(net(dtype), blocks) for _ in range(2))
     made = steps(name, count)

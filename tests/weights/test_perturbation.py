@@ -1,7 +1,5 @@
 """Perturbed evaluations: the weights keep their bits, the loss is that of weights really changed."""
 
-import os
-
 import pytest
 import torch
 import transformers as tf
@@ -68,15 +66,20 @@ def build(name):
 NAMES = ["opt", "llama", "gpt2", "qwen2", "roberta", "vit", "resnet", "shared"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_thousand_perturbed_evaluations_change_no_bit(name, dtype):
-    """For the larger models a hundred, but for FEDSEED_SLOW=1: four minutes more."""
+ALL = [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+MANY = [*(("shared", dtype, 1000) for _, dtype in ALL[:3]), *((*one, 30) for one in ALL)]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "count"),
+    [*MANY, *(pytest.param(*one, 1000, marks=pytest.mark.slow) for one in ALL if one[0] != "shared")],
+)
+def test_a_thousand_perturbed_evaluations_change_no_bit(name, dtype, count):
+    """For the larger models thirty, but in the slow tier."""
     model, forward = build(name)
     model.to(dtype).eval()
     space = ParameterSpace(model, blocks=3)
     assert can_exchange(model)
-    count = 1000 if os.environ.get("FEDSEED_SLOW") == "1" or name in ("opt", "shared") else 100
     basis = Basis("rademacher", 5)
     before = space.digest()
     with torch.no_grad():

@@ -6,7 +6,9 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
-from fedseed.weights.space import Term, base_digest
+from fedseed.weights.change import Term
+from fedseed.weights.digest import base_digest
+from support.tiers import tiered
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -35,10 +37,7 @@ def test_tied_weights_count_once_and_frozen_ones_not_at_all():
     assert space.size == 37 * 16 + 16 * 16 + 16
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize("blocks", ["one", "tensor", 5])
-@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+@tiered({"dtype": DTYPES, "name": BASES, "blocks": ["one", "tensor", 5], "kernels": ["reference", "cpu"]}, together=2)
 def test_add_is_the_reference_rounded_once(dtype, name, blocks, kernels, monkeypatch):
     monkeypatch.setenv("FEDSEED_KERNELS", kernels)
     space = ParameterSpace(Tied(dtype), blocks)

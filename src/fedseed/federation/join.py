@@ -38,7 +38,8 @@ from fedseed.federation.protocol import (
 )
 from fedseed.federation.worker import spent
 from fedseed.orbit import Record
-from fedseed.orbit.file import LINK_BYTES, begin, link, scan
+from fedseed.orbit.file import begin, scan
+from fedseed.orbit.record import LINK_BYTES, link
 from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.assembly import Federation, build
 from fedseed.runs.recipe import Recipe

@@ -28,7 +28,7 @@ from typing import Any
 
 from fedseed.errors import MessageError, RecipeError
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.orbit.file import DIGEST_BYTES, LINK_BYTES, link
+from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
 
 INLINE_BYTES = 256 * 1024  # longer messages go through the object store; a server takes 1 MiB by default
 _PICKED = struct.Struct("<I")

@@ -50,7 +50,8 @@ from fedseed.federation.protocol import (
 )
 from fedseed.federation.rejected import Refusals
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
-from fedseed.orbit.file import LINK_BYTES, begin, scan
+from fedseed.orbit.file import begin, scan
+from fedseed.orbit.record import LINK_BYTES
 from fedseed.reports.apart import draw_apart
 from fedseed.reports.progress import Progress
 from fedseed.runs.folder import RunFolder, resident_memory

@@ -231,6 +231,9 @@ class Method(Renamed, ABC):
 
 def misfit(method: Method, rule: AggregationRule) -> str | None:
     """Why a rule can't combine a method's answers; None: it can."""
-    if rule.name == "mean" or method.incomparable is None:
+    if not rule.compares or method.incomparable is None:
         return None
-    return f'aggregation.name = "{rule.name}": {method.name} with {method.incomparable}; change that, or take "mean"'
+    remedy = '; set method.seeds = "shared"' if method.incomparable.startswith("seeds") else ""
+    return (
+        f'aggregation.name = "{rule.name}" does not fit {method.name}: {method.incomparable}{remedy}'
+    )

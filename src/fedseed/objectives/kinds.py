@@ -13,8 +13,8 @@ from fedseed.models.loading import Architecture
 from fedseed.objectives.evaluation import choice_metrics, language_metrics, longest_input
 from fedseed.objectives.images import Images, picture_metrics
 from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
+from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import Choice, Cloze, Example, Picture, TaskData
-from fedseed.training.settings import EvaluationSettings
 
 Measure = Callable[[torch.nn.Module, Sequence[Any]], dict[str, float]]  # a model, examples -> metrics by name
 

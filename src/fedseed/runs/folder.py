@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from fedseed.durable import Appender, write_whole
 from fedseed.errors import FedseedError, RecipeError, StorageError
-from fedseed.orbit.file import flat
+from fedseed.orbit.header import flat
 from fedseed.runs.explain import modernise
 from fedseed.runs.recipe import Recipe
 

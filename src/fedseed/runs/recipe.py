@@ -25,13 +25,13 @@ from fedseed.errors import RecipeError
 from fedseed.methods import Method
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
+from fedseed.objectives.settings import EvaluationSettings
 from fedseed.registry import is_loaded, load_plugin, resolve
 from fedseed.renaming import Renamed, changed
 from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
 from fedseed.runs.named import ByName
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tracking import Tracker
-from fedseed.training.settings import EvaluationSettings
 
 AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]  # without a name: the project's own
 AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]

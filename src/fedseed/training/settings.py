@@ -1,9 +1,9 @@
-"""Settings of local first-order training and of evaluation (free of torch)."""
+"""Settings of local first-order training (free of torch)."""
 
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fedseed.renaming import Renamed
 
@@ -53,23 +53,3 @@ class LocalTraining(Renamed):
             yield "training.accumulation = 1 (use training.batch)"
         if self.clip is not None:
             yield "no training.clip (it needs the norm of the whole gradient)"
-
-
-class EvaluationSettings(BaseModel):
-    """When and how to evaluate; round 0 (zero-shot) and the last round always are.
-
-    Args:
-        every: rounds between evaluations.
-        rouge: generate answers and score them; without it there are only losses.
-        max_new_tokens: of a generated answer.
-        max_length: longer examples, in tokens, are left out and counted.
-        metrics: scores of generated answers besides the task's own, by name (`fedseed list metrics`).
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    every: PositiveInt = 5
-    rouge: bool = True
-    max_new_tokens: PositiveInt = 32
-    max_length: PositiveInt = 1024
-    metrics: list[str] = []

@@ -1,0 +1,404 @@
+"""Checks the tests: makes small mistakes in named functions, one at a time, and sees whether a test fails.
+
+    python scripts/mutate.py                        every target of scripts/mutations.toml
+    python scripts/mutate.py rounding stream        these
+    python scripts/mutate.py rounding --list        only what would be changed
+
+A mistake ("mutant") is a comparison that includes its bound or not, another operator, a constant that is one more, min
+for max, a condition turned round, a statement left out, and the like. Each is written into a copy of the source tree;
+the working tree is never changed. What no test notices is listed ("survived"), unless the table of targets says why it
+makes no difference. To save the seconds that torch takes to import, tests run in processes forked from one that has.
+"""
+
+import argparse
+import ast
+import contextlib
+import copy
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = Path(__file__).with_name("mutations.toml")
+WARM = "numpy scipy.stats torch torch._dynamo transformers.modeling_utils numba hypothesis pytest pydantic sklearn"
+
+BOUNDS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+OPPOSITES = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
+             ast.NotIn: ast.In}  # fmt: skip
+OPERATORS = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+    ast.BitXor: ast.BitAnd,
+}  # fmt: skip
+TWINS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any",
+         "floor": "ceil", "ceil": "floor"}  # fmt: skip
+DROPPED = {"sqrt", "abs", "square", "sorted", "rint", "round"}  # f(x) -> x
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake.
+
+    Args:
+        function: where, "f" or "Class.method".
+        line: its line's number.
+        source: that line as it is.
+        change: what it becomes, in words.
+        start, stop: the bytes of the file that are replaced.
+        text: by what.
+    """
+
+    function: str
+    line: int
+    source: str
+    change: str
+    start: int
+    stop: int
+    text: str
+
+
+def functions(tree: ast.Module, names: list[str]) -> Iterator[tuple[str, ast.AST]]:
+    """The named functions, methods and all methods of named classes, with their names; none named: all there are."""
+    found: dict[str, ast.AST] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef):
+                    found[f"{node.name}.{inner.name}"] = inner
+    for name in names or found:
+        matching = [key for key in found if key == name or key.startswith(f"{name}.")]
+        if not matching:
+            raise SystemExit(f"there is no function {name}; there are: {', '.join(found)}")
+        for key in matching:
+            yield key, found[key]
+
+
+def changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """What may stand in a node's place, and what that is in words."""
+    if isinstance(node, ast.Compare):
+        for at, op in enumerate(node.ops):
+            other = BOUNDS.get(type(op)) or OPPOSITES.get(type(op))
+            if other is not None:
+                changed = copy.deepcopy(node)
+                changed.ops[at] = other()
+                yield changed, f"{ast.unparse(node)} -> {ast.unparse(changed)}"
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        changed_op = copy.deepcopy(node)
+        changed_op.op = OPERATORS[type(node.op)]()
+        yield changed_op, f"{ast.unparse(node)} -> {ast.unparse(changed_op)}"
+    elif isinstance(node, ast.BoolOp):
+        swapped = copy.deepcopy(node)
+        swapped.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield swapped, f"{ast.unparse(node)} -> {ast.unparse(swapped)}"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub, ast.Invert)):
+        yield node.operand, f"{ast.unparse(node)} -> {ast.unparse(node.operand)}"
+    elif isinstance(node, ast.Constant):
+        value = another(node.value)
+        if value is not None:
+            yield ast.Constant(value), f"{node.value!r} -> {value!r}"
+    elif isinstance(node, ast.Call):
+        yield from other_calls(node)
+    elif isinstance(node, ast.AugAssign):
+        yield ast.Pass(), f"without: {ast.unparse(node)}"
+        if type(node.op) in OPERATORS:
+            changed_aug = copy.deepcopy(node)
+            changed_aug.op = OPERATORS[type(node.op)]()
+            yield changed_aug, f"{ast.unparse(node)} -> {ast.unparse(changed_aug)}"
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield ast.Pass(), f"without: {ast.unparse(node)}"
+
+
+def other_calls(node: ast.Call) -> Iterator[tuple[ast.AST, str]]:
+    """`min` for `max` and the like, and a function left out."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name in TWINS:
+        changed = copy.deepcopy(node)
+        if isinstance(changed.func, ast.Attribute):
+            changed.func.attr = TWINS[name]
+        elif isinstance(changed.func, ast.Name):
+            changed.func.id = TWINS[name]
+        yield changed, f"{ast.unparse(node)} -> {ast.unparse(changed)}"
+    if name in DROPPED:
+        inner = node.args[0] if node.args else node.func.value if isinstance(node.func, ast.Attribute) else None
+        if inner is not None:
+            yield inner, f"{ast.unparse(node)} -> {ast.unparse(inner)}"
+
+
+def another(value: Any) -> Any:
+    """Another constant, None where none is tried."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return 0 if value == 1 else value + 1
+    if isinstance(value, float):
+        return 2 * value if value else 1.0
+    return None
+
+
+def conditions(node: ast.AST) -> list[ast.expr]:
+    """The conditions that a node decides by."""
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        return [node.test]
+    return list(node.ifs) if isinstance(node, ast.comprehension) else []
+
+
+def worth(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes in which a mistake would change what is computed: no docstrings, types, or texts of errors."""
+    yield node
+    for name, child in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list") or isinstance(node, (ast.Raise, ast.JoinedStr)):
+            continue
+        if isinstance(node, ast.keyword) and node.arg == "strict":  # says what always holds
+            continue
+        for one in child if isinstance(child, list) else [child]:
+            if isinstance(one, ast.AST):
+                yield from worth(one)
+
+
+def mutants(path: Path, names: list[str]) -> list[Mutant]:
+    """All mistakes that are tried in a file's named functions."""
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    begins = [0]
+    for line in lines:
+        begins.append(begins[-1] + len(line))
+    found: dict[tuple[int, int, str], Mutant] = {}
+
+    def add(function: str, node: ast.AST, made: ast.AST, change: str) -> None:
+        start = begins[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+        stop = begins[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+        text = ast.unparse(made)
+        if isinstance(made, ast.expr) and not isinstance(made, (ast.Constant, ast.Name, ast.Call)):
+            text = f"({text})"
+        line = node.lineno  # type: ignore[attr-defined]
+        source = lines[line - 1].decode().strip()
+        mutant = Mutant(function, line, source, change, start, stop, text)
+        found.setdefault((start, stop, ast.unparse(made)), mutant)
+
+    for function, root in functions(ast.parse(data), names):
+        for node in worth(root):
+            for made, change in changes(node):
+                add(function, node, made, change)
+            for test in conditions(node):
+                if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+                    continue  # leaving out the `not` is that
+                negated = ast.UnaryOp(ast.Not(), test)
+                add(function, test, negated, f"condition turned round: {ast.unparse(test)}")
+    return sorted(found.values(), key=lambda m: (m.line, m.start, m.stop))
+
+
+# -- running tests ---------------------------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Import what takes long, then: a line of JSON in (folder, tests, seconds), a line out (outcome, seconds)."""
+    for module in WARM.split():
+        with contextlib.suppress(ImportError):
+            __import__(module)
+    for line in sys.stdin:
+        order = json.loads(line)
+        began = time.monotonic()
+        child = os.fork()
+        if not child:
+            os.setsid()  # what the tests start ends with them
+            run_tests(order["folder"], order["tests"], order["log"])
+        code = None
+        while code is None:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() - began > order["seconds"]:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                code = -1000
+            else:
+                time.sleep(0.02)
+        print(json.dumps([code, time.monotonic() - began]), flush=True)
+
+
+def run_tests(folder: str, tests: list[str], log: str) -> None:
+    """The forked process's life."""
+    import pytest
+
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = folder  # for processes that a test starts
+    os.chdir(ROOT)
+    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not long", *tests]
+    code = int(pytest.main(words))
+    loaded = sys.modules.get("fedseed")
+    if loaded is not None and not str(loaded.__file__).startswith(folder):
+        code = 99  # the tests looked at another tree
+    sys.stdout.flush()
+    os._exit(code)
+
+
+class Server:
+    """A copy of the source tree, and a process that runs tests with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "tests.log"
+        shutil.copytree(ROOT / "src", folder / "src", copy_function=_copy)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, "--serve"]
+        self._process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment)
+        self._stamp = time.time()
+
+    def run(self, file: str, data: bytes, tests: list[str], seconds: float) -> tuple[str, float]:
+        """Run tests with one file's content replaced: "passed", "killed", "timeout" or "broken", and the seconds."""
+        path = self.folder / file
+        before = path.read_bytes()
+        try:
+            self._write(path, data)
+            order = {"folder": str(self.folder / "src"), "tests": tests, "seconds": seconds, "log": str(self.log)}
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            code, took = json.loads(self._process.stdout.readline())
+        finally:
+            self._write(path, before)
+        # 1: a test failed; 2 to 4: a module could not be imported, which somebody would notice too
+        names = {0: "passed", 1: "killed", 2: "killed", 3: "killed", 4: "killed", -1000: "timeout"}
+        return names.get(code, "killed" if code < 0 else "broken"), took
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """With a time of its own, by which Python and numba know what of theirs is stale."""
+        path.write_bytes(data)
+        self._stamp += 7
+        os.utime(path, (self._stamp, self._stamp))
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _copy(source: str, target: str) -> None:
+    """Code and compiled code with its times; the rest (models) as links."""
+    if Path(source).suffix in (".py", ".pyc", ".nbi", ".nbc", ".toml"):
+        shutil.copy2(source, target)
+    else:
+        Path(target).symlink_to(source)
+
+
+# -- all of it -------------------------------------------------------------------------------------------------------
+
+
+def explained(target: dict[str, Any], mutant: Mutant) -> str | None:
+    """Why a mutant makes no difference, if the table says so."""
+    for one in target.get("equivalent", ()):
+        if one["change"] == mutant.change and one.get("line", mutant.source) == mutant.source:
+            return str(one["why"])
+    return None
+
+
+def check(name: str, target: dict[str, Any], servers: "queue.Queue[Server]", jobs: int) -> list[dict[str, Any]]:
+    """Try all mutants of a target; a line of the report for each."""
+    path = ROOT / target["file"]
+    data = path.read_bytes()
+    made = mutants(path, target.get("functions", []))
+    first = servers.get()
+    first.run(target["file"], data, target["tests"], 1800)  # what is compiled once is compiled now
+    outcome, seconds = first.run(target["file"], data, target["tests"], 1800)
+    if outcome != "passed":
+        raise SystemExit(f"{name}: the tests do not pass as it is ({outcome}):\n{first.log.read_text()[-3000:]}")
+    servers.put(first)
+    print(f"{name}: {len(made)} mutants, {seconds:.1f} s each", flush=True)
+
+    def one(mutant: Mutant) -> dict[str, Any]:
+        server = servers.get()
+        try:
+            changed = data[: mutant.start] + mutant.text.encode() + data[mutant.stop :]
+            outcome, took = server.run(target["file"], changed, target["tests"], max(60.0, 20 * seconds))
+        finally:
+            servers.put(server)
+        outcome = "survived" if outcome == "passed" else outcome
+        why = explained(target, mutant) if outcome == "survived" else None
+        line = {"target": name, "file": target["file"], **asdict(mutant), "outcome": outcome, "seconds": took}
+        if why is not None:
+            line |= {"outcome": "equivalent", "why": why}
+        if line["outcome"] in ("survived", "broken"):
+            print(f"  {outcome}: {target['file']}:{mutant.line} {mutant.function}: {mutant.change}", flush=True)
+        return line
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, made))
+
+
+def report(lines: list[dict[str, Any]]) -> str:
+    """A readable list: how many of each outcome, then what survived and what makes no difference."""
+    text = []
+    for name in dict.fromkeys(line["target"] for line in lines):
+        counts = Counter(line["outcome"] for line in lines if line["target"] == name)
+        text.append(f"{name}: " + ", ".join(f"{counts[k]} {k}" for k in sorted(counts)))
+    for outcome in ("survived", "broken", "timeout", "equivalent"):
+        chosen = [line for line in lines if line["outcome"] == outcome]
+        text += ["", f"{outcome}:"] if chosen else []
+        for line in chosen:
+            text.append(f"  {line['file']}:{line['line']} {line['function']}: {line['change']}")
+            text += [f"      {line['why']}"] if "why" in line else []
+    return "\n".join(text) + "\n"
+
+
+def main() -> int:
+    """Entry point: 1 if something survived that the table does not explain."""
+    parser = argparse.ArgumentParser(description="Check the tests by small mistakes in the code.")
+    parser.add_argument("targets", nargs="*", help="targets of the table; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants", help="folder for the report")
+    parser.add_argument("--list", action="store_true", help="say what would be changed, and stop")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve()
+        return 0
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    unknown = set(options.targets) - set(table)
+    if unknown:
+        parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
+    chosen = {name: table[name] for name in options.targets or table}
+    if options.list:
+        for name, target in chosen.items():
+            for mutant in mutants(ROOT / target["file"], target.get("functions", [])):
+                print(f"{name} {target['file']}:{mutant.line} {mutant.function}: {mutant.change}")
+        return 0
+    lines: list[dict[str, Any]] = []
+    servers: queue.Queue[Server] = queue.Queue()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        all_servers = [Server(Path(folder) / str(n)) for n in range(options.jobs)]
+        for server in all_servers:
+            servers.put(server)
+        try:
+            for name, target in chosen.items():
+                lines += check(name, target, servers, options.jobs)
+        finally:
+            for server in all_servers:
+                server.close()
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "mutants.json").write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+    text = report(lines)
+    (options.out / "mutants.txt").write_text(text, encoding="utf-8")
+    print(f"\n{text}\n{options.out}/mutants.json, .txt")
+    return 1 if any(line["outcome"] in ("survived", "broken") for line in lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Byzantine clients that change what they send: well formed, and what the methods withstand."""
+
+import numpy as np
+import pytest
+
+from fedseed import FeedSign, ZOFedSGD
+from fedseed.federation.messages import Message
+from support.zeroth_order import METHODS, federation
+
+
+def test_attacks_bite_and_feedsign_withstands_one_of_five():
+    """Random projections of one client of five wreck ZO-FedSGD, not FeedSign; both are named in the metrics."""
+    settings = {"rounds": 150, "evaluate_every": 150, "attack": "random", "attackers": [4]}
+    honest = {"rounds": 150, "evaluate_every": 150}
+    sign, zo = FeedSign(learning_rate=0.01, batch=8), ZOFedSGD(learning_rate=0.01, batch=8, seeds="shared")
+    final = {
+        (m.name, bool(s.get("attack"))): federation(m, **s).run().summary["final"]["loss"]
+        for m in (sign, zo)
+        for s in (honest, settings)
+    }
+    start = federation(sign).run().summary["baseline"]["loss"]
+    assert final["feedsign", False] < start and final["zo-fedsgd", False] < start
+    assert final["feedsign", True] < start  # still learns
+    assert final["zo-fedsgd", True] > start  # destroyed
+    result = federation(sign, **settings).run()
+    assert result.metrics[-1]["attacked"] == ["client-4"]
+    assert result.summary["attack"] == {"kind": "random", "clients": 1}
+
+
+@pytest.mark.parametrize("kind", ["sign", "random", "noise"])
+@pytest.mark.parametrize("name", ["zo-own", "zo-byte", "feedsign", "fedkseed"])
+def test_an_attack_changes_what_is_sent(name, kind):
+    method, _ = METHODS[name]
+    run = federation(method, attack=kind, attackers=[2])
+    changed = 0
+    for number in range(1, 9):
+        run.coordinator.open(number)
+        honest = run.worker.train(run.coordinator.plan(2), 2, run.items[2]).message
+        sent = run.worker.corrupt(honest, kind)
+        run.coordinator.receive(sent, 2)  # it is well formed: nobody can tell
+        changed += sent != honest
+        if kind == "sign":
+            a, b = (
+                method.decode_update(run.coordinator.state, number, Message.decode(m).payload) for m in (honest, sent)
+            )
+            np.testing.assert_array_equal(*(([a.signs, -b.signs]) if name == "feedsign" else [a.scalars, -b.scalars]))
+        run.worker.apply(run.coordinator.close())
+    assert changed == 8 or (name == "feedsign" and changed >= 2)

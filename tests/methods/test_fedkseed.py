@@ -1,0 +1,113 @@
+"""FedKSeed and FedKSeed-Pro: a pool of seeds, an accumulator, probabilities, the loss guard."""
+
+import copy
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import Basis, FedKSeed, ParameterSpace
+from fedseed.errors import NonFiniteError
+from fedseed.federation.messages import Message
+from fedseed.methods.base import Answer
+from fedseed.methods.fedkseed import Accumulated, Pairs
+from fedseed.runs.assembly import Federation
+from fedseed.training.client import LocalClient
+from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
+
+
+def test_fedkseed_with_a_pool_as_large_as_the_steps_is_plain_local_training_along_those_seeds():
+    """One client, one round, a candidate for each step: the local weights are those of MeZO steps done by hand."""
+    method = FedKSeed(**QUICK, candidates=4096, steps=12, basis="normal")
+    run = federation(method, 1, rounds=1)
+    run.coordinator.open(1)
+    plan = run.coordinator.plan(0)
+    update = method.decode_update(
+        run.coordinator.state, 1, Message.decode(run.worker.train(plan, 0, run.items[0]).message).payload
+    )
+    space = ParameterSpace(model())
+    client = LocalClient(space, OBJECTIVE, run.items[0], 3, 1, 0)
+    basis = Basis("normal", run.coordinator.state.pool)
+    for j, rho, items in zip(update.indices, update.scalars, client.batches(8), strict=False):
+        losses = []
+        for side in (1e-3, -1e-3):
+            saved = space.snapshot()
+            space.add(basis, [1.0], side, first=int(j))  # weights really changed, and put back from a copy
+            with torch.no_grad():
+                losses.append(float(OBJECTIVE.losses(space.model, items).sum()) / 8)
+            space.restore(saved)
+        assert rho == pytest.approx((losses[0] - losses[1]) / 2e-3, rel=1e-4, abs=1e-3)
+        space.add(basis, [rho], -0.02, first=int(j))
+    # the accumulator rebuilds the same model, to float rounding
+    rebuilt = ParameterSpace(model())
+    rebuilt.keep_base()
+    total = np.zeros(4096, dtype=np.float32)
+    np.add.at(total, update.indices, update.scalars)
+    method.apply(run.coordinator.state, Accumulated(total), rebuilt)
+    for a, b in zip(space.parameters, rebuilt.parameters, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_loss_guard_skips_and_counts():
+    guarded = FedKSeed(**QUICK, candidates=64, steps=10, clip=1e-9)
+    result = federation(guarded, rounds=2, evaluate_every=1).run()
+    assert len({line["weights_digest"] for line in result.metrics}) == 1
+    assert result.summary["skipped_steps"] == 2 * 5 * 10
+    assert "the loss guard allows" in result.metrics[1]["skipped"][0]["reason"]
+    half = FedKSeed(**QUICK, candidates=64, steps=10, clip=2e-3)
+    summary = federation(half, rounds=2, evaluate_every=1).run().summary
+    assert 0 < summary["skipped_steps"] < 100
+    with pytest.raises(NonFiniteError):
+        half._quotient(float("inf"), float("inf"), 1.0)
+
+
+def test_importance_follows_equation_13_and_unused_candidates_count_as_average():
+    method = FedKSeed(candidates=4, importance=True)
+    assert method.probabilities(method.start(LAYOUT, 1).step) == pytest.approx([0.25] * 4)
+    step = Accumulated(
+        np.zeros(4, dtype=np.float32), np.array([2, 9, 0, 4], dtype=np.float32), np.array([2, 3, 0, 2], dtype=np.uint32)
+    )
+    psi = np.array([0.0, 1.0, 0.5, 0.5])  # means 1, 3, -, 2: min-max 0, 1, and 0.5 for the unused
+    np.testing.assert_allclose(method.probabilities(step), np.exp(psi) / np.exp(psi).sum(), rtol=1e-6)
+    plan = method.plan(method.advance(method.start(LAYOUT, 1), step), 2)
+    drawn = FedKSeed(candidates=4, importance=True, steps=40_000).draw(plan, 5)
+    frequency = np.bincount(drawn, minlength=4) / 40_000
+    np.testing.assert_allclose(frequency, plan.probabilities, atol=4 * 0.5 / sqrt(40_000))
+
+
+def test_fedkseed_accumulates_with_the_clients_shares():
+    method = FedKSeed(candidates=4, importance=True, importance_clip=2.0)
+    state = method.start(LAYOUT, 1)
+    a = Pairs(np.array([1, 1, 3], dtype=np.uint32), np.array([1, 2, 4], dtype=np.float32))
+    b = Pairs(np.array([1], dtype=np.uint32), np.array([-8], dtype=np.float32))
+    step = method.aggregate(state, answers(1, [Answer(0, 0.75, a), Answer(1, 0.25, b)]))
+    np.testing.assert_allclose(step.accumulator, [0, 0.75 * 3 - 0.25 * 8, 0, 0.75 * 4])
+    np.testing.assert_allclose(step.sums, [0, 1 + 2 + 2, 0, 2])  # |rho| clipped at 2
+    np.testing.assert_array_equal(step.uses, [0, 3, 0, 1])
+    again = method.decode_step(state, step.encode())
+    np.testing.assert_array_equal(again.uses, step.uses)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fedkseed_needs_no_copy_to_go_back_to(dtype):
+    """After training the weights are those of before, built anew from the base, which may be in a file."""
+    method = FedKSeed(**QUICK, candidates=64, steps=10)
+    net = model(dtype)
+    with torch.no_grad():
+        net[0].weight[0, 0] = -0.0  # adding a zero change would lose this sign
+    runs = []
+    for spill in (False, True):
+        train, _ = data(5, dtype)
+        runs.append(Federation(copy.deepcopy(net), train, method, OBJECTIVE, rounds=3, seed=3, spill_base=spill))
+    for number in range(1, 4):
+        for run in runs:
+            before = run.worker.space.digest()
+            picked = run.coordinator.open(number)
+            for client in picked:
+                answer = run.worker.train(run.coordinator.plan(client), client, run.items[client])
+                assert run.worker.space.digest() == before
+                run.coordinator.receive(answer.message, client)
+            run.worker.apply(run.coordinator.close())
+            assert run.worker.space.digest() != before
+        assert runs[0].worker.space.digest() == runs[1].worker.space.digest()

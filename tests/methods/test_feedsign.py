@@ -1,0 +1,151 @@
+"""FeedSign: votes, ties, coins, private draws, orbits of one bit a step."""
+
+from math import exp, sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import Basis, FeedSign, MeZO, Orbit, ParameterSpace
+from fedseed.federation.messages import Message
+from fedseed.methods.base import Answer
+from fedseed.methods.feedsign import Votes, private_sign
+from fedseed.training.client import LocalClient
+from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
+
+
+def test_feedsign_with_one_client_follows_the_sign_of_mezos_projections():
+    method, reference = FeedSign(**QUICK), MeZO(**QUICK)
+    run = federation(method, 1)
+    for number in range(1, 30):
+        run.coordinator.open(number)
+        space = run.worker.space
+        client = LocalClient(space, OBJECTIVE, run.items[0], 3, number, 0)
+        rho = reference.train(reference.start(space.layout, 3), None, client).scalars[0]
+        answer = run.worker.train(run.coordinator.plan(0), 0, run.items[0])
+        run.coordinator.receive(answer.message, 0)
+        step = run.coordinator.close()
+        assert Votes.decode(Message.decode(step).payload, 1).signs[0] == np.sign(rho)
+        run.worker.apply(step)
+
+
+def test_ten_thousand_feedsign_steps_make_1250_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda handle: None)  # ten thousand times is half a minute
+    from fedseed.orbit import Header, OrbitWriter, Record
+
+    method = FeedSign()
+    space = ParameterSpace(model())
+    header = Header("m", "0" * 32, "float32", space.layout, method, 1)
+    sizes = []
+    for steps in (0, 10_000):
+        path = tmp_path / f"{steps}.orbit"
+        writer = OrbitWriter(path, header)
+        signs = np.random.default_rng(0).choice([-1, 1], steps).astype(np.int8)
+        for number, sign in enumerate(signs, start=1):
+            writer.append(Record(number, Votes(np.array([sign])).encode()))
+        writer.close()
+        sizes.append(path.stat().st_size)
+    assert sizes[1] - sizes[0] == 1250 + 48  # the bits, and one record's frame
+    assert sizes[1] < 2000
+    orbit = Orbit.open(tmp_path / "10000.orbit")
+    assert [Votes.decode(r.payload, 1).signs[0] for r in orbit.records] == list(signs)
+
+
+def votes(*signs):
+    return [Answer(i, 1 / len(signs), Votes(np.array([s], dtype=np.int8))) for i, s in enumerate(signs)]
+
+
+def test_majority_ties_and_zero_projections():
+    method = FeedSign()
+    state = method.start(LAYOUT, 7)
+    assert method.aggregate(state, answers(1, votes(1, 1, -1))).signs[0] == 1
+    assert method.aggregate(state, answers(1, votes(-1, 1, -1))).signs[0] == -1
+    coins = [int(method.aggregate(state, t, votes(1, -1)).signs[0]) for t in range(1, 401)]
+    assert coins == [int(method.coins(state, t)[0]) for t in range(1, 401)]
+    assert abs(sum(coins)) < 4 * sqrt(400)  # fair within 4 standard errors
+
+    class Flat(LocalClient):
+        def perturbed_loss(self, basis, k, scale, items):
+            return 1.0
+
+    train, _ = data(1)
+    for t in range(1, 9):
+        client = Flat(ParameterSpace(model()), OBJECTIVE, train[0], 7, t, 0)
+        assert method.train(state, None, client).signs[0] == method.coins(state, t)[0]
+
+
+def test_abstaining_clients_and_a_step_that_nobody_voted_on(tmp_path):
+    run = federation(FeedSign(**QUICK), out=tmp_path / "run", rounds=6)
+    bad = [(x * float("nan"), y) for x, y in run.items[1]]
+    run.items[1] = bad
+    result = run.run()
+    assert {s["client"] for s in result.metrics[-1]["skipped"]} == {"client-1"}
+    assert len(result.metrics[-1]["skipped"]) == 6
+    silent = federation(FeedSign(**QUICK), out=tmp_path / "silent", rounds=6)
+    silent.items = [bad] * 5
+    digests = {line["weights_digest"] for line in silent.run().metrics}
+    assert len(digests) == 1
+    orbit = Orbit.open(tmp_path / "silent" / "model.orbit")
+    assert len(orbit) == 6 and orbit.replay(model()) in digests
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("total", range(-5, 6))
+def test_private_draws_have_the_papers_odds(epsilon, total):
+    """20,000 draws from the operating system: the frequency of +1 within 4 standard errors of sigma(eps S / 2)."""
+    method = FeedSign(epsilon=epsilon, votes_per_round=20_000)
+    signs = [1] * max(total, 0) + [-1] * max(-total, 0) + ([1, -1] if total in (0,) else [])
+    made = [Answer(i, 0, Votes(np.full(20_000, s, dtype=np.int8))) for i, s in enumerate(signs)]
+    drawn = method.aggregate(method.start(LAYOUT, 1), 1, made).signs
+    expected = 1 / (1 + exp(-epsilon * total / 2))
+    assert abs((drawn > 0).mean() - expected) < 4 * sqrt(expected * (1 - expected) / 20_000) + 1e-9
+
+
+def test_private_draws_can_not_be_reproduced_from_the_recipe():
+    method = FeedSign(epsilon=0.5, votes_per_round=256)
+    made = [Answer(0, 1, Votes(np.ones(256, dtype=np.int8)))]
+    draws = {method.aggregate(method.start(LAYOUT, 1), 1, made).encode() for _ in range(5)}
+    assert len(draws) == 5
+    assert private_sign(5, 2000.0, 0.999) == 1 and private_sign(-5, 2000.0, 0.0) == -1  # no overflow
+
+
+def test_privacy_spent_is_the_accountants():
+    """Rarely more than T eps, and what an independent count gives for few votes; reported in the summary."""
+    method = FeedSign(epsilon=0.1)
+    one = method.privacy(1)
+    assert one["epsilon_pure"] == one["epsilon_per_vote"] == 0.1 and one["epsilon"] <= 0.1
+    many = method.privacy(1000)
+    assert many["epsilon_pure"] == pytest.approx(100)
+    # zero-concentrated DP, another accountant: a pure eps-private draw costs rho <= eps^2 / 2
+    upper = 1000 * 0.1**2 / 2 + 2 * sqrt(1000 * 0.1**2 / 2 * np.log(1e5))
+    assert 5 < many["epsilon"] < upper
+    assert FeedSign().privacy(10) is None
+    summary = federation(FeedSign(**QUICK, epsilon=1.0), rounds=5).run().summary
+    assert summary["privacy"] == FeedSign(epsilon=1.0).privacy(5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_steps_vanish_to_nearest_but_not_otherwise(dtype):
+    """300 FeedSign steps of 5e-6 in one direction of travel, on 16-bit weights near 0.02."""
+
+    def travelled(small_steps):
+        net = torch.nn.Linear(100, 100, bias=False, dtype=dtype)
+        with torch.no_grad():
+            net.weight.fill_(0.02)
+        space = ParameterSpace(net)
+        method = FeedSign(learning_rate=5e-6, basis="rademacher", small_steps=small_steps, epsilon=None)
+        state = method.start(space.layout, 1)
+        if method.from_base:
+            space.keep_base()
+        total = np.zeros(10_000)
+        for _ in range(300):
+            step = Votes(np.array([1], dtype=np.int8))
+            space.apply(method.change(state, step))
+            total -= 5e-6 * Basis("rademacher", 1).direction(state.done, 0, 10_000)
+            state = method.advance(state, step)
+        moved = net.weight.detach().double().numpy().reshape(-1) - float(torch.tensor(0.02, dtype=dtype))
+        return float(moved @ total / (total @ total))
+
+    assert travelled("nearest") == 0
+    assert travelled("from-base") == pytest.approx(1, abs=0.1)
+    assert travelled("stochastic") == pytest.approx(1, abs=0.1)

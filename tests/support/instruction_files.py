@@ -1,0 +1,95 @@
+"""Writes small data sets of instructions in their original forms."""
+
+import json
+
+
+def write_lines(path, rows):
+    """Write a jsonl file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_natural_instructions(folder, train=None, test=None):
+    """Write a folder in the form of Natural Instructions v2.8.
+
+    Args:
+        folder: to write into.
+        train: instances of each train task by name, each (input, outputs).
+        test: the same for test tasks.
+    """
+    tasks = {
+        "train": train or {f"task{n:03d}_copy": numbered(25 + n, f"train {n}") for n in range(3)},
+        "test": test or {"task900_test": numbered(30, "test")},
+    }
+    (folder / "splits" / "default").mkdir(parents=True)
+    (folder / "tasks").mkdir()
+    for split, of_split in tasks.items():
+        names = "".join(f"{name}\n" for name in of_split)
+        (folder / "splits" / "default" / f"{split}_tasks.txt").write_text(names)
+        for name, rows in of_split.items():
+            content = {
+                "Contributors": ["nobody"],
+                "Source": ["made by a test"],
+                "Categories": ["Text Completion"],
+                "Definition": [f"Do what {name} says.", "Another wording."],
+                "Positive Examples": [{"input": "a", "output": "b", "explanation": "c"}],
+                "Negative Examples": [],
+                "Instances": [{"id": f"{name}-{i}", "input": x, "output": y} for i, (x, y) in enumerate(rows)],
+                "Instance License": ["Unknown"],
+            }
+            (folder / "tasks" / f"{name}.json").write_text(json.dumps(content, indent=4))
+    return folder
+
+
+def numbered(count, text):
+    return [(f"{text}, number {i}", [f"answer {i}", "second"]) for i in range(count)]
+
+
+CATEGORIES = ("brainstorming", "classification", "closed_qa", "creative_writing", "general_qa",
+              "information_extraction", "open_qa", "summarization")  # fmt: skip
+
+
+def write_dolly(path, each=12):
+    """Write a file in the form of databricks-dolly-15k.jsonl, so many rows of each category in turn."""
+    rows = [
+        {"instruction": f"{c} {i}?", "context": f"About {i}." if i % 2 else "", "response": f"So {i}.", "category": c}
+        for i in range(each)
+        for c in reversed(CATEGORIES)
+    ]
+    return write_lines(path, rows)
+
+
+def write_alpaca(path, count=40, input=""):
+    """Write a file in the form of alpaca_data.json: a list with an object per example."""
+    rows = [{"instruction": f"Say {i}.", "input": input, "output": f"{i}"} for i in range(count)]
+    path.write_text(json.dumps(rows, indent=4), encoding="utf-8")
+    return path
+
+
+LANGUAGES = ("C", "C#", "C++", "Go", "Java", "PHP", "Pascal", "Python", "Scala", "X86-64 Assembly")
+
+
+def write_code_alpaca(path, each=6):
+    """Write a file in the form of rosetta_alpaca.json: the language is the input."""
+    rows = [
+        {"instruction": f"Print {i}.", "input": language, "output": f"print\u00a0{i}"}
+        for i in range(each)
+        for language in LANGUAGES
+    ]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
+def write_gsm8k(folder, train=30, test=6):
+    """Write a folder in the form of GSM8K: train.jsonl and test.jsonl."""
+    for name, count in (("train", train), ("test", test)):
+        rows = [
+            {
+                "question": f"{name}: {i} and {i}?",
+                "answer": f"It is {i}+{i} = <<{i}+{i}={2 * i}>>{2 * i}.\n#### {2 * i}",
+            }
+            for i in range(count)
+        ]
+        write_lines(folder / f"{name}.jsonl", rows)
+    return folder

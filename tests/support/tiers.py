@@ -1,0 +1,65 @@
+"""Three tiers of tests: what ends in two minutes, what a user relies on, and what takes long.
+
+- `make check` leaves out what is marked `long`: tests that start processes, train for seconds or need a server.
+- `make test` runs all but what is marked `slow`.
+- `make slow` (FEDSEED_SLOW=1) runs what is marked `slow`: whole matrices of which the others have a part, long faults.
+
+`tiered` marks the greater part of a matrix slow, so that every value, or every pair of values, is still tried always.
+"""
+
+import itertools
+import os
+
+import pytest
+
+SLOW = os.environ.get("FEDSEED_SLOW") == "1"
+
+
+def covering(cases, together):
+    """The smallest set of cases that a greedy search finds in which all that is in some case is in one of the set.
+
+    Args:
+        cases: tuples of the numbers of their values, all of one length.
+        together: 1, every value of every axis; 2, every pair of values of two axes; ...
+    """
+
+    def parts(case):
+        return set(itertools.combinations(enumerate(case), together))
+
+    missing = set().union(*map(parts, cases)) if cases else set()
+    chosen, rest = [], [(case, parts(case)) for case in cases]
+    while missing:
+        best = max(rest, key=lambda one: len(one[1] & missing))  # the first of those that add as much
+        missing -= best[1]
+        chosen.append(best[0])
+    return set(chosen)
+
+
+def tiered(axes, together=1, without=None):
+    """Parametrize a test by a product; a covering set of it is always run, the rest is slow.
+
+    Args:
+        axes: values by the name of their argument; names may be several, such as "start, count", for tuples.
+        together: see `covering`.
+        without: says by a case's values which there is not.
+    """
+    names = [name.strip() for axis in axes for name in axis.split(",")]
+    values = [list(of_axis) for of_axis in axes.values()]
+
+    def flat(case):
+        made = []
+        for axis, at, of_axis in zip(axes, case, values, strict=True):
+            made += of_axis[at] if "," in axis else [of_axis[at]]
+        return made
+
+    cases = list(itertools.product(*(range(len(of_axis)) for of_axis in values)))
+    cases = [case for case in cases if without is None or not without(*flat(case))]
+    always = covering(cases, together)
+    return pytest.mark.parametrize(
+        names, [pytest.param(*flat(case), marks=[] if case in always else [pytest.mark.slow]) for case in cases]
+    )
+
+
+def mark(params, which, marker="slow"):
+    """The values of one argument, those for which `which` is true marked."""
+    return [pytest.param(p, marks=[getattr(pytest.mark, marker)]) if which(p) else p for p in params]

@@ -1,0 +1,138 @@
+"""What is written is on the disk when the call returns, and whole or not at all."""
+
+import errno
+import os
+
+import pytest
+
+from fedseed.durable import Appender, replacing, sync_folder, write_whole
+from fedseed.errors import StorageError
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is asked of the system, in order, by (name, path)."""
+    made = []
+
+    def watch(name):
+        original = getattr(os, name)
+
+        def watched(first, *rest):
+            path = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else str(first)  # noqa: PTH115
+            made.append((name, path))
+            return original(first, *rest)
+
+        monkeypatch.setattr(os, name, watched)
+
+    for name in ("pwrite", "fsync", "ftruncate", "replace"):
+        watch(name)
+    return made
+
+
+def test_an_append_is_on_disk_before_it_returns(tmp_path, calls):
+    path = tmp_path / "a"
+    file = Appender(path)
+    assert calls == [("fsync", str(tmp_path))]  # the folder knows the new file
+    calls.clear()
+    file.append(b"one")
+    assert calls == [("pwrite", str(path)), ("fsync", str(path))] and file.size == 3
+    calls.clear()
+    file.append(b"two", sync=False)
+    assert calls == [("pwrite", str(path))]
+    file.sync()
+    assert calls[1:] == [("fsync", str(path))] and path.read_bytes() == b"onetwo"
+    file.close()
+    file.close()
+    with pytest.raises(StorageError):
+        file.append(b"three")
+    calls.clear()
+    again = Appender(path)
+    assert calls == [] and again.size == 6  # it was there
+    again.append(b"!")
+    again.close()
+    assert path.read_bytes() == b"onetwo!"
+
+
+def test_the_system_may_write_a_part_at_a_time(tmp_path, monkeypatch):
+    file, pwrite = Appender(tmp_path / "a"), os.pwrite
+    file.append(b"begin ")
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: pwrite(handle, data[:3], at))
+    file.append(b"0123456789")
+    assert file.size == 16 and file.path.read_bytes() == b"begin 0123456789"
+    file.close()
+
+
+@pytest.mark.parametrize("failing", ["pwrite", "fsync"])
+def test_a_failed_append_is_taken_back(tmp_path, monkeypatch, failing):
+    file, original, count = Appender(tmp_path / "a"), getattr(os, failing), [0]
+    file.append(b"kept")
+
+    def fails(handle, *rest):
+        count[0] += 1
+        if count[0] == (2 if failing == "pwrite" else 1):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if failing == "pwrite":
+            data, at = rest
+            return original(handle, data[:2], at)
+        return original(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, fails)
+        with pytest.raises(StorageError, match=r"a: can't be written: No space left on device"):
+            file.append(b"lost")
+    assert file.path.read_bytes() == b"kept" and file.size == 4
+    file.append(b" more")
+    file.close()
+    assert file.path.read_bytes() == b"kept more"
+
+
+def test_a_cut_is_on_disk_and_never_makes_a_file_longer(tmp_path, calls):
+    file = Appender(tmp_path / "a")
+    file.append(b"0123456789")
+    calls.clear()
+    for size in (11, 10):
+        file.cut(size)
+        assert calls == [] and file.size == 10
+    file.cut(4)
+    assert [name for name, _ in calls] == ["ftruncate", "fsync"] and file.size == 4
+    file.append(b"x")
+    file.close()
+    assert file.path.read_bytes() == b"0123x"
+
+
+def test_a_file_is_replaced_when_all_of_the_new_one_is_on_disk(tmp_path, calls):
+    path, part = tmp_path / "a.bin", tmp_path / "a.part.bin"
+    path.write_bytes(b"old")
+    write_whole(path, b"new")
+    assert calls == [("fsync", str(part)), ("replace", str(part)), ("fsync", str(tmp_path))]
+    assert path.read_bytes() == b"new" and [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace", None])
+def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def fails(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    if failing:
+        monkeypatch.setattr(os, failing, fails)
+        with pytest.raises(StorageError, match=r"a\.bin: can't be written: Input/output error"):
+            write_whole(path, b"new")
+    else:
+        with pytest.raises(KeyError), replacing(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise KeyError
+    assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_handles_are_given_back(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for number in range(20):
+        sync_folder(tmp_path)
+        write_whole(tmp_path / "a", bytes([number]))
+        Appender(tmp_path / "b").close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    with pytest.raises(StorageError, match="nowhere"):
+        Appender(tmp_path / "nowhere" / "a")
