@@ -54,7 +54,7 @@ def plugin(tmp_path):
 def things(monkeypatch, **points):
     """A registry of numbers with entry points of a package."""
     found = [EntryPoint(name, f"{__name__}:{value}", "group") for name, value in points.items()]
-    for point in found:
+    if found:
         monkeypatch.setattr(EntryPoint, "load", lambda self: eval(self.value.partition(":")[2]))
     monkeypatch.setattr(registries, "entry_points", lambda group: found)
     registry = Registry("thing", "group", [("one", 1), ("two", 2)], marks=lambda thing: {"code": abs(thing)})
@@ -69,7 +69,7 @@ def test_own_things_come_first_and_entry_points_when_they_are_asked_for(monkeypa
     registry = things(monkeypatch, three="3")
     assert registry.find("three") == 3 and registry.names() == ["one", "two", "three"]
     assert registry.find("four") is None and registry.find(None) is None and registry.find([]) is None
-    with pytest.raises(RecipeError, match="thing 'four': choose one of one, two, three, or give the file .* --plugin"):
+    with pytest.raises(RecipeError, match=r"thing 'four': choose one of one, two, three, or give the file .* --plugin"):
         registry.get("four")
 
 
@@ -191,7 +191,7 @@ def test_a_cell_of_a_notebook_may_run_twice():
     for _ in range(2):
         newest = fedseed.register_method(method())
     assert REGISTRIES["methods"].find("mine") is newest
-    with pytest.raises(RecipeError, match="code 200 is that of mine .*test_registry"):
+    with pytest.raises(RecipeError, match=r"code 200 is that of mine .*test_registry"):
         fedseed.register_method(method(name_="another"))
 
 

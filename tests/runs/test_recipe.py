@@ -5,6 +5,7 @@ import pytest
 from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 from fedseed.tasks import CLOZE, MEZO, TASKS, InstructionsTask
 from fedseed.tasks.partition import Dirichlet
@@ -379,3 +380,91 @@ def test_published_comparisons_have_the_papers_numbers():
         3,
     )
     assert {r.method.travel for r in (mezo, lora)} == {"tensors"}
+
+
+def test_old_names_of_keys_work_and_are_said_in_one_line(recipe):
+    old = GOOD.replace("learning_rate", "rate") + "[model]\nspill_base = true\n"
+    said: list[str] = []
+    read = read_recipe(recipe(old), ["method.training.rate=0.2"], note=said.append)
+    assert read.method.training.learning_rate == 0.2 and read.model.offload_base
+    assert [line.partition(": ")[2] for line in said] == [
+        "model.spill_base is called model.offload_base now; the old name works in this release only",
+        "method.training.rate is called method.training.learning_rate now; the old name works in this release only",
+    ]
+    assert read == read_recipe(recipe(read.to_toml()), note=lambda line: pytest.fail(line))
+    with pytest.warns(FutureWarning, match="spill_base is called"):
+        read_recipe(recipe(old))
+    with pytest.raises(RecipeError, match=r"method.training.rate = 0.3: rate is the old name of learning_rate, which"):
+        read_recipe(recipe(GOOD + "rate = 0.3"))
+    changed = read_recipe(recipe(GOOD), ["method.training.rate=0.7"], note=said.append)
+    assert changed.method.training.learning_rate == 0.7  # an old name in --set replaces what the new one says
+
+
+def test_components_are_chosen_by_name(recipe):
+    text = GOOD + "[aggregation]\nname = 'median'\n[[tracking]]\nname = 'csv'\n[[tracking]]\nname = 'tensorboard'\n"
+    read = read_recipe(recipe(text), ["method.seeds=shared"])
+    assert read.aggregation.name == "median" and [t.name for t in read.tracking] == ["csv", "tensorboard"]
+    assert read_recipe(recipe(read.to_toml())) == read
+    assert read_recipe(recipe(GOOD)).aggregation.name == "mean"
+    for table, problem in (
+        ("[aggregation]\nname = 'krum'", "aggregation.name = 'krum': choose one of mean, median, or give the file"),
+        ("[aggregation]\ntrim = 1", "aggregation.trim = 1: unknown key; allowed here: name$"),
+        (
+            "[aggregation]\nname = 'median'",
+            '"median" does not fit ferret: seeds = "per-client".*; set method.seeds',
+        ),
+        ("[[tracking]]\nname = 'csv'\npath = 'x'", "tracking.0.path = 'x': unknown key; allowed here: name, file$"),
+        ("[[tracking]]\nfile = 'x'", "tracking.0.name: missing; choose one of csv, tensorboard"),
+        ("[tracking]\nname = 'csv'", "tracking = .*valid list"),
+        ("[evaluation]\nmetrics = ['bleu']", r"evaluation.metrics = \['bleu'\]: 'bleu': choose one of rouge_l, f1"),
+    ):
+        with pytest.raises(RecipeError, match=problem):
+            read_recipe(recipe(GOOD + table))
+
+
+RULE = """
+from typing import ClassVar, Literal
+import fedseed
+from fedseed.aggregation import Mean
+
+@fedseed.register_aggregation
+class Mine(Mean):
+    name: Literal["mine"] = "mine"
+    about: ClassVar[str] = "a rule"
+"""
+
+
+def test_a_recipes_plugins_are_not_run_unasked(recipe, tmp_path, monkeypatch):
+    from fedseed import registry
+    from fedseed.aggregation import REGISTRY
+
+    monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
+    monkeypatch.setattr(registry, "_loaded", {})
+    (tmp_path / "rule.py").write_text(RULE)
+    text = "plugins = ['rule.py']\n" + GOOD + "[aggregation]\nname = 'mine'\n"
+    path = recipe(text)
+    with pytest.raises(
+        RecipeError, match=r"plugins = ..rule.py..: a plug-in is code.*--trust-plugins.*trust_plugins=True"
+    ):
+        read_recipe(path, ["method.seeds=shared"])
+    assert REGISTRY.find("mine") is None
+    read = read_recipe(path, ["method.seeds=shared"], trust_plugins=True)
+    assert read.plugins == [str(tmp_path / "rule.py")] and read.aggregation.name == "mine"
+    assert read_recipe(recipe(read.to_toml())) == read  # what has been agreed to needs no second word
+    with pytest.raises(RecipeError, match=r"plugins: none.py|none.py: can't be read"):
+        read_recipe(recipe("plugins = ['none.py']\n" + GOOD), trust_plugins=True)
+    with pytest.raises(RecipeError, match=r"plugins = 3|plugins = .*valid list"):
+        read_recipe(recipe("plugins = 3\n" + GOOD))
+
+
+def test_an_unfinished_folder_of_older_words_is_taken_up(recipe, tmp_path):
+    """A folder's recipe with old names and without later keys is the same recipe."""
+    read = read_recipe(recipe(GOOD))
+    older = read.to_toml().replace("learning_rate", "rate").replace('[aggregation]\nname = "mean"\n', "")
+    assert older.count("rate") and "aggregation" not in older
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text(older)
+    RunFolder(tmp_path / "run", read.to_toml(), resume=True).release()
+    other = read_recipe(recipe(GOOD), ["method.training.learning_rate=0.9"]).to_toml()
+    with pytest.raises(RecipeError, match=r"method.training.learning_rate is 0.1 there, 0.9 here"):
+        RunFolder(tmp_path / "run", other, resume=True)

@@ -11,12 +11,10 @@ from fedseed.aggregation.weighting import client_weights
 from fedseed.errors import MessageError
 from fedseed.federation.messages import EVERYBODY, Kind, Message
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers
+from fedseed.methods.base import Answer, Answers, misfit
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
-
-MEAN = Mean()
 
 
 @dataclass
@@ -47,7 +45,10 @@ class Coordinator:
         seed: the run's seed.
         examples: how many training examples each client has; its length is the number of clients.
         per_round: how many clients take part in a round.
-        aggregation: how their answers become one.
+        aggregation: how vectors of the clients become one; None: the weighted mean.
+
+    Raises:
+        ValueError: the settings do not fit the layout, or the rule does not fit the method.
     """
 
     def __init__(
@@ -57,14 +58,15 @@ class Coordinator:
         seed: int,
         examples: Sequence[int],
         per_round: int,
-        aggregation: AggregationRule = MEAN,
+        aggregation: AggregationRule | None = None,
     ) -> None:
         self.method = method
-        self.aggregation = aggregation
         self.seed = seed
         self.examples = list(examples)
         self.per_round = per_round
         self.aggregation = aggregation or Mean()
+        if problem := misfit(method, self.aggregation):
+            raise ValueError(problem)
         self.state = method.start(layout, seed)
         self.refused: list[Refused] = []
         self._open: Round | None = None

@@ -227,3 +227,11 @@ class Method(Renamed, ABC):
     def decode_step(self, state: Any, data: bytes) -> Any:
         """A step from its payload. Raises MessageError."""
         return self.step_type.decode(data, About(self, state, "step"))
+
+
+def misfit(method: Method, rule: AggregationRule) -> str | None:
+    """Why a rule can't combine a method's answers; None: it can."""
+    if not rule.compares or method.incomparable is None:
+        return None
+    remedy = '; set method.seeds = "shared"' if method.incomparable.startswith("seeds") else ""
+    return f'aggregation.name = "{rule.name}" does not fit {method.name}: {method.incomparable}{remedy}'

@@ -88,8 +88,6 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     from fedseed.objectives.kinds import kind_of
     from fedseed.tasks.data import Example
 
-    for tracker in recipe.tracking:
-        tracker.check()
     settings = recipe.model
     try:
         kind = kind_of(data)
@@ -189,6 +187,8 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | No
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
     """
+    for tracker in recipe.tracking:
+        tracker.check()
     data = recipe.task.load()
     count = len(data.clients)
     per_round = check_per_round(recipe, count)

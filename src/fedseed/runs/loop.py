@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedseed.aggregation import AggregationRule
+from fedseed.aggregation import AggregationRule, Mean
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.federation.coordinator import MEAN, Coordinator
+from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.methods import Method
@@ -75,7 +75,7 @@ class RunSettings:
     patience: int | None = None
     attack: str | None = None
     attackers: frozenset[int] = frozenset()
-    aggregation: AggregationRule = MEAN
+    aggregation: AggregationRule = Mean()
     trackers: Sequence[Tracker] = ()
 
     def evaluates(self, number: int) -> bool:

@@ -23,6 +23,7 @@ from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import RecipeError
 from fedseed.methods import Method
+from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.registry import is_loaded, load_plugin, resolve
@@ -169,14 +170,8 @@ class Recipe(_Table):
                 raise _told(
                     f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: {metrics.REGISTRY.unknown(name)}"
                 )
-        if self.aggregation.compares and self.method.incomparable is not None:
-            seeds = getattr(self.method, "seeds", None)
-            which = self.method.name if seeds is None else f'{self.method.name} with seeds = "{seeds}"'
-            remedy = "" if seeds is None else '; set method.seeds = "shared"'
-            raise _told(
-                f'aggregation.name = "{self.aggregation.name}": {which} sends coefficients on directions of each '
-                f"client's own, which can't be compared{remedy}"
-            )
+        if problem := misfit(self.method, self.aggregation):
+            raise _told(problem)
         return self
 
     def to_toml(self) -> str:

@@ -13,7 +13,7 @@ import torch
 from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
-from fedseed.federation.coordinator import MEAN, Coordinator
+from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.worker import spent
@@ -66,7 +66,7 @@ class Simulation(Backend):
         progress: shows the run going on.
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
             noise of another batch size.
-        aggregation: how the clients' answers become one.
+        aggregation: how the clients' answers become one; the weighted mean by default.
         trackers: where else the metrics go.
     """
 
@@ -94,7 +94,7 @@ class Simulation(Backend):
         spill_base: bool = False,
         progress: Progress | None = None,
         joint: bool = True,
-        aggregation: AggregationRule = MEAN,
+        aggregation: AggregationRule | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
@@ -119,7 +119,7 @@ class Simulation(Backend):
             self.coordinator.weights = self.worker.space.dense()
         self.settings = RunSettings(
             method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text, tuple(notes),
-            patience, attack, byzantine, aggregation, tuple(trackers),
+            patience, attack, byzantine, self.coordinator.aggregation, tuple(trackers),
         )  # fmt: skip
         self.loop = Loop(self.settings, self, progress)
         self.progress = self.loop.progress

@@ -84,7 +84,7 @@ class Trackers:
     """
 
     def __init__(self, trackers: Sequence[Tracker] = (), warn: Callable[[str], None] = lambda text: None) -> None:
-        self._trackers = [tracker.model_copy() for tracker in trackers]
+        self._trackers = [tracker.model_copy(deep=True) for tracker in trackers]
         self._warn = warn
 
     def start(self, run: Start) -> None:
