@@ -138,7 +138,9 @@ def test_distances_from_pairs_are_those_of_tensors(make_problem):
         state = method.start(space.layout, 9)
         traces = [Trace(None, np.array(s, dtype=np.float32)) for s in scalars]
         if travel == "pairs":
-            step = Branches(tuple(Branch(c, weight, t) for c, (weight, t) in enumerate(zip(weights, traces, strict=True))))
+            step = Branches(
+                tuple(Branch(c, weight, t) for c, (weight, t) in enumerate(zip(weights, traces, strict=True)))
+            )
             states[travel] = method.advance(state, step)
             continue
         sent, base = [], space.snapshot()

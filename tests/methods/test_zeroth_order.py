@@ -86,7 +86,8 @@ def test_votes_from_one_batch_are_the_votes_client_by_client(name):
         for client, asked, mine, joint in zip(clients, plans, items, together, strict=True):
             alone = run.worker.train(asked, client, mine)
             a, b = (
-                method.decode_update(run.worker.state, number, Message.decode(m).payload) for m in (alone.message, joint.message)
+                method.decode_update(run.worker.state, number, Message.decode(m).payload)
+                for m in (alone.message, joint.message)
             )
             if name == "zo-shared":
                 np.testing.assert_allclose(a.scalars, b.scalars, atol=2e-3)
@@ -150,7 +151,10 @@ def test_impossible_messages_are_refused():
         with pytest.raises(MessageError, match=text):
             method.decode_update(state, 1, data_)
     zo = ZOFedSGD()
-    for data_ in (Projections(np.array([1e38], dtype=np.float32), indices=np.array([1], dtype=np.uint32)).encode(), b"1234"):
+    for data_ in (
+        Projections(np.array([1e38], dtype=np.float32), indices=np.array([1], dtype=np.uint32)).encode(),
+        b"1234",
+    ):
         with pytest.raises(MessageError):
             zo.decode_update(zo.start(LAYOUT, 1), 1, data_)
     sign = FeedSign(votes_per_round=3)
