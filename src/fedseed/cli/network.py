@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedseed.runs.recipe import Recipe
 
 console = Console()
+STATUS_SECONDS = 5.0  # for a coordinator's answer
 
 RecipeArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
@@ -188,7 +189,7 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
     """
     end = await transport(reach, run).watcher()
     try:
-        answer = await end.status(5)
+        answer = await end.status(STATUS_SECONDS)
         if answer is not None:
             return read_json(answer)
         last = await end.log_end()
