@@ -14,18 +14,19 @@ from fedseed.transport.memory import Hub, MemoryEnd
 from support.network import repeats
 from support.tiers import tiered
 
-TRAINING = {"rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
+TRAINING = {"learning_rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
 METHODS = {
     "ferret": {"name": "ferret", "directions": 300, "basis": "hadamard", "blocks": "one", "seeds": "shared",
                "allocation": "previous", "training": TRAINING},
-    "feedsign": {"name": "feedsign", "basis": "rademacher", "rate": 1e-2, "batch": 8},
+    "feedsign": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
     "fedkseed-pro": {"name": "fedkseed", "basis": "hadamard", "basis_size": 64, "candidates": 64, "steps": 6,
-                     "rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True},
-    "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "rate": 1e-2, "batch": 8},
+                     "learning_rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True},
+    "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
     "fedavg": {"name": "fedavg", "global_rate": 1.5, "training": TRAINING},
     "fedadam": {"name": "fedavg", "server": "adam", "global_rate": 0.01, "training": TRAINING},
-    "fedsgd": {"name": "fedsgd", "rate": 0.1, "batch": 8},
-    "fedmezo": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "rate": 1e-2, "batch": 8},
+    "fedsgd": {"name": "fedsgd", "learning_rate": 0.1, "batch": 8},
+    "fedmezo": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "learning_rate": 1e-2,
+                "batch": 8},
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import torch
 
 
 def test_stochastic_rounding_hits_the_neighbours_with_the_right_odds():
-    from fedseed.weights.space import stochastic
+    from fedseed.weights.rounding import stochastic
 
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, 200_000, dtype=np.uint32)

@@ -18,6 +18,7 @@ class AggregationRule(BaseModel, ABC):
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list aggregation`
+    compares: ClassVar[bool] = True  # whether it compares clients' entries: they must mean the same then
 
     @abstractmethod
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:

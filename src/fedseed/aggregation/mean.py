@@ -17,6 +17,7 @@ class Mean(AggregationRule):
     """
 
     name: Literal["mean"] = "mean"
+    compares: ClassVar[bool] = False
     about: ClassVar[str] = "the weighted mean: what the papers use; one Byzantine client can pull it anywhere"
 
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedseed.cli.common import PluginOption, SetOption, TrustOption, note
 from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.protocol import listed, read_json
 from fedseed.transport import transport
@@ -22,7 +23,6 @@ console = Console()
 STATUS_SECONDS = 5.0  # for a coordinator's answer
 
 RecipeArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
 UrlOption = Annotated[str | None, typer.Option("--nats", help="The server: nats://HOST:PORT, or tls:// to insist.")]
 RunOption = Annotated[str | None, typer.Option("--run", help="The run's name on the server. Default: the recipe's.")]
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
@@ -41,6 +41,8 @@ def serve(
     server_log: Annotated[
         Path | None, typer.Option("--server-log", help="nats-server's log: what the server refuses is counted, too.")
     ] = None,
+    plugin: PluginOption = None,
+    trust_plugins: TrustOption = False,
 ) -> None:
     """Coordinate a federation over NATS; start it again to go on after an interruption."""
     from fedseed.reports.progress import Shown
@@ -48,7 +50,7 @@ def serve(
     from fedseed.runs.network import coordinate
     from fedseed.runs.recipe import read_recipe
 
-    checked = read_recipe(recipe, set_ or [])
+    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
     name = run_name(checked, recipe, run)
     folder = out or Path("runs") / name
     if (folder / "summary.json").exists():
@@ -75,13 +77,15 @@ def join(
     run: RunOption = None,
     key: KeyOption = None,
     ca: CaOption = None,
+    plugin: PluginOption = None,
+    trust_plugins: TrustOption = False,
 ) -> None:
     """Take part in a federation over NATS, for one client or many."""
     from fedseed.runs.recipe import read_recipe
 
     if not client:
         raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
-    checked = read_recipe(recipe, set_ or [])
+    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
     name = run_name(checked, recipe, run)
     examples = None if data is None else read_examples(data)
     from fedseed.models.loading import quiet  # torch from here on

@@ -11,7 +11,7 @@ from fedseed.aggregation.weighting import client_weights
 from fedseed.errors import MessageError
 from fedseed.federation.messages import EVERYBODY, Kind, Message
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers
+from fedseed.methods.base import Answer, Answers, misfit
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
@@ -65,6 +65,8 @@ class Coordinator:
         self.examples = list(examples)
         self.per_round = per_round
         self.aggregation = aggregation or Mean()
+        if problem := misfit(method, self.aggregation):
+            raise ValueError(problem)
         self.state = method.start(layout, seed)
         self.refused: list[Refused] = []
         self._open: Round | None = None

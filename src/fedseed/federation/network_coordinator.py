@@ -4,6 +4,7 @@ import json
 import time
 from typing import Any
 
+from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError, NetworkError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.inquiry import Inquiry
@@ -95,11 +96,12 @@ class NetworkCoordinator:
         await self.log.begin_session()
         return header
 
-    async def open(self, per_round: int) -> Coordinator:
+    async def open(self, per_round: int, aggregation: AggregationRule) -> Coordinator:
         """Make the coordinator, and let the clients know.
 
         Args:
             per_round: clients in a round.
+            aggregation: how their answers become one.
 
         Raises:
             RecipeError: that can't be, or the method does not fit the model.
@@ -110,7 +112,8 @@ class NetworkCoordinator:
         examples = [self.roster.examples.get(name, 0) for name in names]
         assert reception.header is not None
         try:
-            made = Coordinator(reception.method, reception.header.layout, reception.seed, examples, per_round)
+            layout = reception.header.layout
+            made = Coordinator(reception.method, layout, reception.seed, examples, per_round, aggregation)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if reception.base_weights is not None:

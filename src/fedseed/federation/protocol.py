@@ -22,7 +22,7 @@ from typing import Any
 
 from fedseed.errors import MessageError
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.orbit.file import DIGEST_BYTES, LINK_BYTES, link
+from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
 
 _PICKED = struct.Struct("<I")
 _SILENT = struct.Struct("<2sIH")

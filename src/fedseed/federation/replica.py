@@ -11,7 +11,8 @@ from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import Entry, listed, read_header, read_mark, read_step
 from fedseed.orbit import Record
-from fedseed.orbit.file import LINK_BYTES, link, scan
+from fedseed.orbit.file import scan
+from fedseed.orbit.record import LINK_BYTES, link
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd, Following
 

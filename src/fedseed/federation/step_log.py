@@ -23,7 +23,8 @@ from fedseed.federation.protocol import (
 )
 from fedseed.methods import Method
 from fedseed.orbit import Header
-from fedseed.orbit.file import LINK_BYTES, begin, scan
+from fedseed.orbit.file import begin, scan
+from fedseed.orbit.record import LINK_BYTES
 from fedseed.transport.base import CoordinatorEnd, LogWriter
 
 

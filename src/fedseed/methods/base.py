@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from fedseed.aggregation import AggregationRule
 from fedseed.aggregation.weighting import Weighting
@@ -27,6 +27,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload
 from fedseed.models.adapters import Adapter
 from fedseed.privacy import Mechanism
+from fedseed.renaming import Renamed
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
 
@@ -124,7 +125,7 @@ class Answers(Sequence[Answer]):
         return self.rule.combine([np.asarray(v, dtype=np.float64) for v in padded], self.weights)
 
 
-class Method(BaseModel, ABC):
+class Method(Renamed, ABC):
     """Settings and the functions of one method. Subclasses stand in a file each.
 
     Args:
@@ -226,3 +227,11 @@ class Method(BaseModel, ABC):
     def decode_step(self, state: Any, data: bytes) -> Any:
         """A step from its payload. Raises MessageError."""
         return self.step_type.decode(data, About(self, state, "step"))
+
+
+def misfit(method: Method, rule: AggregationRule) -> str | None:
+    """Why a rule can't combine a method's answers; None: it can."""
+    if not rule.compares or method.incomparable is None:
+        return None
+    remedy = '; set method.seeds = "shared"' if method.incomparable.startswith("seeds") else ""
+    return f'aggregation.name = "{rule.name}" does not fit {method.name}: {method.incomparable}{remedy}'

@@ -64,7 +64,7 @@ class FedAvg(Averaged):
     code: ClassVar[int] = 2
     about: ClassVar[str] = "all parameters trained and sent, averaged (AISTATS 2017)"
 
-    training: LocalTraining = LocalTraining(optimizer="adamw", rate=3e-4)
+    training: LocalTraining = LocalTraining(optimizer="adamw", learning_rate=3e-4)
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
         """Train locally, send the weights."""

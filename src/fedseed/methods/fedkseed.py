@@ -98,7 +98,7 @@ class FedKSeed(ZerothOrder):
     importance: bool = False
     steps: PositiveInt = 200
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "hadamard"  # the pool costs as much as one
-    rate: PositiveFloat = 3e-7
+    learning_rate: PositiveFloat = 3e-7
     scale: PositiveFloat = 5e-4
     importance_clip: PositiveFloat = 1000.0
     weighting: Literal["equal", "examples"] = "examples"
@@ -125,9 +125,9 @@ class FedKSeed(ZerothOrder):
             pairs.append((j, rho))
             own[j] += np.float32(rho)
             if self.small_steps == "from-base":
-                client.apply(Rebuild([Term(basis, own.copy())], scale=-self.rate))
+                client.apply(Rebuild([Term(basis, own.copy())], scale=-self.learning_rate))
             else:
-                client.apply(Add([Term(basis, [rho], j)], -self.rate, self.rounding(order, len(pairs))))
+                client.apply(Add([Term(basis, [rho], j)], -self.learning_rate, self.rounding(order, len(pairs))))
         indices, scalars = zip(*pairs, strict=True)
         return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
 
@@ -156,7 +156,7 @@ class FedKSeed(ZerothOrder):
 
     def change(self, state: FedKSeedState, step: Accumulated) -> Change:
         """w = w0 - eta sum_j A_j z_j, in one pass and one rounding (Eq. 4)."""
-        return Rebuild([Term(self.directions(state.pool), step.accumulator)], scale=-self.rate)
+        return Rebuild([Term(self.directions(state.pool), step.accumulator)], scale=-self.learning_rate)
 
     def advance(self, state: FedKSeedState, step: Accumulated) -> FedKSeedState:
         """Remember the accumulator."""

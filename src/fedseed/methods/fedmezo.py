@@ -55,7 +55,7 @@ class FedMeZO(Averaged, ZerothOrder):
 
     Args (besides those of `ZerothOrder` and `Averaged`):
         steps: H, local steps a round.
-        rate: eta_0.
+        learning_rate: eta_0.
         travel: "pairs" (4 bytes a local step) or "tensors" (as published).
         combine: with pairs, "sum" (one pass, one rounding) or "exact" (the bits of the tensors' average; every client's
             steps are taken again one by one, with two more copies of the weights in memory).
@@ -70,7 +70,7 @@ class FedMeZO(Averaged, ZerothOrder):
     about: ClassVar[str] = "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
 
     steps: PositiveInt = 30
-    rate: PositiveFloat = 1e-5
+    learning_rate: PositiveFloat = 1e-5
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 1
     weighting: Literal["equal", "examples"] = "examples"
@@ -104,13 +104,13 @@ class FedMeZO(Averaged, ZerothOrder):
             at = ((drawn >> 11) + 0.5) * 2.0**-52 - 1.0
         else:
             at = phi(state.signals.of(self.personal, round.clients), round.client)
-        return Rate(float(np.float32(self.rate * (1 + self.alpha * at))))
+        return Rate(float(np.float32(self.learning_rate * (1 + self.alpha * at))))
 
     def train(self, state: FedMeZOState, plan: Nothing | Rate, client: Client) -> Tuned | Trace:
         """H steps along directions of the client's own seed; a step without a usable loss is left out."""
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         basis = self.directions(seed)
-        rate = plan.rate if isinstance(plan, Rate) else self.rate
+        rate = plan.rate if isinstance(plan, Rate) else self.learning_rate
         scalars = np.zeros(self.steps, dtype=np.float32)
         losses: list[float] = []
 

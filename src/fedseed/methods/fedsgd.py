@@ -51,7 +51,7 @@ class FedSGD(Dense):
     """FedSGD's settings.
 
     Args (besides those of `Dense`):
-        rate: eta, the server's.
+        learning_rate: eta, the server's.
         batch: examples of a client's gradient; None: all it has.
         micro_batch: examples that go through the model at a time.
         weighting: "terms": the gradient on the union of the batches; or "examples", "equal" as with other methods.
@@ -61,8 +61,9 @@ class FedSGD(Dense):
     code: ClassVar[int] = 9
     about: ClassVar[str] = "one gradient a round and client, averaged: centralised SGD on the union of the batches"
     update_type = Gradient
+    renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
 
-    rate: PositiveFloat = 1e-2
+    learning_rate: PositiveFloat = 1e-2
     batch: PositiveInt | None = None
     micro_batch: PositiveInt = 8
     weighting: Literal["equal", "examples", "terms"] = "terms"  # type: ignore[assignment]
@@ -75,7 +76,7 @@ class FedSGD(Dense):
     @property
     def server_rate(self) -> float:
         """eta."""
-        return self.rate
+        return self.learning_rate
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Gradient:
         """The gradient of the mean loss over one batch."""

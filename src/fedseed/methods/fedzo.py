@@ -39,7 +39,7 @@ class FedZO(Averaged, ZerothOrder):
     steps: PositiveInt = 200
     estimates: PositiveInt = 1
     estimator: Literal["one-point", "two-point"] = "one-point"
-    rate: PositiveFloat = 1e-6
+    learning_rate: PositiveFloat = 1e-6
     batch: PositiveInt = 1
     weighting: Literal["equal", "examples"] = "examples"
     small_steps: Literal["nearest", "stochastic"] = "nearest"
@@ -57,5 +57,5 @@ class FedZO(Averaged, ZerothOrder):
             return Term(basis, np.array(rho, dtype=np.float32), first)
 
         for t, g in self.local_steps(client, range(self.steps), gradient):
-            client.apply(Add([g], -self.rate, self.rounding(seed, t)))
+            client.apply(Add([g], -self.learning_rate, self.rounding(seed, t)))
         return Weights(client.weights())

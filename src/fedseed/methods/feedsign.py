@@ -57,7 +57,7 @@ class FeedSign(Stepwise):
 
     votes_per_round: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     epsilon: PositiveFloat | None = None
-    rate: PositiveFloat = 5e-6
+    learning_rate: PositiveFloat = 5e-6
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 16
     weighting: Literal["equal", "examples"] = "equal"

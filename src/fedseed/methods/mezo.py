@@ -46,7 +46,7 @@ class MeZO(Stepwise):
     update_type = step_type = Estimates
 
     estimates: Annotated[int, Field(ge=1, le=1 << 16)] = 1
-    rate: PositiveFloat = 1e-6
+    learning_rate: PositiveFloat = 1e-6
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 16
     weighting: Literal["equal", "examples"] = "equal"

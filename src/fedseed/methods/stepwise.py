@@ -79,7 +79,7 @@ class Stepwise(ZerothOrder):
             return NOTHING
         basis = self.directions(state.seed)
         if self.from_base:
-            return Rebuild([Term(basis, self.count(state, coefficients).coefficients)], scale=-self.rate)
+            return Rebuild([Term(basis, self.count(state, coefficients).coefficients)], scale=-self.learning_rate)
         return self.descent_along(state, [Term(basis, coefficients, state.done * self.per_step)])
 
     def descent_along(self, state: StepState, terms: list[Term]) -> Change:
@@ -88,5 +88,7 @@ class Stepwise(ZerothOrder):
             return NOTHING
         rounding = self.rounding(state.seed, state.done)
         if self.optimizer == "sgd":
-            return Add(terms, scale=-self.rate, rounding=rounding)
-        return Optimize(terms, Rule(self.optimizer, self.rate, self.beta1, self.beta2, self.adam_eps), rounding)
+            return Add(terms, scale=-self.learning_rate, rounding=rounding)
+        return Optimize(
+            terms, Rule(self.optimizer, self.learning_rate, self.beta1, self.beta2, self.adam_eps), rounding
+        )

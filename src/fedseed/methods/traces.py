@@ -36,7 +36,7 @@ class Rate(Payload):
 
     def check(self, about: About) -> None:
         """Within alpha of eta_0."""
-        eta, alpha = about.lookup("rate"), about.lookup("alpha")
+        eta, alpha = about.lookup("learning_rate"), about.lookup("alpha")
         low, high = eta * (1 - alpha), eta * (1 + alpha)
         if not low * (1 - 1e-6) <= self.rate <= high * (1 + 1e-6):
             raise MessageError(f"a rate of {self.rate:.3g}: from {low:.3g} to {high:.3g} is possible")
@@ -62,13 +62,13 @@ class Trace(Payload):
 
     def check(self, about: About) -> None:
         """Whether losses can have given them."""
-        largest_rate = about.lookup("rate") * (1 + about.lookup("alpha"))
+        largest_rate = about.lookup("learning_rate") * (1 + about.lookup("alpha"))
         check_scalars((self.scalars / np.float64(largest_rate)).astype(np.float32))
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Other scalars on the same directions."""
-        rho = (self.scalars / np.float64(method.rate)).astype(np.float32)
-        return Trace(self.loss, (method.rate * attack.scalars(rho, drawn)).astype(np.float32))
+        rho = (self.scalars / np.float64(method.learning_rate)).astype(np.float32)
+        return Trace(self.loss, (method.learning_rate * attack.scalars(rho, drawn)).astype(np.float32))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward dif
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -41,7 +41,7 @@ class ZerothOrder(Method):
     Args:
         basis: where directions come from. "normal" is published; "rademacher" tunes as well at less cost.
         basis_size: for "hadamard", the number of directions of one basis (B is the next power of two).
-        rate: eta.
+        learning_rate: eta.
         scale: eps, how far the weights are perturbed (FeedSign calls it mu).
         batch: examples an estimate is made on.
         clip: loss guard: a step whose two losses differ by more is skipped.
@@ -51,9 +51,11 @@ class ZerothOrder(Method):
             pass with "hadamard"; with other bases the cost grows with every step).
     """
 
+    renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
+
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
-    rate: PositiveFloat
+    learning_rate: PositiveFloat
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 1
     clip: PositiveFloat | None = None

@@ -108,7 +108,7 @@ class ZOFedSGD(Stepwise):
 
     seeds: Literal["own", "shared"] = "own"
     scalars: Literal["float32", "byte"] = "float32"
-    rate: PositiveFloat = 1e-7
+    learning_rate: PositiveFloat = 1e-7
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 16
     weighting: Literal["equal", "examples"] = "equal"

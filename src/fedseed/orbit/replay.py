@@ -1,6 +1,7 @@
 """Replay: the one place where recorded steps become weights. Needs torch; the rest of the orbit does not."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -8,16 +9,19 @@ from fedseed.errors import MessageError, OrbitError
 from fedseed.methods import Method
 from fedseed.methods.base import State
 from fedseed.models import adapters
-from fedseed.orbit.file import NO_DIGEST, Orbit, Record
+from fedseed.orbit.record import NO_DIGEST, Record
 from fedseed.weights.digest import base_digest
 from fedseed.weights.pending import Pending
 from fedseed.weights.space import ParameterSpace
+
+if TYPE_CHECKING:
+    from fedseed.orbit.file import Orbit
 
 Progress = Callable[[int], None]
 
 
 def replay(
-    orbit: Orbit, model: torch.nn.Module, upto: int | None, progress: Progress | None, check_all: bool = False
+    orbit: "Orbit", model: torch.nn.Module, upto: int | None, progress: Progress | None, check_all: bool = False
 ) -> str:
     """What `Orbit.replay` does."""
     from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
@@ -43,7 +47,7 @@ def replay(
     return space.digest()
 
 
-def equip(orbit: Orbit, model: torch.nn.Module) -> torch.nn.Module:
+def equip(orbit: "Orbit", model: torch.nn.Module) -> torch.nn.Module:
     """What `Orbit.equip` does."""
     from fedseed.models.loading import choose_trainable
 
@@ -59,7 +63,7 @@ def equip(orbit: Orbit, model: torch.nn.Module) -> torch.nn.Module:
     return equipped
 
 
-def check_base(orbit: Orbit, found: str) -> None:
+def check_base(orbit: "Orbit", found: str) -> None:
     """Raise OrbitError if the base has another digest than the orbit's."""
     if found != orbit.header.base_digest:
         raise OrbitError(f"another base: its digest is {found}, the orbit's base has {orbit.header.base_digest}")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
+from fedseed.objectives.settings import EvaluationSettings
 from fedseed.reports.progress import Progress
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.runs.simulation import Simulation
 from fedseed.tasks.data import ClientData, TaskData
-from fedseed.training.settings import EvaluationSettings
 
 if TYPE_CHECKING:
     from fedseed.objectives.kinds import Kind
@@ -28,6 +28,8 @@ class Federation(Simulation):
         overrides: Sequence[str] = (),
         out: Path | str | None = None,
         progress: Progress | None = None,
+        plugins: Sequence[str | Path] = (),
+        trust_plugins: bool = False,
     ) -> "Federation":
         """A federation from a recipe: a TOML file, or the name of one that comes with fedseed.
 
@@ -36,11 +38,14 @@ class Federation(Simulation):
             overrides: "key=value" pairs that replace values of the recipe, such as "method.directions=1000".
             out: folder for the run's files; None: nothing is written.
             progress: shows the run going on.
+            plugins: files and modules with methods, tasks, ... of others, to be loaded first.
+            trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of its author.
 
         Raises:
             RecipeError: the recipe is wrong; names key, value and what is allowed.
         """
-        return build(read_recipe(path, overrides), out=out, progress=progress)
+        note = None if progress is None else progress.note
+        return build(read_recipe(path, overrides, plugins, trust_plugins, note), out=out, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -81,12 +86,18 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     from fedseed.models.loading import choose_trainable, load_model
     from fedseed.objectives.evaluation import longest_input
     from fedseed.objectives.kinds import kind_of
+    from fedseed.tasks.data import Example
 
     settings = recipe.model
     try:
         kind = kind_of(data)
     except ValueError as error:
         raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
+    if recipe.evaluation.metrics and kind.example is not Example:
+        raise RecipeError(
+            f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
+            "answers to score; leave it out"
+        )
     head = Head(data.classes, recipe.seed) if data.classes else None
     model, tokenizer = load_model(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
@@ -176,6 +187,8 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | No
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
     """
+    for tracker in recipe.tracking:
+        tracker.check()
     data = recipe.task.load()
     count = len(data.clients)
     per_round = check_per_round(recipe, count)
@@ -205,9 +218,11 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | No
         attackers=attackers,
         recipe_text=recipe.to_toml(),
         notes=(*data.notes, *notes),
-        spill_base=settings.spill_base,
+        spill_base=settings.offload_base,
         progress=progress,
         joint=recipe.federation.joint,
+        aggregation=recipe.aggregation,
+        trackers=recipe.tracking,
     )
     federation.settings.notes += equipment.dropped
     return federation

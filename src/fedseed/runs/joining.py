@@ -95,7 +95,7 @@ class Loading:
         settings = recipe.model
         worker, header = make_learner(
             equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
-            data.classes, settings.adapter, recipe.federation.joint, settings.spill_base,
+            data.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
         )  # fmt: skip
         kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind
         return Hosted(

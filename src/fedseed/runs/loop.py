@@ -8,10 +8,11 @@ summary and picture are the same code for both.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedseed.aggregation import AggregationRule, Mean
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.coordinator import Coordinator
@@ -24,6 +25,7 @@ from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.downloads import Downloads, restored
 from fedseed.runs.folder import RunFolder
+from fedseed.tracking import Start, Tracker, Trackers
 
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
 NOISE_WARNING = 0.1
@@ -59,6 +61,8 @@ class RunSettings:
         patience: rounds without a better validation loss after which the run ends; None: it does not.
         attack: what Byzantine clients do.
         attackers: their numbers.
+        aggregation: how the clients' answers become one.
+        trackers: where else the metrics go.
     """
 
     method: Method
@@ -71,6 +75,8 @@ class RunSettings:
     patience: int | None = None
     attack: str | None = None
     attackers: frozenset[int] = frozenset()
+    aggregation: AggregationRule = field(default_factory=Mean)
+    trackers: Sequence[Tracker] = ()
 
     def evaluates(self, number: int) -> bool:
         """Whether there is an evaluation after a round."""
@@ -136,6 +142,7 @@ class Loop:
         self.settings = settings
         self.backend = backend
         self.progress = progress or Silent()
+        self._trackers = Trackers(settings.trackers, self.progress.warn)
         self._downloads = Downloads(settings.method, len(backend.names))
         self._warned = False
         self._started = False
@@ -166,6 +173,7 @@ class Loop:
         finally:
             if folder is not None:
                 folder.release()
+            self._trackers.close()
             self.backend.release()
 
     def _run(self, folder: RunFolder | None) -> RunResult:
@@ -183,6 +191,14 @@ class Loop:
                 began -= earlier  # what earlier sessions took, but for loading
             # an interrupted run may have its last round's step, but not yet its line of metrics
             first = done if pending or not metrics else done + 1
+            where = None if folder is None else folder.path
+            settings = self.settings
+            self._trackers.start(
+                Start(
+                    settings.method.name, settings.rounds, settings.seed, self.backend.names, where,
+                    settings.recipe_text, tuple(metrics),
+                )
+            )  # fmt: skip
             for number in range(first, self.settings.rounds + 1):
                 if stopping.over(metrics, self.settings.patience):
                     break
@@ -200,12 +216,14 @@ class Loop:
                 metrics.append(line)
                 if folder is not None:
                     folder.add_metrics(line)
+                self._trackers.metrics(line)
                 self.progress.round(line)
         orbit_bytes = self.backend.complete()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:
             self.backend.draw(folder, metrics)
             folder.finish(summary)
+        self._trackers.finish(summary)
         return RunResult(summary, metrics, None if folder is None else folder.path)
 
     def _take_up(self, folder: RunFolder) -> int:
@@ -274,6 +292,7 @@ class Loop:
         attack = None if settings.attack is None else {"kind": settings.attack, "clients": len(settings.attackers)}
         return {
             "method": settings.method.name,
+            "aggregation": settings.aggregation.model_dump(),
             "rounds": metrics[-1]["round"],
             "stopped": stopping.describe(metrics, settings.patience),
             "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),

@@ -46,6 +46,8 @@ def coordinate(
         NetworkError: the server can't be reached, or another coordinator runs this run.
         FedseedError: the server or the folder holds another run.
     """
+    for tracker in recipe.tracking:
+        tracker.check()
     backend = NetworkBackend(recipe, run, transport, out, fresh, progress)
     try:
         return Loop(backend.settings, backend, progress).run(resume=True)
@@ -68,6 +70,7 @@ class NetworkBackend(Backend):
             recipe.method, recipe.rounds, recipe.seed, recipe.evaluation.every, out, recipe.to_toml(),
             patience=None if recipe.stopping is None else recipe.stopping.patience,
             attack=None if recipe.attack is None else recipe.attack.kind,
+            aggregation=recipe.aggregation, trackers=recipe.tracking,
         )  # fmt: skip
         self._orbit: OrbitCopy | None = None
         self._folder: RunFolder | None = None
@@ -94,7 +97,7 @@ class NetworkBackend(Backend):
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
         self.header = await self._talk.start(fresh, out is not None and (out / "model.orbit").exists())
         self.names = self._talk.roster.names
-        self.coordinator = await self._talk.open(wanted.count(len(self.names)))
+        self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation)
         if recipe.attack is not None:
             self.settings.attackers = frozenset(range(len(self.names) - recipe.attack.clients, len(self.names)))
 

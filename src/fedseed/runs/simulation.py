@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
 from fedseed.federation.coordinator import Coordinator
@@ -30,6 +31,7 @@ from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import make_learner
 from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
 from fedseed.tasks.data import ClientData
+from fedseed.tracking import Tracker
 
 Evaluation = Callable[[torch.nn.Module], dict[str, float]]
 
@@ -64,6 +66,8 @@ class Simulation(Backend):
         progress: shows the run going on.
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
             noise of another batch size.
+        aggregation: how the clients' answers become one; the weighted mean by default.
+        trackers: where else the metrics go.
     """
 
     def __init__(
@@ -90,6 +94,8 @@ class Simulation(Backend):
         spill_base: bool = False,
         progress: Progress | None = None,
         joint: bool = True,
+        aggregation: AggregationRule | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         self.names = [client.name for client in named]
@@ -106,14 +112,14 @@ class Simulation(Backend):
         )
         try:
             sizes = [len(items) for items in self.items]
-            self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round)
+            self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round, aggregation)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if method.catch_up == "newest":  # a dense method's coordinator keeps the weights; they are its step 0
             self.coordinator.weights = self.worker.space.dense()
         self.settings = RunSettings(
             method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text, tuple(notes),
-            patience, attack, byzantine,
+            patience, attack, byzantine, self.coordinator.aggregation, tuple(trackers),
         )  # fmt: skip
         self.loop = Loop(self.settings, self, progress)
         self.progress = self.loop.progress

@@ -122,7 +122,7 @@ class TaskData:
         evaluation: sets that a run reports on, by prefix of the metric's name ("" for the main one).
         validation: for choosing settings; no run reports on it together with `evaluation`.
         notes: what was left out and how much is left, a line each; shown when a run starts.
-        scores: how generated answers are scored (`fedseed.tasks.metrics.SCORES`); for `Example`s.
+        scores: how generated answers are scored (names of `fedseed.tasks.metrics.REGISTRY`); for `Example`s.
         classes: the classes' names; for `Picture`s.
     """
 

@@ -245,7 +245,7 @@ class LocalClient:
         self._remember(copy=True, offload=True)
         projection = Projection(self.space.vector, basis, counts)
         parameters = self.space.parameters
-        decay, rate = training.weight_decay, training.rate
+        decay, rate = training.weight_decay, training.learning_rate
         spent = 0.0
 
         def take(index: int, gradient: torch.Tensor) -> None:
@@ -302,7 +302,7 @@ class LocalClient:
         return total
 
     def _optimizer(self, training: LocalTraining) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {"lr": training.rate, "weight_decay": training.weight_decay}
+        options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
         if training.optimizer in ("sgd", "rmsprop"):
             options["momentum"] = training.momentum
         return getattr(torch.optim, OPTIMIZERS[training.optimizer])(self.space.parameters, **options)

@@ -1,15 +1,18 @@
 """What carries bytes between the coordinator and its clients, and knows nothing of rounds.
 
-`TRANSPORTS` has them by the scheme of their URLs. Another package adds one with
-
-    TRANSPORTS["flower"] = lambda access, run: MyTransport(access, run)
+A transport goes by the scheme of its URLs. Another package adds one by an entry point `fedseed.transports`, or with
+`fedseed.register_transport("flower", lambda access, run: MyTransport(access, run))`.
 """
 
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 from fedseed.errors import RecipeError
+from fedseed.registry import Registry
 from fedseed.transport.base import Access, Transport
+
+Factory = Callable[[Access, str], Transport]  # (how to reach it, the run's name) -> a transport, not connected yet
 
 
 def _nats(access: Access, run: str) -> Transport:
@@ -18,7 +21,12 @@ def _nats(access: Access, run: str) -> Transport:
     return NatsTransport(access, run)
 
 
-TRANSPORTS: dict[str, Callable[[Access, str], Transport]] = {"nats": _nats, "tls": _nats}
+def _check(thing: Any) -> None:
+    if not callable(thing):
+        raise TypeError(f"{thing!r} is no function that makes a transport")
+
+
+REGISTRY: Registry[Factory] = Registry("transport", "fedseed.transports", (("nats", _nats), ("tls", _nats)), _check)
 
 
 def transport(access: Access, run: str) -> Transport:
@@ -31,8 +39,8 @@ def transport(access: Access, run: str) -> Transport:
     Raises:
         RecipeError: there is no transport for such an address.
     """
-    make = TRANSPORTS.get(urlsplit(access.url).scheme)
+    make = REGISTRY.find(urlsplit(access.url).scheme)
     if make is None:
-        others = "".join(f" or {scheme}://..." for scheme in TRANSPORTS if scheme not in ("nats", "tls"))
+        others = "".join(f" or {scheme}://..." for scheme in REGISTRY.names() if scheme not in ("nats", "tls"))
         raise RecipeError(f"{access.url}: write nats://HOST:PORT or tls://HOST:PORT{others}")
     return make(access, run)
