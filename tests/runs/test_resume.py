@@ -10,19 +10,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
+from fedseed import FedAvg, Federation, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.worker import Worker
 from fedseed.reports.progress import Silent
 from fedseed.reports.results import read_metrics
-from fedseed.runs import simulation as engine
 from fedseed.runs.downloads import Downloads, restored
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     """Without pictures, and without threads that such small networks only wait for."""
-    monkeypatch.setattr(engine.Federation, "_draw", lambda self, folder, metrics: None)
+    monkeypatch.setattr(Federation, "_draw", lambda self, folder, metrics: None)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
