@@ -6,6 +6,7 @@ from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
 from fedseed.methods.base import Contribution, Nothing
 from fedseed.methods.fedmezo import Branch, Branches, Rate, Signals, Trace, Tuned, phi
+from support.tiers import tiered
 
 FAST = {"rate": 3e-2, "steps": 6, "batch": 8, "basis": "rademacher"}
 SIGNALS = ["constant", "random", "loss", "loss-5", "update"]
@@ -15,8 +16,7 @@ def run(problem, out=None, **settings):
     return problem.federation(FedMeZO(**{**FAST, **settings}), out=out).run()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("basis", ["rademacher", "hadamard", "normal", "truncated_normal"])
+@tiered({"dtype": [torch.float32, torch.bfloat16], "basis": ["rademacher", "hadamard", "normal", "truncated_normal"]})
 def test_exact_pairs_are_the_bits_of_tensors(make_problem, basis, dtype):
     results = [
         run(make_problem(dtype), basis=basis, personal="loss", **travel)
@@ -87,8 +87,7 @@ def test_random_rates_are_uniform_in_the_range_and_the_same_again():
     assert rates[17] == method.rate_of(state, 0, 17, [0])
 
 
-@pytest.mark.parametrize("travel", ["pairs", "tensors"])
-@pytest.mark.parametrize("personal", SIGNALS)
+@tiered({"personal": SIGNALS, "travel": ["pairs", "tensors"]})
 def test_a_run_with_each_signal(problem, tmp_path, personal, travel):
     """The inputs of clients 3 and 4 are three times as large, and with them their losses."""
     for number in (3, 4):
