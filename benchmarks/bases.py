@@ -19,8 +19,8 @@ COMMON = ("evaluation.rouge=false", "evaluation.every=1000", "task.unseen=0")
 FERRET = ("rounds=8", "federation.per_round=4")
 # method and number of directions: recipe and settings; few directions bear a low rate only
 STUDIES: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {
-    ("Ferret", 500): ("quickstart-ferret", (*FERRET, "method.directions=500", "method.training.rate=0.01")),
-    ("Ferret", 2000): ("quickstart-ferret", (*FERRET, "method.directions=2000", "method.training.rate=0.03")),
+    ("Ferret", 500): ("quickstart-ferret", (*FERRET, "method.directions=500", "method.training.learning_rate=0.01")),
+    ("Ferret", 2000): ("quickstart-ferret", (*FERRET, "method.directions=2000", "method.training.learning_rate=0.03")),
     ("FedKSeed", 64): ("small-fedkseed", ("rounds=2", "method.candidates=64", "method.basis_size=64")),
     ("FedKSeed", 1024): ("small-fedkseed", ("rounds=2", "method.candidates=1024", "method.basis_size=1024")),
 }

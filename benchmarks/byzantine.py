@@ -26,8 +26,8 @@ from fedseed.tasks.data import ClientData
 
 TEST, HIDDEN, BATCH = 360, 32, 16
 METHODS: dict[str, Method] = {
-    "ZO-FedSGD": ZOFedSGD(seeds="shared", basis="rademacher", rate=3e-3, batch=BATCH),
-    "FeedSign": FeedSign(basis="rademacher", rate=2e-3, batch=BATCH),
+    "ZO-FedSGD": ZOFedSGD(seeds="shared", basis="rademacher", learning_rate=3e-3, batch=BATCH),
+    "FeedSign": FeedSign(basis="rademacher", learning_rate=2e-3, batch=BATCH),
 }
 STEPS = {"all parameters": 8000, "last layer": 4000}
 FEDERATIONS = (  # what is trained, clients, of them Byzantine

@@ -30,9 +30,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "feedsign": {"name": "feedsign", "basis": "rademacher", "rate": 1e-3, "batch": 4},
     "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "rate": 1e-3, "batch": 4},
     "ferret": {"name": "ferret", "directions": 7000, "basis": "hadamard", "blocks": "one", "seeds": "shared",
-               "allocation": "size", "training": {"optimizer": "sgd", "rate": 0.1, "steps": 2, "batch": 4}},
+               "allocation": "size", "training": {"optimizer": "sgd", "learning_rate": 0.1, "steps": 2, "batch": 4}},
     "fedkseed": {"name": "fedkseed", "candidates": 4096, "steps": 200, "rate": 1e-4, "batch": 4},
-    "fedavg": {"name": "fedavg", "training": {"optimizer": "sgd", "rate": 0.1, "steps": 2, "batch": 4}},
+    "fedavg": {"name": "fedavg", "training": {"optimizer": "sgd", "learning_rate": 0.1, "steps": 2, "batch": 4}},
 }  # fmt: skip
 SIZES = {"trivial": (20, 32, 5), "million": (512, 1024, 512)}
 
@@ -101,14 +101,17 @@ class Watch:
 
 def coordinator(a: argparse.Namespace) -> None:
     """The coordinator's process: no torch in it."""
-    from fedseed.federation.serve import Served
-    from fedseed.runs.folder import resident_memory
-    from fedseed.transport.nats import Access
+    from fedseed.reports.memory import resident_memory
+    from fedseed.runs.loop import Loop
+    from fedseed.runs.network import NetworkBackend
+    from fedseed.transport import transport
+    from fedseed.transport.base import Access
 
     watch = Watch()
-    served = Served(recipe(a.method, a.steps, a.every), "bench", Access(a.nats), Path(a.out), progress=watch)
+    way = transport(Access(a.nats), "bench")
+    served = NetworkBackend(recipe(a.method, a.steps, a.every), "bench", way, Path(a.out), progress=watch)
     began = time.perf_counter()
-    summary = served.run(resume=True).summary
+    summary = Loop(served.settings, served, watch).run(resume=True).summary
     seconds = time.perf_counter() - began
     assert "torch" not in sys.modules and "transformers" not in sys.modules
     served.close()
@@ -122,13 +125,16 @@ def coordinator(a: argparse.Namespace) -> None:
 
 def host(a: argparse.Namespace) -> None:
     """A process that hosts clients."""
-    from fedseed.federation.join import Joined
-    from fedseed.transport.nats import Access
+    from fedseed.federation.network_client import NetworkClient
+    from fedseed.runs.joining import part_of
+    from fedseed.transport import transport
+    from fedseed.transport.base import Access
 
     names = [f"client-{i:04d}" for i in range(a.first, a.first + a.count)]
     checked = recipe(a.method, a.steps, a.every)
-    joined = Joined(checked, "bench", Access(a.nats), names, loader=lambda _: federation(checked, a.clients, a.size))
-    worker, spent = joined.worker, []
+    way = transport(Access(a.nats), "bench")
+    joined = NetworkClient(way, "bench", lambda: part_of(federation(checked, a.clients, a.size), names), checked.rounds)
+    worker, spent = joined.hosted.worker, []
     for name in ("train_all", "apply"):
         original = getattr(worker, name)
 

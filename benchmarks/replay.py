@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from fedseed.weights.deferred import Deferred
 
 from fedseed import FeedSign, ParameterSpace
 from fedseed.methods.feedsign import Votes
 from fedseed.models.loading import load_model
-from fedseed.weights.deferred import Deferred
 
 
 def replayed(target: Any, method: FeedSign, space: ParameterSpace, signs: np.ndarray[Any, Any]) -> float:
@@ -40,7 +40,7 @@ def main() -> None:
     signs = np.random.default_rng(0).choice([-1, 1], args.steps)
     print(f"{args.steps:,} steps, {args.dtype}, {torch.get_num_threads()} threads")
     for basis in ("rademacher", "hadamard", "normal"):
-        method = FeedSign(basis=basis, rate=1e-5)
+        method = FeedSign(basis=basis, learning_rate=1e-5)
         spent, digests = [], []
         for together in (False, True):
             space = ParameterSpace(load_model("small", args.dtype)[0])

@@ -189,9 +189,9 @@ def step() -> None:
     passes: list[float] = []
     print("\n| step, batch 1 x 128 tokens | seconds | times two forward passes |\n|---|---|---|")
     for label, method in (
-        ("FeedSign, rademacher", FeedSign(basis="rademacher", rate=1e-9, batch=1)),
-        ("FeedSign, hadamard", FeedSign(basis="hadamard", rate=1e-9, batch=1)),
-        ("FeedSign, normal", FeedSign(basis="normal", rate=1e-9, batch=1)),
+        ("FeedSign, rademacher", FeedSign(basis="rademacher", learning_rate=1e-9, batch=1)),
+        ("FeedSign, hadamard", FeedSign(basis="hadamard", learning_rate=1e-9, batch=1)),
+        ("FeedSign, normal", FeedSign(basis="normal", learning_rate=1e-9, batch=1)),
     ):
         round_, _ = one_client(method, model)
         round_(1)
@@ -204,7 +204,7 @@ def step() -> None:
     # FedKSeed: a whole round, with what it costs to take up the plan's model and to put it back, and a step alone
     rounds = {}
     for steps in (20, 4):
-        method = FedKSeed(basis="hadamard", candidates=4096, rate=1e-9, steps=steps)
+        method = FedKSeed(basis="hadamard", candidates=4096, learning_rate=1e-9, steps=steps)
         rounds[steps], _ = one_client(method, opt_125m())
         rounds[steps](1)
     whole, alone, spent = [], [], []
@@ -230,7 +230,7 @@ def ferret() -> None:
     print("|---|---|---|---|---|")
     for streaming in (False, True):
         model = opt_125m()
-        training = LocalTraining(rate=1e-6, steps=10, batch=1, accumulation=1)
+        training = LocalTraining(learning_rate=1e-6, steps=10, batch=1, accumulation=1)
         method = Ferret(
             directions=8000, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
             streaming=streaming,
@@ -288,9 +288,9 @@ def child(name: str) -> None:
             objective.losses(model, items[:1]).sum().backward()  # type: ignore[no-untyped-call]
 
     elif name in ("feedsign", "fedkseed", "fedkseed, base in a file"):
-        method: Method = FeedSign(basis="rademacher", rate=1e-9, batch=1)
+        method: Method = FeedSign(basis="rademacher", learning_rate=1e-9, batch=1)
         if name != "feedsign":
-            method = FedKSeed(basis="hadamard", candidates=4096, rate=1e-9, steps=2)
+            method = FedKSeed(basis="hadamard", candidates=4096, learning_rate=1e-9, steps=2)
         round_, _ = one_client(method, model, spill_base="file" in name)
 
         def act() -> None:
@@ -298,7 +298,7 @@ def child(name: str) -> None:
             round_(2)
 
     else:
-        training = LocalTraining(rate=1e-6, steps=3, batch=1, accumulation=1)
+        training = LocalTraining(learning_rate=1e-6, steps=3, batch=1, accumulation=1)
         method = Ferret(
             directions=8000, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
             streaming=name == "streaming",

@@ -21,11 +21,17 @@ from fedseed.randomness import Basis
 
 __version__ = "0.1.0"
 
-# names that need torch are imported when they are first used, so that a coordinator can do without it
+# names that need torch, or much besides, are imported when they are first used: a coordinator can do without
 _LAZY = {
     "ParameterSpace": "fedseed.weights.space",
     "Federation": "fedseed.runs.assembly",
     "Orbit": "fedseed.orbit",
+    "register_aggregation": "fedseed.extension",
+    "register_method": "fedseed.extension",
+    "register_metric": "fedseed.extension",
+    "register_task": "fedseed.extension",
+    "register_tracker": "fedseed.extension",
+    "register_transport": "fedseed.extension",
 }
 
 __all__ = [
@@ -45,6 +51,12 @@ __all__ = [
     "Orbit",
     "ParameterSpace",
     "ZOFedSGD",
+    "register_aggregation",
+    "register_method",
+    "register_metric",
+    "register_task",
+    "register_tracker",
+    "register_transport",
 ]
 
 

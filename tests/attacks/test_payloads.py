@@ -12,7 +12,7 @@ def test_attacks_bite_and_feedsign_withstands_one_of_five():
     """Random projections of one client of five wreck ZO-FedSGD, not FeedSign; both are named in the metrics."""
     settings = {"rounds": 150, "evaluate_every": 150, "attack": "random", "attackers": [4]}
     honest = {"rounds": 150, "evaluate_every": 150}
-    sign, zo = FeedSign(rate=0.01, batch=8), ZOFedSGD(rate=0.01, batch=8, seeds="shared")
+    sign, zo = FeedSign(learning_rate=0.01, batch=8), ZOFedSGD(learning_rate=0.01, batch=8, seeds="shared")
     final = {
         (m.name, bool(s.get("attack"))): federation(m, **s).run().summary["final"]["loss"]
         for m in (sign, zo)

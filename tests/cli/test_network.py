@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.cli.app import main as cli
+from fedseed.cli import app as cli
 from fedseed.cli.network import describe, read_examples
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
@@ -32,7 +32,7 @@ batch = 2
 every = 3
 rouge = false
 """
-FEEDSIGN = {"method": {"name": "feedsign", "basis": "rademacher", "rate": 1e-2, "batch": 8}, "rounds": 30,
+FEEDSIGN = {"method": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8}, "rounds": 30,
             "evaluation": {"every": 10}}  # fmt: skip
 
 
@@ -187,9 +187,9 @@ def test_another_base_another_recipe_another_clock(problem, network, shared_serv
         time.sleep(0.02)
     wrong = net.host(3, 4, other_base=True)
     assert wrong.wait() == 1 and "refuses client-3: another base: its digest is" in wrong.text
-    recipe = {**net.recipe, "method": {**net.recipe["method"], "rate": 0.5}}
+    recipe = {**net.recipe, "method": {**net.recipe["method"], "learning_rate": 0.5}}
     wrong = net.host(3, 4, recipe=recipe)
-    assert wrong.wait() == 1 and "another recipe or model: method.rate: 0.5, 0.01 here" in wrong.text
+    assert wrong.wait() == 1 and "another recipe or model: method.learning_rate: 0.5, 0.01 here" in wrong.text
     late = net.host(3, 4, skew=7200)
     status = None
     while not (status or {}).get("last", {}).get("loss"):
@@ -212,7 +212,7 @@ def test_a_digest_that_the_recipe_names(network, shared_server):
 def test_status_without_a_coordinator_needs_a_run(shared_server):
     from fedseed.cli.network import ask
     from fedseed.errors import NetworkError
-    from fedseed.transport.nats import Access
+    from fedseed.transport.base import Access
 
     with pytest.raises(NetworkError, match="knows no run"):
         asyncio.run(ask(Access(shared_server.url), "nothing"))

@@ -21,7 +21,11 @@ TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.c
 
 
 def sweep(**settings):
-    run = {"label": "FedAvg", "recipe": "quickstart-fedavg", "grid": {"method.training.rate": [1e-3, 3e-3, 1e-2]}}
+    run = {
+        "label": "FedAvg",
+        "recipe": "quickstart-fedavg",
+        "grid": {"method.training.learning_rate": [1e-3, 3e-3, 1e-2]},
+    }
     return Sweep.model_validate({"run": [run], "set": TINY, **settings})
 
 
@@ -56,7 +60,7 @@ class Played:
 def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_ones(monkeypatch, tmp_path):
     # the test examples would have another point win
     def loss(recipe):
-        rate = recipe.method.training.rate
+        rate = recipe.method.training.learning_rate
         return abs(rate - 3e-3) * 100 if recipe.task.evaluate_on == "validation" else 1 - 50 * rate + recipe.seed / 100
 
     played = Played(monkeypatch, loss)
@@ -69,10 +73,10 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
     for _, recipe in played.jobs:
         assert (recipe.evaluation.every == 2) == (recipe.task.evaluate_on == "validation")
     tests = [recipe for _, recipe in played.jobs if recipe.task.evaluate_on == "test"]
-    assert [r.method.training.rate for r in tests] == [3e-3] * 6 and [r.seed for r in tests] == [1, 2, 3] * 2
+    assert [r.method.training.learning_rate for r in tests] == [3e-3] * 6 and [r.seed for r in tests] == [1, 2, 3] * 2
     assert [r.task.partition is not None for r in tests] == [True] * 3 + [False] * 3
-    assert all(line.point == ("method.training.rate=0.003",) and line.edge is None for line in lines)
-    assert (tmp_path / "IID" / "FedAvg" / "method.training.rate=0.003" / "seed-2" / "summary.json").exists()
+    assert all(line.point == ("method.training.learning_rate=0.003",) and line.edge is None for line in lines)
+    assert (tmp_path / "IID" / "FedAvg" / "method.training.learning_rate=0.003" / "seed-2" / "summary.json").exists()
     sheets = sweeps.write_results(chosen, lines, tmp_path)
     assert sheets[0].title == "IID" and "0.870 ± 0.010" in sheets[0].rows[1]
     for name in ("compare.txt", "compare.md", "compare.tex", "compare.json", "compare.png"):
@@ -85,7 +89,7 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
 
 def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
     def loss(recipe):  # IID examples alone would have another point win
-        return abs(recipe.method.training.rate - (1e-2 if recipe.task.partition else 3e-3))
+        return abs(recipe.method.training.learning_rate - (1e-2 if recipe.task.partition else 3e-3))
 
     played = Played(monkeypatch, loss)
     iid = {"name": "IID", "set": ['task.partition.kind="iid"']}
@@ -93,7 +97,7 @@ def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
     sweeping = Sweeping(made, tmp_path, str)
     lines = sweeping.run()
     assert sweeping.total == len(played.jobs) == 3 + 2 * 2
-    assert [line.point for line in lines] == [("method.training.rate=0.003",)] * 2
+    assert [line.point for line in lines] == [("method.training.learning_rate=0.003",)] * 2
     assert len(sweeps.write_results(made, lines, tmp_path)[-1].rows) == 3
     with pytest.raises(ValueError, match="choose_in = 'mine': there is no such scenario"):
         sweep(choose_in="mine")
@@ -101,22 +105,26 @@ def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
 
 def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monkeypatch, tmp_path):
     def loss(recipe):
-        if recipe.method.training.rate == 1e-3:
+        if recipe.method.training.learning_rate == 1e-3:
             return float("nan")
-        return None if recipe.method.training.rate == 3e-3 or recipe.seed == 2 else 1.0
+        return None if recipe.method.training.learning_rate == 3e-3 or recipe.seed == 2 else 1.0
 
     Played(monkeypatch, loss)
     said = []
     lines = Sweeping(sweep(seeds=[1, 2]), tmp_path, said.append).run()
-    assert lines[0].point == ("method.training.rate=0.01",) and lines[0].edge == "method.training.rate"
+    assert (
+        lines[0].point == ("method.training.learning_rate=0.01",) and lines[0].edge == "method.training.learning_rate"
+    )
     assert lines[0].failed == {2: "it broke"} and any("failed: it broke" in text for text in said)
     made = sweeps.write_results(sweep(seeds=[1, 2]), lines, tmp_path)
     assert "(1 failed)" in made[0].rows[1][0] and "Chosen at a grid's end" in made[-1].note
 
 
 def test_scores_are_chosen_by_their_highest(monkeypatch, tmp_path):
-    Played(monkeypatch, lambda recipe: recipe.method.training.rate)
-    assert Sweeping(sweep(metric="loss"), tmp_path / "a", str).run()[0].point == ("method.training.rate=0.001",)
+    Played(monkeypatch, lambda recipe: recipe.method.training.learning_rate)
+    assert Sweeping(sweep(metric="loss"), tmp_path / "a", str).run()[0].point == (
+        "method.training.learning_rate=0.001",
+    )
     with pytest.raises(RecipeError, match='metric = "bleu": the runs measure loss, rouge_l'):
         Sweeping(sweep(metric="bleu"), tmp_path / "b", str).run()
 
@@ -125,7 +133,7 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
     played = Played(monkeypatch, lambda recipe: 1.0)
     grid = {"grid": {"method.training.rat": [1, 2]}}
     run = {"label": "a", "recipe": "quickstart-fedavg"}
-    ni = {"label": "a", "recipe": "published-fedkseed", "grid": {"method.rate": [1e-7, 3e-7]}}
+    ni = {"label": "a", "recipe": "published-fedkseed", "grid": {"method.learning_rate": [1e-7, 3e-7]}}
     for settings, text in (
         ({"run": [run, {**run, "label": "b", **grid}]}, r"method\.training\.rat = 1: unknown key"),
         ({"run": [ni], "set": []}, "no validation examples to choose"),
@@ -153,11 +161,11 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
 
 
 def test_grids_and_finding():
-    assert parse_grid("method.rate=1e-3,3e-4") == ("method.rate", [1e-3, 3e-4])
+    assert parse_grid("method.learning_rate=1e-3,3e-4") == ("method.learning_rate", [1e-3, 3e-4])
     assert parse_grid("method.name=fedavg,fedsgd") == ("method.name", ["fedavg", "fedsgd"])
     assert parse_grid('a=[1,2],"x,y"') == ("a", [[1, 2], "x,y"])
     with pytest.raises(RecipeError, match="write key=value,value"):
-        parse_grid("method.rate")
+        parse_grid("method.learning_rate")
     assert find_sweep("comparison") == packaged_sweeps()["comparison"]
     assert find_sweep("small-ferret") is None and find_sweep("nothing") is None
     assert not set(packaged_sweeps()) & set(packaged_recipes())
@@ -244,7 +252,7 @@ def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
 
 @pytest.mark.long
 def test_two_jobs_at_a_time_make_the_same_table_and_stop_together(tmp_path):
-    words = ["--jobs", "2", "--grid", "method.training.rate=1e-3,3e-3"]
+    words = ["--jobs", "2", "--grid", "method.training.learning_rate=1e-3,3e-3"]
     stopped = start(tmp_path / "out", *words, before=HELD)
     run = tmp_path / "out" / "quickstart-fedavg"
     wait_for(lambda: list(run.rglob("log.txt")), stopped)

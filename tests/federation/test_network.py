@@ -6,21 +6,21 @@ import time
 
 import pytest
 
-TRAINING = {"rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
-FEEDSIGN = {"name": "feedsign", "basis": "rademacher", "rate": 1e-2, "batch": 8}
+TRAINING = {"learning_rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
+FEEDSIGN = {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8}
 METHODS = {
     "ferret": {"method": {"name": "ferret", "directions": 300, "basis": "hadamard", "blocks": "one",
                           "seeds": "shared", "allocation": "previous", "training": TRAINING},
                "federation": {"per_round": 3}},
     "fedkseed-pro": {"method": {"name": "fedkseed", "basis": "hadamard", "basis_size": 64, "candidates": 64,
-                                "steps": 6, "rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True}},
+                                "steps": 6, "learning_rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True}},
     "feedsign": {"method": FEEDSIGN, "rounds": 30, "evaluation": {"every": 10}},
-    "zo-fedsgd": {"method": {"name": "zo-fedsgd", "basis": "rademacher", "rate": 1e-2, "batch": 8}, "rounds": 12,
+    "zo-fedsgd": {"method": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8}, "rounds": 12,
                   "evaluation": {"every": 5}},
     "fedavg": {"method": {"name": "fedavg", "global_rate": 1.5, "training": TRAINING}, "federation": {"per_round": 3}},
     "fedadam": {"method": {"name": "fedavg", "server": "adam", "global_rate": 0.01, "training": TRAINING}},
-    "fedsgd": {"method": {"name": "fedsgd", "rate": 0.1, "batch": 8}},
-    "fedmezo": {"method": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "rate": 1e-2,
+    "fedsgd": {"method": {"name": "fedsgd", "learning_rate": 0.1, "batch": 8}},
+    "fedmezo": {"method": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "learning_rate": 1e-2,
                            "batch": 8}},
 }  # fmt: skip
 SAME = ("round", "loss", "clients", "skipped", "refused", "bytes_up", "bytes_down", "forward_passes",

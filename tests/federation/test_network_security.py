@@ -17,14 +17,16 @@ import pytest
 from fedseed.cli.network import ask
 from fedseed.errors import NetworkError
 from fedseed.federation.messages import EVERYBODY, Kind, Message
-from fedseed.federation.protocol import Stored, Subjects
+from fedseed.federation.protocol import Stored
 from fedseed.methods import ZOFedSGD
 from fedseed.orbit import Orbit
+from fedseed.transport.base import Access
 from fedseed.transport.keys import make
-from fedseed.transport.nats import Access, connect
+from fedseed.transport.nats_connection import connect
+from fedseed.transport.subjects import Subjects
 from support import network as network_support
 
-ZO = {"method": {"name": "zo-fedsgd", "basis": "rademacher", "rate": 1e-2, "batch": 8, "seeds": "shared"},
+ZO = {"method": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8, "seeds": "shared"},
       "rounds": 40, "evaluation": {"every": 20}}  # fmt: skip
 HOSTED = ["trio=client-0,client-1,client-2", "client-3", "client-4"]
 
@@ -96,7 +98,7 @@ def start_all(net, server, **order):
 
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_no_plain_payload_is_on_the_wire(encrypted, problem, network, secured, shared_server, in_process):
-    settings = {"training": {"rate": 0.3, "batch": 8, "steps": 5}, "seeds": "shared", "blocks": "one"}
+    settings = {"training": {"learning_rate": 0.3, "batch": 8, "steps": 5}, "seeds": "shared", "blocks": "one"}
     recipe = {"method": {"name": "ferret", "directions": 300, "basis": "hadamard", **settings}, "rounds": 4}
     server = secured() if encrypted else shared_server
     recorder = Recorder(server.port)
@@ -208,7 +210,7 @@ async def attack(server, net, hosts, waiting_for):
     subjects, ca = Subjects(net.run), server.keys / "ca.pem"
     violations = []
     mallory = await connect(server.url, subjects, "client-4", server.keys / "client-4.nk", ca, violations.append)
-    method = ZOFedSGD(basis="rademacher", rate=1e-2, batch=8, seeds="shared")
+    method = ZOFedSGD(basis="rademacher", learning_rate=1e-2, batch=8, seeds="shared")
 
     def update(number, value, client=4):
         return Message(Kind.UPDATE, method.code, number, client, struct.pack("<f", value)).encode()

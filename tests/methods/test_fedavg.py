@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from fedseed import FedAvg, ParameterSpace
 from fedseed.errors import MessageError
-from fedseed.methods.base import Contribution
-from fedseed.methods.fedavg import Weights, from_floats, to_floats
+from fedseed.methods.base import Answer
+from fedseed.methods.dense import Weights
+from fedseed.methods.payload import from_floats, to_floats
 
 DTYPES = ["float32", "bfloat16", "float16"]
 
@@ -24,7 +25,7 @@ def test_aggregate_is_the_weighted_average(dtype):
     state = method.start(spaces[0].layout, 1)
     shares = (0.5, 0.3, 0.2)
     updates = [
-        Contribution(i, share, method.decode_update(state, 1, s.dense()))
+        Answer(i, share, method.decode_update(state, 1, s.dense()))
         for i, (s, share) in enumerate(zip(spaces, shares, strict=True))
     ]
     expected = [
@@ -33,9 +34,9 @@ def test_aggregate_is_the_weighted_average(dtype):
         .to(getattr(torch, dtype))
         for j in range(len(spaces[0].parameters))
     ]
-    step = method.decode_step(state, method.aggregate(state, 1, updates).encode())
+    step = method.decode_step(state, method.aggregate(state, answers(1, updates)).encode())
     target = ParameterSpace(model(dtype, 9))
-    method.apply(state, step, target)
+    target.apply(method.change(state, step))
     for p, e in zip(target.parameters, expected, strict=True):
         torch.testing.assert_close(p.detach(), e, rtol=0, atol=0)
 
@@ -44,7 +45,7 @@ def test_global_rate_moves_from_the_old_weights():
     spaces = [ParameterSpace(model("float32", seed)) for seed in range(2)]
     method = FedAvg(global_rate=0.25)
     state = method.advance(method.start(spaces[0].layout, 1), Weights(spaces[0].dense()))
-    step = method.aggregate(state, 1, [Contribution(0, 1.0, Weights(spaces[1].dense()))])
+    step = method.aggregate(state, answers(1, [Answer(0, 1.0, Weights(spaces[1].dense()))]))
     a, b = (to_floats(s.dense(), "float32") for s in spaces)
     np.testing.assert_allclose(to_floats(step.data, "float32"), a + 0.25 * (b - a), rtol=1e-6, atol=1e-7)
 
@@ -53,8 +54,8 @@ def test_no_answer_changes_nothing():
     where = ParameterSpace(model("float32", 0))
     method, before = FedAvg(), where.digest()
     state = method.start(where.layout, 1)
-    step = method.decode_step(state, method.aggregate(state, 1, []).encode())
-    method.apply(state, step, where)
+    step = method.decode_step(state, method.aggregate(state, answers(1, [])).encode())
+    where.apply(method.change(state, step))
     assert where.digest() == before and method.advance(state, step) == state
 
 
@@ -93,9 +94,9 @@ def test_server_optimisers_take_the_papers_steps():
         w, m, v = start, np.zeros_like(start), np.zeros_like(start)
         for number in range(1, 5):
             sent = [(w + rng.normal(size=w.shape)).astype(np.float32) for _ in range(2)]
-            contributions = [Contribution(i, (0.3, 0.7)[i], Weights(sent[i].tobytes())) for i in range(2)]
+            contributions = [Answer(i, (0.3, 0.7)[i], Weights(sent[i].tobytes())) for i in range(2)]
             state = method.remember(state, number, contributions)
-            step = method.decode_step(state, method.aggregate(state, number, contributions).encode())
+            step = method.decode_step(state, method.aggregate(state, answers(number, contributions)).encode())
             state = method.advance(state, step)
             change = 0.3 * sent[0].astype(np.float64) + 0.7 * sent[1].astype(np.float64) - w
             if method.server == "momentum":

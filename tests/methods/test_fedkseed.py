@@ -10,7 +10,7 @@ import torch
 from fedseed import Basis, FedKSeed, ParameterSpace
 from fedseed.errors import NonFiniteError
 from fedseed.federation.messages import Message
-from fedseed.methods.base import Contribution
+from fedseed.methods.base import Answer
 from fedseed.methods.fedkseed import Accumulated, Pairs
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
@@ -81,7 +81,7 @@ def test_fedkseed_accumulates_with_the_clients_shares():
     state = method.start(LAYOUT, 1)
     a = Pairs(np.array([1, 1, 3], dtype=np.uint32), np.array([1, 2, 4], dtype=np.float32))
     b = Pairs(np.array([1], dtype=np.uint32), np.array([-8], dtype=np.float32))
-    step = method.aggregate(state, 1, [Contribution(0, 0.75, a), Contribution(1, 0.25, b)])
+    step = method.aggregate(state, answers(1, [Answer(0, 0.75, a), Answer(1, 0.25, b)]))
     np.testing.assert_allclose(step.accumulator, [0, 0.75 * 3 - 0.25 * 8, 0, 0.75 * 4])
     np.testing.assert_allclose(step.sums, [0, 1 + 2 + 2, 0, 2])  # |rho| clipped at 2
     np.testing.assert_array_equal(step.uses, [0, 3, 0, 1])

@@ -4,11 +4,11 @@ import torch
 
 from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
-from fedseed.methods.base import Contribution, Nothing
+from fedseed.methods.base import Nothing
 from fedseed.methods.fedmezo import Branch, Branches, Rate, Signals, Trace, Tuned, phi
 from support.tiers import tiered
 
-FAST = {"rate": 3e-2, "steps": 6, "batch": 8, "basis": "rademacher"}
+FAST = {"learning_rate": 3e-2, "steps": 6, "batch": 8, "basis": "rademacher"}
 SIGNALS = ["constant", "random", "loss", "loss-5", "update"]
 
 
@@ -53,19 +53,19 @@ def test_one_client_one_step_is_the_same_bits_either_way(make_problem):
 
 
 def test_the_formula_of_the_rates():
-    method = FedMeZO(rate=1e-5, alpha=0.5, personal="loss", travel="tensors")
+    method = FedMeZO(learning_rate=1e-5, alpha=0.5, personal="loss", travel="tensors")
     assert phi({0: 1.0, 1: 2.0, 2: 6.0}, 2) == 1.0  # mean 3, largest difference 3
     assert phi({0: 1.0, 1: 2.0, 2: 6.0}, 0) == pytest.approx(-2 / 3)
     assert phi({0: 4.0, 1: 4.0}, 1) == 0.0  # all equal
     assert phi({5: 7.0}, 5) == 0.0  # one client
     assert phi({0: 1.0, 1: 3.0}, 2) == 0.0  # nothing is known of it
     state = method.start(None, 1)
-    assert method.rate_of(state, 1, 0, [0, 1]) == pytest.approx(1e-5)  # nobody has a loss yet
+    assert method.learning_rate_of(state, 1, 0, [0, 1]) == pytest.approx(1e-5)  # nobody has a loss yet
     signals = Signals().after({0: 1.0, 1: 2.0, 2: 6.0}, {}).after({0: 1.0}, {})
     state = type(state)(None, 1, signals=signals)
-    rates = [method.rate_of(state, 2, client, [0, 1, 2]) for client in range(3)]
+    rates = [method.learning_rate_of(state, 2, client, [0, 1, 2]) for client in range(3)]
     np.testing.assert_allclose(rates, [1e-5 * (1 - 0.5 * 2 / 3), 1e-5 * (1 - 0.5 / 3), 1.5e-5], rtol=1e-6)
-    assert method.rate_of(state, 2, 1, [1]) == pytest.approx(1e-5)  # alone in its round
+    assert method.learning_rate_of(state, 2, 1, [1]) == pytest.approx(1e-5)  # alone in its round
 
 
 def test_signals_of_several_rounds():
@@ -79,12 +79,12 @@ def test_signals_of_several_rounds():
 
 
 def test_random_rates_are_uniform_in_the_range_and_the_same_again():
-    method = FedMeZO(rate=1.0, alpha=0.5, personal="random")
+    method = FedMeZO(learning_rate=1.0, alpha=0.5, personal="random")
     state = method.start(None, 7)
-    rates = np.array([method.rate_of(state, r, c, [0]) for r in range(60) for c in range(40)])
+    rates = np.array([method.learning_rate_of(state, r, c, [0]) for r in range(60) for c in range(40)])
     assert rates.min() >= 0.5 and rates.max() <= 1.5
     assert abs(rates.mean() - 1) < 0.03 and abs(rates.std() - 1 / 12**0.5) < 0.02
-    assert rates[17] == method.rate_of(state, 0, 17, [0])
+    assert rates[17] == method.learning_rate_of(state, 0, 17, [0])
 
 
 @tiered({"personal": SIGNALS, "travel": ["pairs", "tensors"]})
@@ -92,7 +92,7 @@ def test_a_run_with_each_signal(problem, tmp_path, personal, travel):
     """The inputs of clients 3 and 4 are three times as large, and with them their losses."""
     for number in (3, 4):
         problem.clients[number] = [(3 * x, y) for x, y in problem.clients[number]]
-    method = FedMeZO(**{**FAST, "rate": 1e-2}, personal=personal, travel=travel)
+    method = FedMeZO(**{**FAST, "learning_rate": 1e-2}, personal=personal, travel=travel)
     federation = problem.federation(method, out=tmp_path / "run", per_round=5)
     planned = []
     plan = federation.coordinator.plan
@@ -130,7 +130,7 @@ def test_distances_from_pairs_are_those_of_tensors(make_problem):
     states = {}
     shares, scalars = [0.5, 0.3, 0.2], [[0.1, -0.2], [0.3, 0.05], [0.02, 0.01]]
     for travel in ("pairs", "tensors"):
-        method = FedMeZO(personal="update", travel=travel, steps=2, rate=1.0)
+        method = FedMeZO(personal="update", travel=travel, steps=2, learning_rate=1.0)
         space = ParameterSpace(model)
         state = method.start(space.layout, 9)
         traces = [Trace(np.array(s, dtype=np.float32), None) for s in scalars]
@@ -140,9 +140,9 @@ def test_distances_from_pairs_are_those_of_tensors(make_problem):
             continue
         sent, base = [], space.snapshot()
         for c, trace in enumerate(traces):
-            alone = FedMeZO(steps=2, rate=1.0)
+            alone = FedMeZO(steps=2, learning_rate=1.0)
             alone.apply(alone.start(space.layout, 9), Branches((Branch(c, 1.0, trace),)), space)
-            sent.append(Contribution(c, shares[c], Tuned(space.dense(), None)))
+            sent.append(Answer(c, shares[c], Tuned(space.dense(), None)))
             space.restore(base)
         states[travel] = method.remember(state, 1, sent)
     found, exact = (states[travel].signals.distances for travel in ("pairs", "tensors"))
@@ -153,7 +153,7 @@ def test_distances_from_pairs_are_those_of_tensors(make_problem):
 
 def test_what_is_wrong_is_refused():
     space = ParameterSpace(torch.nn.Linear(3, 2))
-    pairs = FedMeZO(steps=2, personal="loss", rate=1e-3)
+    pairs = FedMeZO(steps=2, personal="loss", learning_rate=1e-3)
     state = pairs.start(space.layout, 1)
     good = Trace(np.array([1e-3, 2e-3], dtype=np.float32), 1.5)
     assert pairs.decode_update(state, 1, good.encode()).loss == 1.5

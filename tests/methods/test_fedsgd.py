@@ -33,7 +33,7 @@ def weights(federation):
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_it_is_centralised_sgd_on_the_union(problem, apart):
-    federation = problem.federation(FedSGD(rate=0.5), per_round=5)
+    federation = problem.federation(FedSGD(learning_rate=0.5), per_round=5)
     federation.worker.apart = apart
     summary = federation.run().summary
     torch.testing.assert_close(weights(federation), union_descent(problem, 6, 0.5, range(5)), rtol=1e-4, atol=1e-6)
@@ -51,7 +51,7 @@ def test_adding_up_and_sending_apart_are_the_same_for_language(small):
     texts = [["one"], ["two and three", "four"], ["five is here, and it is long"]]
     items = [objective.prepare([Example(t, t) for t in own]) for own in texts]
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    method = FedSGD(rate=0.1, micro_batch=1)
+    method = FedSGD(learning_rate=0.1, micro_batch=1)
     worker = Worker(model, method, objective, 1)
     plans = [Message(Kind.PLAN, method.code, 1, c, b"").encode() for c in range(3)]
     sent = []
@@ -76,7 +76,7 @@ def test_weightings_and_server_optimisers_do_not_depend_on_how_gradients_travel(
     ends = []
     for apart in (False, True):
         problem = make_problem()
-        method = FedSGD(rate=0.02, batch=16, weighting=weighting, server="adam")
+        method = FedSGD(learning_rate=0.02, batch=16, weighting=weighting, server="adam")
         federation = problem.federation(method, per_round=5)
         federation.worker.apart = apart
         federation.run()
@@ -88,7 +88,7 @@ def test_weightings_and_server_optimisers_do_not_depend_on_how_gradients_travel(
 def test_a_client_without_a_finite_loss_has_no_part(problem, apart):
     problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
     problem.clients[1] = []
-    federation = problem.federation(FedSGD(rate=0.5), per_round=5)
+    federation = problem.federation(FedSGD(learning_rate=0.5), per_round=5)
     federation.worker.apart = apart
     summary = federation.run().summary
     assert summary["skipped"] == 12

@@ -8,7 +8,7 @@ import torch
 
 from fedseed import Basis, FeedSign, MeZO, Orbit, ParameterSpace
 from fedseed.federation.messages import Message
-from fedseed.methods.base import Contribution
+from fedseed.methods.base import Answer
 from fedseed.methods.feedsign import Votes, private_sign
 from fedseed.training.client import LocalClient
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
@@ -20,7 +20,7 @@ def test_feedsign_with_one_client_follows_the_sign_of_mezos_projections():
     for number in range(1, 30):
         run.coordinator.open(number)
         space = run.worker.space
-        client = LocalClient(space, OBJECTIVE, run.items[0], 3, number, 0, in_place=False)
+        client = LocalClient(space, OBJECTIVE, run.items[0], 3, number, 0)
         rho = reference.train(reference.start(space.layout, 3), None, client).scalars[0]
         answer = run.worker.train(run.coordinator.plan(0), 0, run.items[0])
         run.coordinator.receive(answer.message, 0)
@@ -52,14 +52,14 @@ def test_ten_thousand_feedsign_steps_make_1250_bytes(tmp_path, monkeypatch):
 
 
 def votes(*signs):
-    return [Contribution(i, 1 / len(signs), Votes(np.array([s], dtype=np.int8))) for i, s in enumerate(signs)]
+    return [Answer(i, 1 / len(signs), Votes(np.array([s], dtype=np.int8))) for i, s in enumerate(signs)]
 
 
 def test_majority_ties_and_zero_projections():
     method = FeedSign()
     state = method.start(LAYOUT, 7)
-    assert method.aggregate(state, 1, votes(1, 1, -1)).signs[0] == 1
-    assert method.aggregate(state, 1, votes(-1, 1, -1)).signs[0] == -1
+    assert method.aggregate(state, answers(1, votes(1, 1, -1))).signs[0] == 1
+    assert method.aggregate(state, answers(1, votes(-1, 1, -1))).signs[0] == -1
     coins = [int(method.aggregate(state, t, votes(1, -1)).signs[0]) for t in range(1, 401)]
     assert coins == [int(method.coins(state, t)[0]) for t in range(1, 401)]
     assert abs(sum(coins)) < 4 * sqrt(400)  # fair within 4 standard errors
@@ -70,7 +70,7 @@ def test_majority_ties_and_zero_projections():
 
     train, _ = data(1)
     for t in range(1, 9):
-        client = Flat(ParameterSpace(model()), OBJECTIVE, train[0], 7, t, 0, in_place=False)
+        client = Flat(ParameterSpace(model()), OBJECTIVE, train[0], 7, t, 0)
         assert method.train(state, None, client).signs[0] == method.coins(state, t)[0]
 
 
@@ -95,7 +95,7 @@ def test_private_draws_have_the_papers_odds(epsilon, total):
     """20,000 draws from the operating system: the frequency of +1 within 4 standard errors of sigma(eps S / 2)."""
     method = FeedSign(epsilon=epsilon, votes_per_round=20_000)
     signs = [1] * max(total, 0) + [-1] * max(-total, 0) + ([1, -1] if total in (0,) else [])
-    made = [Contribution(i, 0, Votes(np.full(20_000, s, dtype=np.int8))) for i, s in enumerate(signs)]
+    made = [Answer(i, 0, Votes(np.full(20_000, s, dtype=np.int8))) for i, s in enumerate(signs)]
     drawn = method.aggregate(method.start(LAYOUT, 1), 1, made).signs
     expected = 1 / (1 + exp(-epsilon * total / 2))
     assert abs((drawn > 0).mean() - expected) < 4 * sqrt(expected * (1 - expected) / 20_000) + 1e-9
@@ -103,7 +103,7 @@ def test_private_draws_have_the_papers_odds(epsilon, total):
 
 def test_private_draws_can_not_be_reproduced_from_the_recipe():
     method = FeedSign(epsilon=0.5, votes_per_round=256)
-    made = [Contribution(0, 1, Votes(np.ones(256, dtype=np.int8)))]
+    made = [Answer(0, 1, Votes(np.ones(256, dtype=np.int8)))]
     draws = {method.aggregate(method.start(LAYOUT, 1), 1, made).encode() for _ in range(5)}
     assert len(draws) == 5
     assert private_sign(5, 2000.0, 0.999) == 1 and private_sign(-5, 2000.0, 0.0) == -1  # no overflow
@@ -133,14 +133,14 @@ def test_small_steps_vanish_to_nearest_but_not_otherwise(dtype):
         with torch.no_grad():
             net.weight.fill_(0.02)
         space = ParameterSpace(net)
-        method = FeedSign(rate=5e-6, basis="rademacher", small_steps=small_steps, epsilon=None)
+        method = FeedSign(learning_rate=5e-6, basis="rademacher", small_steps=small_steps, epsilon=None)
         state = method.start(space.layout, 1)
         if method.from_base:
             space.keep_base()
         total = np.zeros(10_000)
         for _ in range(300):
             step = Votes(np.array([1], dtype=np.int8))
-            method.apply(state, step, space)
+            space.apply(method.change(state, step))
             total -= 5e-6 * Basis("rademacher", 1).direction(state.done, 0, 10_000)
             state = method.advance(state, step)
         moved = net.weight.detach().double().numpy().reshape(-1) - float(torch.tensor(0.02, dtype=dtype))

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.methods.base import Contribution
+from fedseed.methods.base import Answer
 from fedseed.methods.ferret import Coefficients, FerretStep, proportional
 from fedseed.objectives.losses import Supervised
 from fedseed.runs.assembly import Federation
@@ -158,7 +158,7 @@ def test_payload_is_the_seed_the_counts_and_the_coefficients():
 def contributions(method, number, seeds, counts):
     rng = np.random.default_rng(number)
     return [
-        Contribution(i, 1 / len(counts), Coefficients(seed, tuple(rng.normal(size=c).astype(np.float32) for c in row)))
+        Answer(i, 1 / len(counts), Coefficients(seed, tuple(rng.normal(size=c).astype(np.float32) for c in row)))
         for i, (seed, row) in enumerate(zip(seeds, counts, strict=True))
     ]
 
@@ -168,7 +168,7 @@ def test_downlink_with_shared_seeds_does_not_grow_with_the_clients():
     for clients in (1, 3, 30):
         method = Ferret(directions=20, allocation="size", seeds="shared")
         state = method.start(LAYOUT, 1)
-        step = method.aggregate(state, 1, contributions(method, 1, [5] * clients, [(6, 1, 12, 1)] * clients))
+        step = method.aggregate(state, answers(1, contributions(method, 1, [5] * clients, [(6, 1, 12, 1)] * clients)))
         sizes.append(len(step.encode()))
     assert sizes == [8 + 16 + 80] * 3
     method = Ferret(directions=20, allocation="size")
@@ -184,11 +184,11 @@ def test_aggregate_and_apply_are_the_papers_sum(seeds):
     counts = [(6, 1, 12, 1), (2, 20, 2, 2), (3, 3, 3, 3)]
     names = [9, 9, 9] if seeds == "shared" else [1, 2, 3]
     made = contributions(method, 4, names, counts)
-    made = [c._replace(share=s) for c, s in zip(made, (0.5, 0.3, 0.2), strict=True)]
-    step = method.decode_step(state, method.aggregate(state, 4, made).encode())
+    made = [c._replace(weight=s) for c, s in zip(made, (0.5, 0.3, 0.2), strict=True)]
+    step = method.decode_step(state, method.aggregate(state, answers(4, made)).encode())
     where = space()
     before = where.parameters[0].detach().clone().double().numpy()
-    method.apply(state, step, where)
+    where.apply(method.change(state, step))
     expected = before.copy()
     for _, share, update in made:
         for gamma, a, b in zip(update.gammas, BOUNDARIES[:-1], BOUNDARIES[1:], strict=True):
@@ -208,7 +208,7 @@ def test_step_norm_is_what_the_step_does():
         gammas = method.coefficients(state, Basis("truncated_normal", seed, size=40), delta(), where)
         step = FerretStep((Coefficients(seed, tuple(gammas)),))
         before = where.parameters[0].detach().clone()
-        method.apply(state, step, where)
+        where.apply(method.change(state, step))
         squares.append([method.step_norm(state, step) ** 2, float((where.parameters[0].detach() - before).norm()) ** 2])
     expected, measured = np.sqrt(np.mean(squares, axis=0))
     assert expected == pytest.approx(measured, rel=0.05)
@@ -217,7 +217,7 @@ def test_step_norm_is_what_the_step_does():
 def test_wrong_updates_are_refused():
     method = Ferret(directions=20, allocation="size", seeds="shared")
     state = method.start(LAYOUT, 1)
-    seed = method.plan(state, 1).seed
+    seed = plan(method, state, 1).seed
     good = Coefficients(seed, tuple(np.ones(c, dtype=np.float32) for c in (6, 1, 12, 1)))
     method.decode_update(state, 1, good.encode())
     cases = {
@@ -245,7 +245,7 @@ def test_an_update_that_overflows_is_not_sent(allocation):
     method = Ferret(directions=4, blocks="one", basis="rademacher", allocation=allocation)
     state = method.start(LAYOUT, 1)
     with pytest.raises(NonFiniteError), np.errstate(all="ignore"):
-        method.train(state, method.plan(state, 1), client)
+        method.train(state, plan(method, state, 1), client)
     client.put_back()
     assert all(torch.equal(a, b) for a, b in zip(before, where.parameters, strict=True))
 
@@ -296,7 +296,7 @@ def language():
 )
 def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_decay):
     """Gradient by gradient, or from the change at the end: within 1e-4 of the largest; the weights are put back."""
-    training = LocalTraining(rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)
+    training = LocalTraining(learning_rate=0.1, steps=6, batch=4, accumulation=1, weight_decay=weight_decay)
     gammas = []
     for streaming in (False, True):
         net, items, objective = problem()
@@ -304,10 +304,10 @@ def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_de
         method = Ferret(
             directions=200, basis=basis, blocks=blocks, allocation="size", training=training, streaming=streaming
         )
-        client = LocalClient(where, objective, items, 1, 1, 0, spill=method.spills_start)
+        client = LocalClient(where, objective, items, 1, 1, 0)
         before = where.digest()
         state = method.start(where.layout, 1)
-        gammas.append(np.concatenate(method.train(state, method.plan(state, 1), client).gammas))
+        gammas.append(np.concatenate(method.train(state, plan(method, state, 1), client).gammas))
         assert where.digest() != before and all(p.grad is None for p in where.parameters)
         client.put_back()
         assert where.digest() == before
@@ -326,7 +326,7 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
     with torch.no_grad():
         net[3].weight.mul_(8)  # the blocks change by very different lengths
     where = ParameterSpace(net, blocks)
-    training = LocalTraining(rate=0.01, steps=3, batch=8, accumulation=1, weight_decay=0.0)
+    training = LocalTraining(learning_rate=0.01, steps=3, batch=8, accumulation=1, weight_decay=0.0)
     method = Ferret(
         directions=90, basis="truncated_normal", blocks=blocks, allocation=allocation, training=training
     )  # fmt: skip
@@ -337,7 +337,7 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
 
     client = LocalClient(where, objective, items, 1, 1, 0)
     before = weights()
-    sent = method.train(state, method.plan(state, 1), client)
+    sent = method.train(state, plan(method, state, 1), client)
     moved = before - weights()
     length = np.array([np.linalg.norm(moved[a:b]) for a, b in itertools.pairwise(where.layout.boundaries)])
     counts = np.array([len(gamma) for gamma in sent.gammas])
@@ -354,7 +354,7 @@ def test_a_streaming_run_is_the_ordinary_run_within_rounding():
     digests, losses = set(), []
     for streaming in (False, True):
         net, items, objective = regression()
-        training = LocalTraining(rate=0.05, steps=4, batch=5, accumulation=1)
+        training = LocalTraining(learning_rate=0.05, steps=4, batch=5, accumulation=1)
         method = Ferret(
             directions=64, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
             streaming=streaming,

@@ -7,7 +7,7 @@ import torch
 from fedseed import FedKSeed, FeedSign, Orbit, ZOFedSGD
 from fedseed.errors import MessageError
 from fedseed.federation.messages import Kind, Message
-from fedseed.methods.base import Contribution
+from fedseed.methods.base import Answer
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.zofedsgd import Projections
@@ -101,7 +101,7 @@ def test_messages_have_exactly_the_published_sizes():
     rng = np.random.default_rng(0)
     method = FedKSeed()
     state = method.start(LAYOUT, 1)
-    assert len(method.plan(state, 1).encode()) == 16_388
+    assert len(plan(method, state, 1).encode()) == 16_388
     pairs = Pairs(rng.integers(0, 4096, 200).astype(np.uint32), rng.normal(size=200).astype(np.float32))
     assert len(pairs.encode()) == 1_600
     back = method.decode_update(state, 1, pairs.encode())
@@ -114,10 +114,10 @@ def test_messages_have_exactly_the_published_sizes():
         state = method.start(LAYOUT, 1)
         update = Votes(rng.choice([-1, 1], votes).astype(np.int8))
         assert len(update.encode()) == -(-votes // 8)
-        step = method.aggregate(state, 1, [Contribution(0, 1.0, method.decode_update(state, 1, update.encode()))])
+        step = method.aggregate(state, answers(1, [Answer(0, 1.0, method.decode_update(state, 1, update.encode()))]))
         assert len(step.encode()) == -(-votes // 8)
         np.testing.assert_array_equal(step.signs, update.signs)
-        assert method.plan(state, 1).encode() == b""
+        assert plan(method, state, 1).encode() == b""
     one = np.array([0.5], dtype=np.float32)
     assert len(Projections(one, np.array([7], dtype=np.uint32)).encode()) == 8
     assert len(Projections(one).encode()) == 4 and len(Projections(one, None, 1).encode()) == 1
@@ -192,6 +192,6 @@ def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="needs seeds"):
         ZOFedSGD(small_steps="from-base")
     with pytest.raises(ValueError, match="rate"):
-        FeedSign(rate=0.0)
+        FeedSign(learning_rate=0.0)
     with pytest.raises(ValueError, match='needs optimizer = "sgd"'):
         FeedSign(small_steps="from-base", optimizer="adam")

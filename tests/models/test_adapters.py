@@ -17,7 +17,7 @@ from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Example
 from fedseed.training.settings import LocalTraining
-from fedseed.weights.space import base_digest
+from fedseed.weights.digest import base_digest
 from support.tiers import tiered
 
 ADAPTERS = [LoRA(), LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]), PTuning(), PTuning(hidden=16), PromptTuning(),
@@ -196,9 +196,9 @@ def test_named_methods_send_their_adapter_and_leave_it_for_peft(tmp_path, name):
 
 
 METHODS = {
-    "feedsign": FeedSign(rate=1e-3, batch=4),
-    "feedsign-hadamard": FeedSign(rate=1e-3, batch=4, basis="hadamard", small_steps="from-base"),
-    "fedmezo": FedMeZO(rate=1e-4, steps=3, batch=2, personal="loss"),
+    "feedsign": FeedSign(learning_rate=1e-3, batch=4),
+    "feedsign-hadamard": FeedSign(learning_rate=1e-3, batch=4, basis="hadamard", small_steps="from-base"),
+    "fedmezo": FedMeZO(learning_rate=1e-4, steps=3, batch=2, personal="loss"),
     "ferret": Ferret(directions=50, blocks="tensor", training=LocalTraining(steps=2, accumulation=2)),
 }
 

@@ -36,7 +36,7 @@ CONFIGS = {
     "gemma2": lambda **ids: Gemma2Config(**WIDE, **ids, **HEADS, query_pre_attn_scalar=8),
 }
 METHODS = {
-    "ferret": 'name = "ferret"\ndirections = 20\ntraining.steps = 2\ntraining.rate = 1e-2\n',
+    "ferret": 'name = "ferret"\ndirections = 20\ntraining.steps = 2\ntraining.learning_rate = 1e-2\n',
     "fedkseed": 'name = "fedkseed"\ncandidates = 8\nsteps = 2\nrate = 1e-3\nscale = 1e-3\n',
 }
 RECIPE = """

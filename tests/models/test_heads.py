@@ -7,7 +7,7 @@ import torch
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head, head_parameters
 from fedseed.models.loading import find_base, load_model
-from fedseed.weights.space import base_digest
+from fedseed.weights.digest import base_digest
 
 TEN = Head(tuple(f"class {i}" for i in range(10)), seed=7)
 OWN = ("thing 0", "thing 1", "thing 2")
@@ -39,7 +39,7 @@ def test_a_new_head_is_the_same_twice_and_in_another_process(image_base):
     code = (
         "import sys, torch; torch.manual_seed(3); torch.set_num_threads(2)\n"
         "from fedseed.models.heads import Head; from fedseed.models.loading import load_model\n"
-        "from fedseed.weights.space import base_digest\n"
+        "from fedseed.weights.digest import base_digest\n"
         "head = Head(tuple(f'class {i}' for i in range(10)), seed=7)\n"
         "print(*(base_digest(load_model(folder, head=head)[0]) for folder in sys.argv[1:]))"
     )

@@ -8,7 +8,7 @@ import torch
 
 from fedseed import Basis, ParameterSpace
 from fedseed.optimizers.moments import Moments, Rule
-from fedseed.weights.space import Term
+from fedseed.weights.change import Term
 
 
 def torch_optimizer(rule, parameters):

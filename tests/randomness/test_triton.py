@@ -17,7 +17,7 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part, from_float
-from fedseed.weights.space import Term
+from fedseed.weights.change import Term
 from support.tiers import SLOW, tiered
 
 pytest.importorskip("triton")
@@ -75,7 +75,7 @@ def coefficients(rng, count, used=1.0):
     return c
 
 
-def check_moved(parts, dtype, start, count, length, other=REFERENCE, in_place=False):
+def check_moved(parts, dtype, start, count, length, other=REFERENCE):
     w = stored(np.random.default_rng(5), count, dtype)
     expected = np.empty_like(w)
     other.move(expected, w, dtype, other.prepare(parts, length), -1.3, start)

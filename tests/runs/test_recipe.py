@@ -5,6 +5,7 @@ import pytest
 from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
+from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
 from fedseed.tasks import CLOZE, MEZO, TASKS, InstructionsTask
 from fedseed.tasks.partition import Dirichlet
@@ -15,7 +16,7 @@ rounds = 3
 name = "ferret"
 directions = 100
 [method.training]
-rate = 0.1
+learning_rate = 0.1
 """
 
 
@@ -45,9 +46,9 @@ def test_packaged_recipes_are_valid_and_complete_ones_read_back(name, recipe):
         (("rounds = 3", "rounds = 'many'"), ["rounds = 'many'", "valid integer"]),
         (("rounds = 3", "rounds = true"), ["rounds = True", "valid integer"]),
         (("rounds = 3", ""), ["rounds: missing"]),
-        (("rate = 0.1", "rate = -1.0"), ["method.training.rate = -1.0", "greater than 0"]),
-        (("rate = 0.1", "rates = 0.1"), ["method.training.rates = 0.1", "unknown key", "optimizer"]),
-        (("rate = 0.1", "optimizer = 'lion'"), ["method.training.optimizer = 'lion'", "'adamw'"]),
+        (("learning_rate = 0.1", "learning_rate = -1.0"), ["method.training.learning_rate = -1.0", "greater than 0"]),
+        (("learning_rate = 0.1", "rates = 0.1"), ["method.training.learning_rates = 0.1", "unknown key", "optimizer"]),
+        (("learning_rate = 0.1", "optimizer = 'lion'"), ["method.training.optimizer = 'lion'", "'adamw'"]),
         (('"ferret"', '"ferrets"'), ["method.name = 'ferrets'", "ferret, fedkseed, feedsign"]),
         (('name = "ferret"\n', ""), ["method.name: missing"]),
         (("directions = 100", "blocks = 'all'"), ["method.blocks = 'all'"]),
@@ -126,9 +127,15 @@ def test_overrides(recipe):
     path = recipe(GOOD)
     read = read_recipe(
         path,
-        ["method.training.rate=0.5", "model.base=./there", "seed = 9", 'method.basis="hadamard"', "method.blocks=4"],
+        [
+            "method.training.learning_rate=0.5",
+            "model.base=./there",
+            "seed = 9",
+            'method.basis="hadamard"',
+            "method.blocks=4",
+        ],
     )
-    assert read.method.training.rate == 0.5 and read.model.base == "./there" and read.seed == 9
+    assert read.method.training.learning_rate == 0.5 and read.model.base == "./there" and read.seed == 9
     assert read.method.basis == "hadamard" and read.method.blocks == 4
     for pair, text in (("rounds", "key=value"), ("rounds.x=1", "rounds is a value"), ("method.x=1", "method.x = 1")):
         with pytest.raises(RecipeError, match=text):
@@ -256,8 +263,8 @@ def test_one_recipe_serves_a_family_of_tasks(name, task, original, masked_base, 
 @pytest.mark.parametrize(
     "words",
     [
-        "method.name=zo-fedsgd method.rate=1e-7",
-        "method.name=mezo method.rate=1e-6 task.clients=1 federation.per_round=1",
+        "method.name=zo-fedsgd method.learning_rate=1e-7",
+        "method.name=mezo method.learning_rate=1e-6 task.clients=1 federation.per_round=1",
         "model.base=facebook/opt-125m rounds=60000",
     ],
 )
@@ -271,8 +278,13 @@ def test_what_the_recipes_of_families_say_can_be_set(words):
 
 def test_recipes_of_families_have_the_papers_numbers():
     opt, roberta = (read_recipe(name) for name in FAMILIES)
-    assert (opt.rounds, opt.method.rate, opt.method.scale, opt.method.batch) == (20000, 5e-6, 1e-3, 16)
-    assert (roberta.rounds, roberta.method.rate, roberta.method.scale, roberta.method.batch) == (100000, 5e-5, 1e-3, 64)
+    assert (opt.rounds, opt.method.learning_rate, opt.method.scale, opt.method.batch) == (20000, 5e-6, 1e-3, 16)
+    assert (roberta.rounds, roberta.method.learning_rate, roberta.method.scale, roberta.method.batch) == (
+        100000,
+        5e-5,
+        1e-3,
+        64,
+    )
     assert (opt.evaluation.every, opt.evaluation.max_new_tokens, roberta.evaluation.every) == (4000, 50, 10000)
     assert roberta.task.k == 16 and opt.task.clients == roberta.task.clients == 5
     assert read_recipe("published-opt-tasks", ["task.name=cb"]).task.validation == 100
@@ -282,7 +294,7 @@ def test_published_recipes_have_the_papers_numbers():
     fedkseed, pro, zo = (read_recipe(f"published-{name}") for name in ("fedkseed", "fedkseed-pro", "fedzo"))
     for recipe in (fedkseed, pro, zo):
         assert (recipe.rounds, recipe.federation.fraction, recipe.method.steps) == (40, 0.05, 200)
-        assert (recipe.method.rate, recipe.method.scale, recipe.method.batch) == (3e-7, 5e-4, 1)
+        assert (recipe.method.learning_rate, recipe.method.scale, recipe.method.batch) == (3e-7, 5e-4, 1)
         assert (recipe.task.max_input_chars, recipe.task.min_instances, recipe.task.fraction) == (1024, 20, 0.2)
     assert (fedkseed.method.candidates, pro.method.candidates, pro.method.importance) == (4096, 1024, True)
     assert (zo.method.estimator, zo.method.estimates) == ("one-point", 1)
@@ -298,7 +310,7 @@ def test_published_recipes_have_the_papers_numbers():
     for name, (rounds, rate, global_rate) in {**rates, "-code-alpaca": rates["-gsm8k"]}.items():
         recipe = read_recipe(f"published-ferret{name}")
         method, training = recipe.method, recipe.method.training
-        assert (recipe.rounds, method.global_rate, training.rate) == (rounds, global_rate, rate)
+        assert (recipe.rounds, method.global_rate, training.learning_rate) == (rounds, global_rate, rate)
         assert (method.directions, method.allocation, method.blocks) == (200, "norm", "packed")
         assert method.seeds == "per-client"
         assert (method.basis, training.steps, training.batch, training.accumulation) == ("truncated_normal", 10, 1, 4)
@@ -306,12 +318,12 @@ def test_published_recipes_have_the_papers_numbers():
         recipe = read_recipe(f"published-fedmezo-{name}")
         method, adapter = recipe.method, recipe.model.adapter
         assert (recipe.rounds, recipe.stopping.patience, recipe.task.clients) == (500, 30, 3)
-        assert (method.steps, method.rate, method.scale, method.batch) == (30, rate, 1e-3, 1)
+        assert (method.steps, method.learning_rate, method.scale, method.batch) == (30, rate, 1e-3, 1)
         assert (adapter.kind, adapter.rank, adapter.alpha) == ("lora", 128, 256)
     steps = {"feedsign": (60000, 5e-6), "dp-feedsign": (60000, 5e-6), "zo-fedsgd": (60000, 1e-7), "mezo": (20000, 1e-6)}
     for name, (rounds, rate) in steps.items():
         recipe = read_recipe(f"published-{name}")
-        assert (recipe.rounds, recipe.method.rate, recipe.method.scale) == (rounds, rate, 1e-3)
+        assert (recipe.rounds, recipe.method.learning_rate, recipe.method.scale) == (rounds, rate, 1e-3)
         assert recipe.method.batch == 16 and recipe.method.basis == "normal"
         assert (recipe.task.examples, recipe.task.validation, recipe.task.evaluation) == (1000, 500, 1000)
 
@@ -346,7 +358,12 @@ def test_published_comparisons_have_the_papers_numbers():
         recipe = read_recipe(f"published-{name}")
         training = recipe.method.training
         assert (recipe.rounds, recipe.federation.fraction, recipe.method.weighting) == (40, 0.05, "examples")
-        assert (training.optimizer, training.rate, training.epochs, training.step_examples) == (optimizer, 3e-4, 1, 1)
+        assert (training.optimizer, training.learning_rate, training.epochs, training.step_examples) == (
+            optimizer,
+            3e-4,
+            1,
+            1,
+        )
         found = recipe.model.adapter or recipe.method.adapter
         assert (None if found is None else found.kind) == adapter
         if adapter == "lora":
@@ -355,8 +372,101 @@ def test_published_comparisons_have_the_papers_numbers():
             assert found.virtual_tokens == 20
     ferret, mezo, lora = (read_recipe(f"published-{name}") for name in ("ferret", "fedmezo", "fedmezo-lora"))
     assert (ferret.rounds, ferret.method.directions, ferret.method.training.steps) == (12, 200, 10)
-    assert (ferret.method.training.accumulation, ferret.method.training.rate) == (4, 1e-4)
-    assert (mezo.method.steps, mezo.method.rate, mezo.method.scale, mezo.rounds) == (200, 3e-7, 5e-4, 40)
+    assert (ferret.method.training.accumulation, ferret.method.training.learning_rate) == (4, 1e-4)
+    assert (mezo.method.steps, mezo.method.learning_rate, mezo.method.scale, mezo.rounds) == (200, 3e-7, 5e-4, 40)
     assert (lora.model.adapter.rank, lora.model.adapter.alpha, lora.method.steps) == (128, 256, 30)
-    assert (lora.method.rate, lora.method.scale, lora.rounds, lora.federation.per_round) == (1e-5, 1e-3, 500, 3)
+    assert (lora.method.learning_rate, lora.method.scale, lora.rounds, lora.federation.per_round) == (
+        1e-5,
+        1e-3,
+        500,
+        3,
+    )
     assert {r.method.travel for r in (mezo, lora)} == {"tensors"}
+
+
+def test_old_names_of_keys_work_and_are_said_in_one_line(recipe):
+    old = GOOD.replace("learning_rate", "rate") + "[model]\nspill_base = true\n"
+    said: list[str] = []
+    read = read_recipe(recipe(old), ["method.training.rate=0.2"], note=said.append)
+    assert read.method.training.learning_rate == 0.2 and read.model.offload_base
+    assert [line.partition(": ")[2] for line in said] == [
+        "model.spill_base is called model.offload_base now; the old name works in this release only",
+        "method.training.rate is called method.training.learning_rate now; the old name works in this release only",
+    ]
+    assert read == read_recipe(recipe(read.to_toml()), note=lambda line: pytest.fail(line))
+    with pytest.warns(FutureWarning, match="spill_base is called"):
+        read_recipe(recipe(old))
+    with pytest.raises(RecipeError, match=r"method.training.rate = 0.3: rate is the old name of learning_rate, which"):
+        read_recipe(recipe(GOOD + "rate = 0.3"))
+    changed = read_recipe(recipe(GOOD), ["method.training.rate=0.7"], note=said.append)
+    assert changed.method.training.learning_rate == 0.7  # an old name in --set replaces what the new one says
+
+
+def test_components_are_chosen_by_name(recipe):
+    text = GOOD + "[aggregation]\nname = 'median'\n[[tracking]]\nname = 'csv'\n[[tracking]]\nname = 'tensorboard'\n"
+    read = read_recipe(recipe(text), ["method.seeds=shared"])
+    assert read.aggregation.name == "median" and [t.name for t in read.tracking] == ["csv", "tensorboard"]
+    assert read_recipe(recipe(read.to_toml())) == read
+    assert read_recipe(recipe(GOOD)).aggregation.name == "mean"
+    for table, problem in (
+        ("[aggregation]\nname = 'krum'", "aggregation.name = 'krum': choose one of mean, median, or give the file"),
+        ("[aggregation]\ntrim = 1", "aggregation.trim = 1: unknown key; allowed here: name$"),
+        (
+            "[aggregation]\nname = 'median'",
+            '"median" does not fit ferret: seeds = "per-client".*; set method.seeds',
+        ),
+        ("[[tracking]]\nname = 'csv'\npath = 'x'", "tracking.0.path = 'x': unknown key; allowed here: name, file$"),
+        ("[[tracking]]\nfile = 'x'", "tracking.0.name: missing; choose one of csv, tensorboard"),
+        ("[tracking]\nname = 'csv'", "tracking = .*valid list"),
+        ("[evaluation]\nmetrics = ['bleu']", r"evaluation.metrics = \['bleu'\]: 'bleu': choose one of rouge_l, f1"),
+    ):
+        with pytest.raises(RecipeError, match=problem):
+            read_recipe(recipe(GOOD + table))
+
+
+RULE = """
+from typing import ClassVar, Literal
+import fedseed
+from fedseed.aggregation import Mean
+
+@fedseed.register_aggregation
+class Mine(Mean):
+    name: Literal["mine"] = "mine"
+    about: ClassVar[str] = "a rule"
+"""
+
+
+def test_a_recipes_plugins_are_not_run_unasked(recipe, tmp_path, monkeypatch):
+    from fedseed import registry
+    from fedseed.aggregation import REGISTRY
+
+    monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
+    monkeypatch.setattr(registry, "_loaded", {})
+    (tmp_path / "rule.py").write_text(RULE)
+    text = "plugins = ['rule.py']\n" + GOOD + "[aggregation]\nname = 'mine'\n"
+    path = recipe(text)
+    with pytest.raises(
+        RecipeError, match=r"plugins = ..rule.py..: a plug-in is code.*--trust-plugins.*trust_plugins=True"
+    ):
+        read_recipe(path, ["method.seeds=shared"])
+    assert REGISTRY.find("mine") is None
+    read = read_recipe(path, ["method.seeds=shared"], trust_plugins=True)
+    assert read.plugins == [str(tmp_path / "rule.py")] and read.aggregation.name == "mine"
+    assert read_recipe(recipe(read.to_toml())) == read  # what has been agreed to needs no second word
+    with pytest.raises(RecipeError, match=r"plugins: none.py|none.py: can't be read"):
+        read_recipe(recipe("plugins = ['none.py']\n" + GOOD), trust_plugins=True)
+    with pytest.raises(RecipeError, match=r"plugins = 3|plugins = .*valid list"):
+        read_recipe(recipe("plugins = 3\n" + GOOD))
+
+
+def test_an_unfinished_folder_of_older_words_is_taken_up(recipe, tmp_path):
+    """A folder's recipe with old names and without later keys is the same recipe."""
+    read = read_recipe(recipe(GOOD))
+    older = read.to_toml().replace("learning_rate", "rate").replace('[aggregation]\nname = "mean"\n', "")
+    assert older.count("rate") and "aggregation" not in older
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text(older)
+    RunFolder(tmp_path / "run", read.to_toml(), resume=True).release()
+    other = read_recipe(recipe(GOOD), ["method.training.learning_rate=0.9"]).to_toml()
+    with pytest.raises(RecipeError, match=r"method.training.learning_rate is 0.1 there, 0.9 here"):
+        RunFolder(tmp_path / "run", other, resume=True)

@@ -54,16 +54,25 @@ def methods(problem):
     fast = {"basis": "rademacher", "batch": 8, "scale": 1e-3}
     return {
         "ferret": (problem.ferret(allocation="previous", blocks=2), {}),
-        "fedkseed": (FedKSeed(**fast, candidates=64, steps=5, rate=1e-2), {}),
-        "adam": (FeedSign(**fast, rate=1e-2, optimizer="adam", votes_per_round=3), {"rounds": 11, "evaluate_every": 4}),
-        "from-base": (FeedSign(**fast, rate=1e-2, small_steps="from-base"), {"rounds": 11, "evaluate_every": 4}),
-        "stochastic": (ZOFedSGD(**fast, rate=1e-2, small_steps="stochastic"), {"rounds": 7, "evaluate_every": 4}),
+        "fedkseed": (FedKSeed(**fast, candidates=64, steps=5, learning_rate=1e-2), {}),
+        "adam": (
+            FeedSign(**fast, learning_rate=1e-2, optimizer="adam", votes_per_round=3),
+            {"rounds": 11, "evaluate_every": 4},
+        ),
+        "from-base": (
+            FeedSign(**fast, learning_rate=1e-2, small_steps="from-base"),
+            {"rounds": 11, "evaluate_every": 4},
+        ),
+        "stochastic": (
+            ZOFedSGD(**fast, learning_rate=1e-2, small_steps="stochastic"),
+            {"rounds": 7, "evaluate_every": 4},
+        ),
         "fedavg": (FedAvg(training=problem.training, global_rate=0.5), {}),
         "fedavg-adam": (FedAvg(training=problem.training, global_rate=0.05, server="adam"), {}),
-        "fedsgd-momentum": (FedSGD(rate=0.1, server="momentum"), {}),
-        "fedmezo": (FedMeZO(**fast, rate=1e-2, steps=4, personal="loss-5"), {}),
-        "fedmezo-tensors": (FedMeZO(**fast, rate=1e-2, steps=4, personal="update", travel="tensors"), {}),
-        "fedmezo-losses": (FedMeZO(**fast, rate=1e-2, steps=4, personal="loss", travel="tensors"), {}),
+        "fedsgd-momentum": (FedSGD(learning_rate=0.1, server="momentum"), {}),
+        "fedmezo": (FedMeZO(**fast, learning_rate=1e-2, steps=4, personal="loss-5"), {}),
+        "fedmezo-tensors": (FedMeZO(**fast, learning_rate=1e-2, steps=4, personal="update", travel="tensors"), {}),
+        "fedmezo-losses": (FedMeZO(**fast, learning_rate=1e-2, steps=4, personal="loss", travel="tensors"), {}),
     }
 
 
@@ -96,7 +105,9 @@ def test_refused_and_silent_clients_are_in_the_resumed_summary(problem, tmp_path
     problem.clients[1] = [(x * float("nan"), y) for x, y in problem.clients[1]]
 
     def federation(out):
-        made = problem.federation(FeedSign(rate=1e-2, batch=8), out=out, rounds=9, evaluate_every=5, per_round=5)
+        made = problem.federation(
+            FeedSign(learning_rate=1e-2, batch=8), out=out, rounds=9, evaluate_every=5, per_round=5
+        )
         received = made.coordinator.receive
 
         def receive(data, sender):
@@ -114,7 +125,7 @@ def test_refused_and_silent_clients_are_in_the_resumed_summary(problem, tmp_path
 
 
 def test_private_steps_stay_though_they_can_not_be_drawn_again(problem, tmp_path):
-    method = FeedSign(rate=1e-2, batch=8, epsilon=1.0)
+    method = FeedSign(learning_rate=1e-2, batch=8, epsilon=1.0)
     stop_after(problem.federation(method, out=tmp_path / "run", rounds=40), 30)
     before = [r.payload for r in Orbit.open(tmp_path / "run" / "model.orbit").records]
     result = problem.federation(method, out=tmp_path / "run", rounds=40).run(resume=True)
@@ -179,7 +190,7 @@ def test_what_does_not_fit_is_refused_and_left_alone(problem, tmp_path):
 
 
 def test_an_orbit_ahead_of_the_cost_of_its_rounds_is_refused(problem, tmp_path):
-    method = FeedSign(rate=1e-2, batch=8)
+    method = FeedSign(learning_rate=1e-2, batch=8)
     out = tmp_path / "run"
     stop_after(problem.federation(method, out=out, rounds=9, evaluate_every=5), 8)
     (out / "progress.jsonl").unlink()
@@ -258,7 +269,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_p
     method, settings = {
         "ferret": (problem.ferret(directions=900), {"rounds": 40}),
         "fedavg": (FedAvg(training=problem.training), {"rounds": 160, "evaluate_every": 80}),
-        "feedsign": (FeedSign(rate=1e-2, batch=8, basis="rademacher"), {"rounds": 400, "evaluate_every": 400}),
+        "feedsign": (FeedSign(learning_rate=1e-2, batch=8, basis="rademacher"), {"rounds": 400, "evaluate_every": 400}),
     }[name]
     filled = disk / "run"
     with pytest.raises(StorageError, match=r"can't be written: .*(No space left on device|File too large)"):

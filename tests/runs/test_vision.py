@@ -51,10 +51,10 @@ def test_published_recipes_have_the_papers_numbers():
         if "vit" in name:
             assert recipe.model.trainable == "head" and recipe.federation.per_round == recipe.task.clients == 5
             assert recipe.rounds == (60000 if name.endswith("100") else 20000)
-            assert (method.rate, method.batch, recipe.task.partition.kind) == (1e-3, 16, "iid")
+            assert (method.learning_rate, method.batch, recipe.task.partition.kind) == (1e-3, 16, "iid")
         else:
             assert recipe.model.trainable is None and recipe.federation.per_round == recipe.task.clients == 25
-            assert (recipe.rounds, method.rate, method.batch) == (120000, 1e-4, 64)
+            assert (recipe.rounds, method.learning_rate, method.batch) == (120000, 1e-4, 64)
             assert (recipe.task.partition.kind, recipe.task.partition.alpha) == ("dirichlet", 1.0)
 
 
@@ -62,7 +62,12 @@ def test_published_recipes_have_the_papers_numbers():
     ("rounds", "above"), [pytest.param(100, 40, marks=pytest.mark.long), pytest.param(500, 75, marks=pytest.mark.slow)]
 )
 def test_feedsign_learns_all_digits_from_a_base_that_knew_half(rounds, above, tmp_path):
-    settings = [f"rounds={rounds}", f"evaluation.every={rounds}", "method.rate=0.01", "task.evaluate_on=validation"]
+    settings = [
+        f"rounds={rounds}",
+        f"evaluation.every={rounds}",
+        "method.learning_rate=0.01",
+        "task.evaluate_on=validation",
+    ]
     summary = Federation.from_file("digits-feedsign", settings, out=tmp_path / "run").run().summary
     assert summary["parameters"] == 650 and summary["payload_bytes_up"] == 1
     assert summary["baseline"]["accuracy"] < 30 and summary["final"]["accuracy"] > above

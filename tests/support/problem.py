@@ -7,7 +7,7 @@ from fedseed import Federation, Ferret
 from fedseed.objectives.losses import Supervised
 from fedseed.training.settings import LocalTraining
 
-TRAINING = LocalTraining(rate=0.3, batch=8, accumulation=2, steps=5)
+TRAINING = LocalTraining(learning_rate=0.3, batch=8, accumulation=2, steps=5)
 
 
 class Problem:

@@ -10,7 +10,7 @@ from fedseed.weights.layout import Layout, TensorEntry
 
 OBJECTIVE = Supervised(lambda out, y: cross_entropy(out.float(), y, reduction="none"))
 LAYOUT = Layout((TensorEntry("w", (50,), "float32"),), (0, 50))
-QUICK = {"rate": 0.02, "scale": 1e-3, "batch": 8}
+QUICK = {"learning_rate": 0.02, "scale": 1e-3, "batch": 8}
 
 
 def model(dtype=torch.float32):

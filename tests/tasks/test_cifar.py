@@ -15,10 +15,15 @@ from fedseed.tasks import CIFAR10Task, CIFAR100Task
 from fedseed.tasks.partition import IID, ByField, Dirichlet, Quantity
 
 METHODS = {
-    "feedsign": ["method.name=feedsign", "method.batch=4", "method.rate=0.01"],
-    "zo-fedsgd": ["method.name=zo-fedsgd", "method.batch=4", "method.rate=0.01"],
-    "ferret": ["method.name=ferret", "method.directions=50", "method.training.rate=0.01", "method.training.steps=2"],
-    "fedavg": ["method.name=fedavg", "method.training.rate=0.01", "method.training.steps=2"],
+    "feedsign": ["method.name=feedsign", "method.batch=4", "method.learning_rate=0.01"],
+    "zo-fedsgd": ["method.name=zo-fedsgd", "method.batch=4", "method.learning_rate=0.01"],
+    "ferret": [
+        "method.name=ferret",
+        "method.directions=50",
+        "method.training.learning_rate=0.01",
+        "method.training.steps=2",
+    ],
+    "fedavg": ["method.name=fedavg", "method.training.learning_rate=0.01", "method.training.steps=2"],
 }
 
 

@@ -97,7 +97,7 @@ def test_trains_a_round(name, original, masked_base, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         f'[task]\nname = "{name}"\npath = "{original(name)}"\n[model]\nbase = "{base}"\n'
-        '[federation]\n[method]\nname = "ferret"\ndirections = 20\ntraining.steps = 1\ntraining.rate = 1e-3\n'
+        '[federation]\n[method]\nname = "ferret"\ndirections = 20\ntraining.steps = 1\ntraining.learning_rate = 1e-3\n'
     )
     result = Federation.from_file(recipe, [*SMALL, *sizes]).run()
     summary = result.summary

@@ -41,7 +41,7 @@ def test_each_pass_sees_every_item_once_in_a_new_order():
 
 @pytest.mark.parametrize("change", [{"seed": 9}, {"round": 9}, {"number": 9}])
 def test_data_order_depends_on_seed_round_and_client(change):
-    training = LocalTraining(rate=0.1, steps=3, batch=2)
+    training = LocalTraining(learning_rate=0.1, steps=3, batch=2)
     same = [train(training).delta() for _ in range(2)]
     assert (same[0] == same[1]).all()
     assert (train(training, **change).delta() != same[0]).any()
@@ -49,7 +49,7 @@ def test_data_order_depends_on_seed_round_and_client(change):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_global_generator_neither_matters_nor_is_touched(dropout):
-    training = LocalTraining(rate=0.1, steps=3, batch=2)
+    training = LocalTraining(learning_rate=0.1, steps=3, batch=2)
     net = model(dropout)
     state = {k: v.clone() for k, v in net.state_dict().items()}
     deltas = []
@@ -67,7 +67,7 @@ def test_accumulation_is_one_large_batch():
     """Micro-batches of 1, 4 and 12 give the same update to float rounding."""
     deltas = []
     for batch in (1, 4, 12):
-        training = LocalTraining(rate=0.5, steps=4, batch=batch, accumulation=12 // batch)
+        training = LocalTraining(learning_rate=0.5, steps=4, batch=batch, accumulation=12 // batch)
         client = train(training)
         deltas.append(torch.from_numpy(client.delta()))
         assert client.effort.backward_passes == 4 * 12 // batch
@@ -77,7 +77,7 @@ def test_accumulation_is_one_large_batch():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_local_training_is_the_torch_optimisers(name):
-    training = LocalTraining(optimizer=name, rate=0.01, steps=5, batch=8, accumulation=1, weight_decay=0.01)
+    training = LocalTraining(optimizer=name, learning_rate=0.01, steps=5, batch=8, accumulation=1, weight_decay=0.01)
     net = model()
     client = train(training, net)
     plain = model()
@@ -99,9 +99,9 @@ def test_local_training_is_the_torch_optimisers(name):
 
 
 def test_epochs_and_clipping():
-    client = train(LocalTraining(rate=0.1, epochs=2, batch=5, accumulation=1))
+    client = train(LocalTraining(learning_rate=0.1, epochs=2, batch=5, accumulation=1))
     assert len(client.effort.losses) == 10  # 48 examples in batches of 5
-    clipped = train(LocalTraining(rate=1.0, steps=1, batch=24, accumulation=1, clip=1e-3))
+    clipped = train(LocalTraining(learning_rate=1.0, steps=1, batch=24, accumulation=1, clip=1e-3))
     assert float((clipped.delta() ** 2).sum()) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from fedseed.weights.deferred import Deferred
 
 from fedseed import Basis, ParameterSpace
 from fedseed.optimizers.moments import Rule
 from fedseed.randomness import BASES
 from fedseed.weights import deferred as module
-from fedseed.weights.deferred import Deferred
-from fedseed.weights.space import Term
+from fedseed.weights.change import Term
 from support.tiers import tiered
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -8,7 +8,7 @@ import torch
 
 
 def test_stochastic_rounding_hits_the_neighbours_with_the_right_odds():
-    from fedseed.weights.space import stochastic
+    from fedseed.weights.rounding import stochastic
 
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
@@ -26,7 +26,7 @@ def test_stochastic_rounding_hits_the_neighbours_with_the_right_odds():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_stochastic_rounding_goes_to_a_neighbour_and_leaves_what_the_dtype_holds(dtype):
     """Against a table of all numbers of the dtype, subnormal ones included."""
-    from fedseed.weights.space import stochastic
+    from fedseed.weights.rounding import stochastic
 
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(getattr(torch, dtype)).double().numpy()
     table = np.unique(every[np.isfinite(every)])

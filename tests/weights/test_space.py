@@ -6,7 +6,8 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
-from fedseed.weights.space import Term, base_digest
+from fedseed.weights.change import Term
+from fedseed.weights.digest import base_digest
 from support.tiers import tiered
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

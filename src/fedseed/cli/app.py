@@ -4,13 +4,16 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedseed.cli import network
+from fedseed.cli.common import PluginOption, SetOption, TrustOption, note
+from fedseed.cli.listing import LISTED, listing
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.errors import FedseedError, RecipeError
 
@@ -31,8 +34,6 @@ app.add_typer(orbit_app, name="orbit")
 network.register(app)
 console = Console()
 
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
-
 
 @app.callback()
 def options(debug: Annotated[bool, typer.Option(help="Show a traceback if something fails.")] = False) -> None:
@@ -50,10 +51,12 @@ def run(
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")] = False,
+    plugin: PluginOption = None,
+    trust_plugins: TrustOption = False,
 ) -> None:
     """Run a federation in this process."""
     folder = out or Path("runs") / Path(recipe).stem
-    summary = _run(recipe, set_ or [], folder, resume)
+    summary = _run(recipe, set_ or [], folder, resume, plugin or [], trust_plugins)
     from fedseed.reports.tables import comparison_table
 
     console.print(comparison_table([(summary["method"], summary)]))
@@ -70,13 +73,16 @@ def compare(
         list[str] | None, typer.Option(help="Values to choose from on validation data: key=value,value, repeatable.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1,
+    plugin: PluginOption = None,
+    trust_plugins: TrustOption = False,
 ) -> None:
     """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
     from fedseed.experiments.sweeps import find_sweep
 
+    plugins = plugin or []
     sweep = find_sweep(recipes[0]) if len(recipes) == 1 else None
     if sweep is not None or seeds is not None or grid:
-        _sweep(sweep, recipes, out, set_ or [], seeds, grid or [], jobs)
+        _sweep(sweep, recipes, out, set_ or [], seeds, grid or [], jobs, plugins, trust_plugins)
         return
     if jobs > 1:
         raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
@@ -89,8 +95,11 @@ def compare(
     if len(set(names)) < len(names):
         raise RecipeError("compare: two recipes have the same name, so their folders would be the same")
     for recipe in recipes:  # all are checked before the first one runs
-        read_recipe(recipe, set_ or [])
-    summaries = [_run(recipe, set_ or [], out / name, resume=True) for recipe, name in zip(recipes, names, strict=True)]
+        read_recipe(recipe, set_ or [], plugins, trust_plugins, lambda line: None)  # said when it runs
+    summaries = [
+        _run(recipe, set_ or [], out / name, True, plugins, trust_plugins)
+        for recipe, name in zip(recipes, names, strict=True)
+    ]
     methods = [summary["method"] for summary in summaries]
     labels = methods if len(set(methods)) == len(methods) else names
     draw_runs({label: read_metrics(out / name) for label, name in zip(labels, names, strict=True)}, out / "compare.png")
@@ -109,6 +118,8 @@ def _sweep(
     seeds: str | None,
     grid: list[str],
     jobs: int,
+    plugins: list[str],
+    trust_plugins: bool,
 ) -> None:
     from fedseed.experiments.sweeps import Sweep, Sweeping, SweepRun, parse_grid, read_sweep, write_results
 
@@ -128,7 +139,7 @@ def _sweep(
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    lines = Sweeping(sweep, out, say, jobs).run()
+    lines = Sweeping(sweep, out, say, jobs, plugins, trust_plugins).run()
     for sheet in write_results(sweep, lines, out):
         console.print("\n" + sheet.text(), highlight=False, soft_wrap=True, markup=False)
     console.print(f"Tables and picture: {out}/compare.txt, .md, .tex, .json, .png", highlight=False)
@@ -141,12 +152,14 @@ def _sweep(
 def bench(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
     set_: SetOption = None,
+    plugin: PluginOption = None,
+    trust_plugins: TrustOption = False,
 ) -> None:
     """Say what a recipe will cost on this machine: seconds by phase, bytes, the whole run."""
     from fedseed.experiments.estimate import cost_table, measure
     from fedseed.runs.recipe import read_recipe
 
-    checked = read_recipe(recipe, set_ or [])
+    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
     _quiet()
     with console.status("running one round, shortened"):
         cost = measure(checked)
@@ -159,20 +172,22 @@ def partition(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="PNG file: a picture of who holds what.")] = None,
+    plugin: PluginOption = None,
+    trust_plugins: TrustOption = False,
 ) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
     from fedseed.reports.partition import draw_holdings, holdings, holdings_table
     from fedseed.runs.recipe import read_recipe
 
-    task = read_recipe(recipe, set_ or []).task
+    task = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note).task
     if out is not None and out.suffix != ".png":
         raise RecipeError(f"--out {out}: the picture is a .png file")
     data = task.load()
     held = holdings(data)
     for part in holdings_table(held):
         console.print(part, highlight=False)
-    for note in data.notes:
-        console.print(note, highlight=False)
+    for text in data.notes:
+        console.print(text, highlight=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         draw_holdings(held, _partition_title(task), out)
@@ -188,45 +203,28 @@ def _partition_title(task: Any) -> str:
     return f"{task.name}, {dealt.kind}" + (f": {settings}" if settings else "")
 
 
-def _run(recipe: str, overrides: list[str], folder: Path, resume: bool = False) -> dict[str, Any]:
+def _run(
+    recipe: str, overrides: list[str], folder: Path, resume: bool, plugins: list[str], trust_plugins: bool
+) -> dict[str, Any]:
     from fedseed.reports.progress import Shown
     from fedseed.runs.assembly import build
     from fedseed.runs.recipe import read_recipe
 
-    checked = read_recipe(recipe, overrides)
+    checked = read_recipe(recipe, overrides, plugins, trust_plugins, note)
     _quiet()
     return build(checked, out=folder, progress=Shown(console)).run(resume).summary
 
 
 @app.command("list")
-def list_(what: Annotated[Literal["methods", "tasks", "bases", "recipes", "sweeps"], typer.Argument()]) -> None:
-    """List what there is."""
+def list_(what: Annotated[LISTED, typer.Argument()], plugin: PluginOption = None) -> None:
+    """List what there is, and where it comes from."""
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, about in _listing(what):
-        table.add_row(name, about)
+    rows, broken = listing(what, plugin or [])
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
     console.print(table)
-
-
-def _listing(what: str) -> list[tuple[str, str]]:
-    if what == "methods":
-        from fedseed.methods import METHODS
-
-        return [(m.model_fields["name"].default, m.about) for m in METHODS]
-    if what == "bases":
-        from fedseed.randomness import BASES
-
-        return list(BASES.items())
-    if what == "tasks":
-        from fedseed.tasks import TASKS
-
-        return [(t.model_fields["name"].default, t.about) for t in TASKS]
-    if what == "sweeps":
-        from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
-
-        return [(name, read_sweep(path).title) for name, path in packaged_sweeps().items()]
-    from fedseed.runs.recipe import packaged_recipes, read_recipe
-
-    return [(name, read_recipe(name).title) for name in packaged_recipes()]
+    for line in broken:
+        console.print(Text(line, style="yellow"), soft_wrap=True)
 
 
 def _quiet() -> None:

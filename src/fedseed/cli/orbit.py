@@ -8,10 +8,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedseed.cli.common import PluginOption
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.models import adapters
 from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
 from fedseed.orbit.card import card
+from fedseed.registry import load_plugin
 
 app = typer.Typer(help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True)
 console = Console()
@@ -28,9 +30,9 @@ DeviceOption = Annotated[str, typer.Option("--device", help="Where to replay: cp
 
 
 @app.command()
-def info(path: PathArgument) -> None:
+def info(path: PathArgument, plugin: PluginOption = None) -> None:
     """Show what an orbit holds."""
-    orbit = Orbit.open(path)
+    orbit = _open(path, plugin)
     header = orbit.header
     layout = header.layout
     settings = header.method.model_dump(exclude={"name", "training"})
@@ -62,11 +64,12 @@ def verify(
     signed: Annotated[Path | None, typer.Option("--signature", help="The signature. Default: PATH.sig.")] = None,
     base: BaseOption = None,
     device: DeviceOption = "cpu",
+    plugin: PluginOption = None,
 ) -> None:
     """Check an orbit: checksums, chain, every step's content; if asked, digests and signature."""
     if signed is not None and key is None:
         raise RecipeError("--signature needs --key, the signer's public key")
-    orbit = Orbit.open(path)
+    orbit = _open(path, plugin)
     orbit.check_steps()
     _say(f"{len(orbit):,} steps up to {orbit.last:,}: checksums, chain and contents are right")
     _say(_state(orbit))
@@ -86,9 +89,10 @@ def replay(
     base: BaseOption = None,
     upto: Annotated[int | None, typer.Option(help="Apply the steps up to this number only.")] = None,
     device: DeviceOption = "cpu",
+    plugin: PluginOption = None,
 ) -> None:
     """Rebuild the model (or the adapter) and write a folder that transformers (or peft) loads, with a model card."""
-    orbit = Orbit.open(path)
+    orbit = _open(path, plugin)
     count = orbit.check_upto(upto)
     if (out / "config.json").exists() or (out / "adapter_config.json").exists():
         raise FedseedError(f"{out} holds a model already: choose another folder with --out")
@@ -108,15 +112,18 @@ def rollback(
     path: PathArgument,
     to: Annotated[int, typer.Option(help="Number of the last step to keep.")],
     out: NewFile,
+    plugin: PluginOption = None,
 ) -> None:
     """Write the steps up to a number into a new orbit. What comes after may be damaged; PATH is not changed."""
+    _load(plugin)
     orbit = edit.rollback(path, to, out)
     _say(f"{out}: {orbit.last:,} steps, {orbit.size:,} bytes")
 
 
 @app.command()
-def compact(path: PathArgument, out: NewFile) -> None:
+def compact(path: PathArgument, out: NewFile, plugin: PluginOption = None) -> None:
     """Keep only the final model, for a method whose newest step replaces all before it (FedKSeed)."""
+    _load(plugin)
     orbit = edit.compact(path, out)
     _say(f"{out}: step {orbit.last:,} only, {orbit.size:,} bytes")
 
@@ -125,8 +132,10 @@ def compact(path: PathArgument, out: NewFile) -> None:
 def diff(
     first: Annotated[Path, typer.Argument(help="An orbit file.")],
     second: Annotated[Path, typer.Argument(help="Another.")],
+    plugin: PluginOption = None,
 ) -> None:
     """Say what tells two orbits apart: settings, the first step that differs."""
+    _load(plugin)
     a, b = Orbit.open(first), Orbit.open(second)
     for line in edit.differences(a, b) or [f"the same base, settings and {a.last:,} steps"]:
         _say(line)
@@ -143,6 +152,16 @@ def keygen(key: Annotated[Path, typer.Argument(help="Where the private key goes;
 def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private key's file.")]) -> None:
     """Sign an orbit with Ed25519; the signature goes to PATH.sig."""
     _say(f"signature: {signature.sign(path, key)}")
+
+
+def _load(plugins: list[str] | None) -> None:
+    for plugin in plugins or []:
+        load_plugin(plugin)
+
+
+def _open(path: Path, plugins: list[str] | None) -> Orbit:
+    _load(plugins)
+    return Orbit.open(path)
 
 
 def _settings(table: dict[str, Any]) -> str:

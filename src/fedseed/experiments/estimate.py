@@ -87,7 +87,7 @@ def measure(recipe: Recipe) -> Cost:
     clients, up, down = 0, 0, 0
     for number in (1, 2):
         picked = coordinator.open(number)
-        if not worker.method.looks_together:
+        if worker.method.together != "losses":
             picked = picked[:1]  # the others cost the same
         clients = coordinator.per_round
         plans = [coordinator.plan(c) for c in picked]
@@ -96,7 +96,7 @@ def measure(recipe: Recipe) -> Cost:
         for answer in answers:
             for phase, seconds in answer.effort.seconds.items():
                 phases[phase] = phases.get(phase, 0.0) + seconds
-        if not worker.method.looks_together:
+        if worker.method.together != "losses":
             phases = {phase: seconds * clients for phase, seconds in phases.items()}
         phases["local"] = phases.get("local", 0.0) * factor
         for answer, client in zip(answers, picked, strict=True):

@@ -30,9 +30,11 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.experiments.worker_pool import STOPPED, Helpers, Job
+from fedseed.registry import resolve
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.reports.tables import Sheet, human_bytes, human_seconds, spread
-from fedseed.runs.recipe import explain, packaged_recipes, read_recipe
+from fedseed.runs.explain import explain
+from fedseed.runs.recipe import packaged_recipes
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]
@@ -213,13 +215,25 @@ class Sweeping:
         out: the folder.
         say: shows a line of progress.
         jobs: runs at a time; the machine's cores are shared out among them.
+        plugins: files and modules to load first, here and in the runs' processes.
+        trust_plugins: load what recipes name as plug-ins, too.
 
     Raises:
         RecipeError: a recipe or setting is wrong; nothing has been run then.
     """
 
-    def __init__(self, sweep: Sweep, out: Path, say: Say = print, jobs: int = 1) -> None:
+    def __init__(
+        self,
+        sweep: Sweep,
+        out: Path,
+        say: Say = print,
+        jobs: int = 1,
+        plugins: Sequence[str] = (),
+        trust_plugins: bool = False,
+    ) -> None:
         self.sweep = sweep
+        self.plugins = tuple(map(resolve, plugins))  # the runs have processes of their own
+        self.trust_plugins = trust_plugins
         self.out = out
         self.say = say
         self.jobs = jobs
@@ -229,6 +243,7 @@ class Sweeping:
         self._choosing = sweep.choose_seeds or sweep.seeds[:1]
         self.total = 0
         self._folders: set[Path] = set()
+        self._notes: set[str] = set()
         for scenario in sweep.scenarios:
             for run in sweep.runs:
                 points = run.points()
@@ -265,7 +280,7 @@ class Sweeping:
         if job.folder in self._folders:
             raise RecipeError(f'run "{run.label}": two points of its grid have names that give the same folder')
         self._folders.add(job.folder)
-        task = read_recipe(job.recipe, job.settings).task
+        task = job.read(self._note).task
         if choosing:
             if "evaluate_on" not in type(task).model_fields:
                 raise RecipeError(
@@ -273,7 +288,7 @@ class Sweeping:
                     "on (task.evaluate_on): give one value for each key"
                 )
             job = self._job(scenario, run, point, self._choosing[0], choosing=True)
-            read_recipe(job.recipe, job.settings)
+            job.read(self._note)
 
     def _job(self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool) -> Job:
         own = scenario.also.get(run.label, [])
@@ -286,7 +301,14 @@ class Sweeping:
             parts.append(slug("_".join(point)))
         folder = self.out.joinpath(*filter(None, parts), f"seed-{seed}")
         what = " ".join(filter(None, (scenario.name, run.label, *map(_short, point), f"seed {seed}")))
-        return Job(f"{what}{', on validation examples' if choosing else ''}", folder, run.recipe, tuple(settings))
+        name = f"{what}{', on validation examples' if choosing else ''}"
+        return Job(name, folder, run.recipe, tuple(settings), self.plugins, self.trust_plugins)
+
+    def _note(self, line: str) -> None:
+        """Say something about a recipe, once however many runs it has."""
+        if line not in self._notes:
+            self._notes.add(line)
+            self.say(line)
 
     def _choose(self, scenario: Scenario, run: SweepRun) -> tuple[Point, dict[Point, float]]:
         """The best point, and the mean validation metric of each, if there are several."""

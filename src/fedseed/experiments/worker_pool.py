@@ -10,13 +10,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.runs.recipe import read_recipe
+from fedseed.runs.recipe import Recipe, read_recipe
 
 STOPPED = "the sweep was stopped"
 
@@ -30,12 +31,27 @@ class Job:
         folder: where its files go.
         recipe: its recipe.
         settings: what is set in it.
+        plugins: files and modules to load first.
+        trust_plugins: load what the recipe names, too.
     """
 
     name: str
     folder: Path
     recipe: str
     settings: tuple[str, ...]
+    plugins: tuple[str, ...] = ()
+    trust_plugins: bool = False
+
+    def read(self, note: Callable[[str], None] = lambda line: None) -> Recipe:
+        """The recipe as it will be run.
+
+        Args:
+            note: is told of keys' old names.
+
+        Raises:
+            RecipeError: it is wrong.
+        """
+        return read_recipe(self.recipe, self.settings, self.plugins, self.trust_plugins, note)
 
 
 class Helpers:
@@ -66,10 +82,10 @@ class Helpers:
         if summary.exists():
             from fedseed.runs.folder import RunFolder
 
-            RunFolder(job.folder, read_recipe(job.recipe, job.settings).to_toml(), resume=True)  # the same recipe?
+            RunFolder(job.folder, job.read().to_toml(), resume=True)  # the same recipe?
             return None
         job.folder.mkdir(parents=True, exist_ok=True)
-        order = json.dumps({"recipe": job.recipe, "settings": job.settings, "folder": str(job.folder)})
+        order = json.dumps({**asdict(job), "folder": str(job.folder)})
         with self._one() as helper:
             code = None if helper is None else _ask(helper, order)
         if self.stopped:
@@ -141,7 +157,7 @@ def _help() -> None:
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-def _run(order: dict[str, str]) -> None:
+def _run(order: dict[str, Any]) -> None:
     """A run, in a process forked for it. Does not return."""
 
     def watch() -> None:
@@ -159,7 +175,7 @@ def _run(order: dict[str, str]) -> None:
         from fedseed.reports.progress import Shown
         from fedseed.runs.assembly import build
 
-        checked = read_recipe(order["recipe"], order["settings"])
+        checked = Job(**order).read()  # plug-ins are loaded here, in the process that runs them
         shown = Shown(Console(width=120, force_terminal=False))
         build(checked, out=Path(order["folder"]), progress=shown).run(resume=True)
         code = 0

@@ -6,10 +6,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fedseed.aggregation import AggregationRule, Mean
+from fedseed.aggregation.weighting import client_weights
 from fedseed.errors import MessageError
 from fedseed.federation.messages import EVERYBODY, Kind, Message
 from fedseed.methods import Method
-from fedseed.methods.base import Contribution
+from fedseed.methods.base import Answer, Answers, misfit
+from fedseed.methods.base import Round as PlannedRound
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
@@ -42,13 +45,28 @@ class Coordinator:
         seed: the run's seed.
         examples: how many training examples each client has; its length is the number of clients.
         per_round: how many clients take part in a round.
+        aggregation: how vectors of the clients become one; None: the weighted mean.
+
+    Raises:
+        ValueError: the settings do not fit the layout, or the rule does not fit the method.
     """
 
-    def __init__(self, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int) -> None:
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        seed: int,
+        examples: Sequence[int],
+        per_round: int,
+        aggregation: AggregationRule | None = None,
+    ) -> None:
         self.method = method
         self.seed = seed
         self.examples = list(examples)
         self.per_round = per_round
+        self.aggregation = aggregation or Mean()
+        if problem := misfit(method, self.aggregation):
+            raise ValueError(problem)
         self.state = method.start(layout, seed)
         self.refused: list[Refused] = []
         self._open: Round | None = None
@@ -85,7 +103,8 @@ class Coordinator:
     def plan(self, client: int = EVERYBODY) -> bytes:
         """The message that asks a client (or all that are picked) to take part in the open round."""
         current = self._current()
-        payload = self.method.plan_for(self.state, current.number, client, current.clients).encode()
+        about = PlannedRound(current.number, client, current.clients)
+        payload = self.method.plan(self.state, about).encode()
         return Message(Kind.PLAN, self.method.code, current.number, client, payload, current.attempt).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
@@ -95,7 +114,9 @@ class Coordinator:
         for client in current.clients if self.method.personal_plans else current.clients[:1]:
             message = replace(Message.decode(self.plan(client)), client=EVERYBODY)
             found.setdefault(message.encode(), []).append(client)
-        return found if self.method.personal_plans else dict.fromkeys(found, list(current.clients))
+        if self.method.personal_plans:
+            return found
+        return {message: list(current.clients) for message in found}
 
     def receive(self, data: bytes, sender: int) -> None:
         """Take a client's update; a refused one is counted and changes nothing.
@@ -126,19 +147,22 @@ class Coordinator:
     def close(self) -> bytes:
         """End the round: combine the answers into a step, for everybody."""
         current = self._current()
-        answered = sorted(current.updates)
-        weights = [self.examples[c] if self.method.weighting == "examples" else 1 for c in answered]
-        total = sum(weights)
-        contributions = [
-            Contribution(client, weight / total, current.updates[client])
-            for client, weight in zip(answered, weights, strict=True)
-        ]
-        self.state = self.method.remember(self.state, current.number, contributions)
-        payload = self.method.aggregate(self.state, current.number, contributions).encode()
+        answers = self._weighted(current)
+        self.state = self.method.remember(self.state, answers)
+        payload = self.method.aggregate(self.state, answers).encode()
         # go on from the encoded step: the coordinator knows exactly what everybody else will read
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
         self._open = None
         return Message(Kind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
+
+    def _weighted(self, current: Round) -> Answers:
+        """The round's answers with the clients' weights."""
+        clients = sorted(current.updates)
+        updates = [current.updates[client] for client in clients]
+        terms = [getattr(u, u.weight_terms) if u.weight_terms else 0 for u in updates]
+        weights = client_weights(self.method.weighting, [self.examples[c] for c in clients], terms) if clients else []
+        answers = tuple(Answer(c, w, u) for c, w, u in zip(clients, weights, updates, strict=True))
+        return Answers(current.number, answers, self.aggregation)
 
     def catch_up(self, payloads: Iterable[bytes]) -> None:
         """Go on after steps of an earlier session, given as an orbit holds them.
@@ -164,11 +188,12 @@ class Coordinator:
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """What the coordinator remembers besides the steps, as arrays by name; most methods have nothing."""
-        return self.method.keep(self.state)
+        arrays: dict[str, NDArray[Any]] = self.state.state_dict()
+        return arrays
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `state_dict`. Raises LookupError or ValueError if it does not fit."""
-        self.state = self.method.restore(self.state, arrays)
+        self.state = self.state.load_state_dict(arrays)
 
     def figures(self) -> dict[str, NDArray[Any]]:
         """What of the state a person would like to see: 1-D arrays by name."""

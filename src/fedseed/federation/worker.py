@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedseed.attacks.updates import Attack, AttackKind
 from fedseed.errors import NonFiniteError
 from fedseed.federation.cost import Spent
-from fedseed.federation.messages import Kind, Message
-from fedseed.methods import FedSGD, Method
-from fedseed.methods.base import Attack
-from fedseed.methods.fedsgd import Gradient
+from fedseed.federation.messages import FRAME_BYTES, Kind, Message
+from fedseed.methods import Method
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
-from fedseed.training.client import Effort, JointClient, JointClients, LocalClient, add_gradients
+from fedseed.training.client import Effort, LocalClient
+from fedseed.training.together import InAnothersMessage, sharing
+from fedseed.weights.change import expected_norm
 from fedseed.weights.space import ParameterSpace
 
 
@@ -47,8 +48,9 @@ class Worker:
         method: the method and its settings.
         objective: makes losses of items.
         seed: the run's seed.
-        joint: clients that look along common directions share forward passes.
-        spill_base: keep the copy of the base that some methods need in a temporary file, not in memory.
+        joint: clients that evaluate along common directions share forward passes.
+        offload_base: keep the copy of the base that some methods need in a temporary file, not in memory.
+        apart: every client's answer is a message of its own: gradients are not added up here.
     """
 
     def __init__(
@@ -58,105 +60,67 @@ class Worker:
         objective: Objective,
         seed: int,
         joint: bool = True,
-        spill_base: bool = False,
+        offload_base: bool = False,
+        apart: bool = False,
     ) -> None:
         self.space = ParameterSpace(model, method.blocks)
         self.method = method
         self.objective = objective
         self.seed = seed
         self.joint = joint
-        self.apart = False  # whether every client's gradient is sent by itself
+        self.apart = apart
         self.state = method.start(self.space.layout, seed)
         if method.from_base:
-            self.space.keep_base(spill_base)
+            self.space.keep_base(offload_base)
 
     def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
         """Let a client do what the plan asks; the weights are as before afterwards."""
-        return self._answer(*self._begin(plan_message, client, items))
+        return self.train_all([plan_message], [client], [items])[0]
 
     def train_all(self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]) -> list[Answer]:
-        """Like `train` for several clients.
-
-        Methods that only look at common directions do so in joint passes. Gradients are added up in place, unless they
-        are to be sent apart.
-        """
-        if self.method.adds_gradients and not self.apart and len(clients) > 1:
-            added = self._add_gradients(plans, clients, items)
-            if added is not None:
-                return added
-        if not (self.method.looks_together and self.joint):
-            return [self.train(p, c, i) for p, c, i in zip(plans, clients, items, strict=True)]
-        begun = [self._begin(p, c, i) for p, c, i in zip(plans, clients, items, strict=True)]
-        together = JointClients([client for _, client in begun])
-        return [
-            self._answer(message, client, member)
-            for (message, client), member in zip(begun, together.members, strict=True)
+        """Like `train` for several clients, which compute in one go what the method allows."""
+        messages = [self._read(plan) for plan in plans]
+        locals_ = [
+            LocalClient(self.space, self.objective, own, self.seed, message.round, client)
+            for message, client, own in zip(messages, clients, items, strict=True)
         ]
-
-    def _add_gradients(
-        self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
-    ) -> list[Answer] | None:
-        """All clients' gradients as one message of the first that has one: their sum is made where backward makes it.
-
-        None where the sum is not finite though the losses are: then each sends its own, and the bad one is refused.
-        """
-        method = self.method
-        assert isinstance(method, FedSGD)
-        plan_messages, begun = zip(
-            *(self._begin(p, c, i) for p, c, i in zip(plans, clients, items, strict=True)), strict=True
-        )
-        terms, reasons = add_gradients(begun, method.batch, method.micro_batch, method.weighting)
-        if not all(bool(p.grad.isfinite().all()) for p in self.space.parameters if p.grad is not None):
-            self.space.take_gradient()
-            return None
-        payload = Gradient(self.space.take_gradient(), terms).encode()
+        seen: Sequence[LocalClient] = locals_
+        what = self.method.together
+        if (what == "losses" and self.joint) or (what == "gradients" and not self.apart and len(clients) > 1):
+            seen = sharing(what, locals_, self.method.weighting)
         answers: list[Answer] = []
-        spoken = False
-        for plan, client in zip(plan_messages, begun, strict=True):
-            if client.number in reasons:
-                answers.append(Answer(None, reasons[client.number], client.effort))
-            elif not spoken:
-                message = Message(Kind.UPDATE, method.code, client.round, client.number, payload, plan.attempt)
-                answers.append(Answer(message.encode(), None, client.effort))
-                spoken = True
-            else:
-                answers.append(Answer(None, None, client.effort, within=len(payload)))
+        for message, client in zip(messages, seen, strict=True):
+            spoken = next((len(a.message) - FRAME_BYTES for a in answers if a.message is not None), 0)
+            answers.append(self._answer(message, client, spoken))
         return answers
 
-    def _begin(self, plan_message: bytes, client: int, items: Sequence[Any]) -> tuple[Message, LocalClient]:
+    def _read(self, plan_message: bytes) -> Message:
         message = Message.decode(plan_message)
-        message.expect(Kind.PLAN, self.method.code, message.round)
-        in_place = self.method.trains_in_place and not self.method.from_base  # a copy is kept to go back to
-        spill = self.method.spills_start
-        local = LocalClient(self.space, self.objective, items, self.seed, message.round, client, in_place, spill)
-        return message, local
+        return message.expect(Kind.PLAN, self.method.code, message.round)
 
-    def _answer(self, message: Message, local: LocalClient, seen_as: JointClient | None = None) -> Answer:
+    def _answer(self, message: Message, client: LocalClient, spoken: int) -> Answer:
+        """One client's answer; `spoken`: payload bytes of the message that another one's part may be in."""
         plan = self.method.decode_plan(self.state, message.payload)
-        keep = [b.clone() for b in self.space.model.buffers()] if self.method.trains_in_place else []
         try:
-            payload = self.method.train(self.state, plan, seen_as or local).encode()
+            payload = self.method.train(self.state, plan, client).encode()
         except NonFiniteError as error:
-            return Answer(None, str(error), local.effort)
+            return Answer(None, str(error), client.effort)
+        except InAnothersMessage:
+            return Answer(None, None, client.effort, within=spoken)
         finally:
-            local.put_back()
-            if self.method.trains_in_place and self.method.from_base:
-                self.method.put_back(self.state, self.space)
-            with torch.no_grad():  # batch norm's statistics are local
-                for buffer, saved in zip(self.space.model.buffers(), keep, strict=False):
-                    buffer.copy_(saved)
-        reply = Message(Kind.UPDATE, self.method.code, message.round, local.number, payload, message.attempt)
-        return Answer(reply.encode(), None, local.effort)
+            client.put_back()
+        reply = Message(Kind.UPDATE, self.method.code, message.round, client.number, payload, message.attempt)
+        return Answer(reply.encode(), None, client.effort)
 
-    def corrupt(self, update: bytes, attack: Attack) -> bytes:
+    def corrupt(self, update: bytes, kind: AttackKind) -> bytes:
         """What a Byzantine client sends in place of its honest update (simulation)."""
         message = Message.decode(update)
         honest = self.method.decode_update(self.state, message.round, message.payload)
         drawn = words(self.seed, Domain.ATTACK, message.client, message.round << 20, 1 << 12).reshape(-1)
-        return replace(message, payload=self.method.corrupt(self.state, honest, attack, drawn).encode()).encode()
+        return replace(message, payload=honest.attacked(Attack(kind), drawn, self.method).encode()).encode()
 
     def apply(self, step_message: bytes) -> float | None:
-        """Apply a step; returns its expected norm where the method knows it.
+        """Apply a step; returns the expected norm of what it adds to the weights, where that can be known.
 
         Raises:
             MessageError: not a step of this method.
@@ -164,9 +128,10 @@ class Worker:
         message = Message.decode(step_message)
         message.expect(Kind.STEP, self.method.code, message.round)
         step = self.method.decode_step(self.state, message.payload)
-        norm = self.method.step_norm(self.state, step)
-        self.method.apply(self.state, step, self.space)
+        change = self.method.change(self.state, step)
+        self.space.apply(change)
         self.state = self.method.advance(self.state, step)
+        norm = expected_norm(change, self.space.layout)
         return norm if norm is None or np.isfinite(norm) else None
 
     def catch_up(self, records: Iterable[Record]) -> None:

@@ -1,4 +1,9 @@
-"""The methods, one file each. A new one is a file, a line here, a recipe and a test."""
+"""The methods, one file each. A new one is a file, a line here, a recipe and a test.
+
+A method of others stands in a package of theirs (entry point `fedseed.methods`) or in a plug-in file.
+"""
+
+from typing import Any
 
 from fedseed.methods.adapted import FedIT, FedPrompt, FedPTuning
 from fedseed.methods.base import Method
@@ -9,14 +14,34 @@ from fedseed.methods.fedsgd import FedSGD
 from fedseed.methods.fedzo import FedZO
 from fedseed.methods.feedsign import FeedSign
 from fedseed.methods.ferret import Ferret
-from fedseed.methods.zofedsgd import MeZO, ZOFedSGD
+from fedseed.methods.mezo import MeZO
+from fedseed.methods.zofedsgd import ZOFedSGD
+from fedseed.registry import Registry, check_class, name_of
 
 METHODS: tuple[type[Method], ...] = (
     Ferret, FedKSeed, FeedSign, ZOFedSGD, MeZO, FedMeZO, FedZO, FedAvg, FedSGD, FedIT, FedPTuning, FedPrompt,
 )  # fmt: skip
 
+
+def _check(thing: Any) -> None:
+    check_class(thing, Method)
+    code = getattr(thing, "code", None)
+    if not isinstance(code, int) or not 1 <= code <= 255:
+        raise ValueError(f"{thing.__qualname__}.code = {code!r}: a byte of its own, from 128 to 255")
+
+
+REGISTRY: Registry[type[Method]] = Registry(
+    "method",
+    "fedseed.methods",
+    ((str(name_of(method)), method) for method in METHODS),
+    _check,
+    lambda method: {"code": method.code},
+    "fedseed keeps 1 to 127 for itself, 128 to 255 are free",
+)
+
 __all__ = [
     "METHODS",
+    "REGISTRY",
     "FedAvg",
     "FedIT",
     "FedKSeed",

@@ -13,7 +13,7 @@ from fedseed.methods.fedavg import FedAvg
 from fedseed.models.adapters import Adapter, LoRA, PromptTuning, PTuning
 from fedseed.training.settings import LocalTraining
 
-_SGD = LocalTraining(optimizer="sgd", rate=3e-4, epochs=1, batch=1, accumulation=1)
+_SGD = LocalTraining(optimizer="sgd", learning_rate=3e-4, epochs=1, batch=1, accumulation=1)
 
 
 class FedIT(FedAvg):
@@ -24,7 +24,7 @@ class FedIT(FedAvg):
     about: ClassVar[str] = "LoRA trained with Adam and averaged (ICASSP 2024)"
     adapter: ClassVar[Adapter | None] = LoRA()
 
-    training: LocalTraining = LocalTraining(optimizer="adam", rate=3e-4, epochs=1, batch=1, accumulation=1)
+    training: LocalTraining = LocalTraining(optimizer="adam", learning_rate=3e-4, epochs=1, batch=1, accumulation=1)
 
 
 class FedPTuning(FedAvg):

@@ -7,16 +7,19 @@ Learning", 2022, as Ferret and FedKSeed compare with it:
     w   <- w - eta g, T times; then FedAvg's average
 """
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
-from fedseed.errors import NonFiniteError
-from fedseed.methods.base import Client, Nothing, Weighting
-from fedseed.methods.fedavg import Averaged, FedAvgState, Weights
+from fedseed.methods.client import Client
+from fedseed.methods.dense import DenseState, Weights
+from fedseed.methods.fedavg import Averaged
+from fedseed.methods.payload import Nothing
 from fedseed.methods.zeroth import ZerothOrder
 from fedseed.randomness import Domain, derive
+from fedseed.weights.change import Add, Term
 
 
 class FedZO(Averaged, ZerothOrder):
@@ -32,37 +35,27 @@ class FedZO(Averaged, ZerothOrder):
     name: Literal["fedzo"] = "fedzo"
     code: ClassVar[int] = 7
     about: ClassVar[str] = "zeroth-order local steps, weights sent and averaged"
-    trains_in_place: ClassVar[bool] = True
 
     steps: PositiveInt = 200
     estimates: PositiveInt = 1
     estimator: Literal["one-point", "two-point"] = "one-point"
-    rate: PositiveFloat = 1e-6
+    learning_rate: PositiveFloat = 1e-6
     batch: PositiveInt = 1
-    weighting: Weighting = "examples"
+    weighting: Literal["equal", "examples"] = "examples"
     small_steps: Literal["nearest", "stochastic"] = "nearest"
 
-    def train(self, state: FedAvgState, plan: Nothing, client: Client) -> Weights:
+    def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
         """T steps along directions of the client's own seed, then the weights."""
-        from fedseed.weights.space import Term
-
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         basis = self.directions(seed)
         estimate = self.one_point if self.estimator == "one-point" else self.two_point
-        reason = ""
-        moved = 0
-        for t, items in zip(range(self.steps), client.batches(self.batch), strict=False):
+
+        def gradient(t: int, items: Sequence[Any]) -> Term:
+            """g."""
             first = t * self.estimates
-            try:
-                rho = [estimate(client, basis, first + j, items) / self.estimates for j in range(self.estimates)]
-            except NonFiniteError as error:
-                reason = str(error)
-                client.skip(reason)
-                continue
-            rounding = (seed, t) if self.small_steps == "stochastic" else None
-            terms = [Term(basis, np.array(rho, dtype=np.float32), first)]
-            client.space.add_terms(terms, scale=-self.rate, rounding=rounding)
-            moved += 1
-        if not moved:
-            raise NonFiniteError(f"no local step was usable: {reason}")
-        return Weights(client.space.dense())
+            rho = [estimate(client, basis, first + j, items).rho / self.estimates for j in range(self.estimates)]
+            return Term(basis, np.array(rho, dtype=np.float32), first)
+
+        for t, g in self.local_steps(client, range(self.steps), gradient):
+            client.apply(Add([g], -self.learning_rate, self.rounding(seed, t)))
+        return Weights(client.weights())

@@ -1,9 +1,348 @@
-"""Typed values in a payload: reading never goes past the end, and never yields a number that is not finite."""
+"""The one codec of all messages: a payload is a dataclass, and its fields' types say how they travel.
+
+    @dataclass(frozen=True)
+    class Pairs(Payload):
+        indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
+        scalars: Annotated[Floats, Array("f4", "n")]
+
+Fields travel in their order, little-endian, without padding. A length is a number, the name of something that the
+method or the state has ("candidates"; `About` looks it up), or a name that nothing has: then the fields of that length
+share what is left. Reading never goes past the end, and never yields a number that is not finite.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
+from fedseed.weights.layout import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from fedseed.attacks.updates import Attack
+    from fedseed.methods.base import Method, State
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a payload is read against.
+
+    Args:
+        method: the method; its settings give lengths by name.
+        state: the state before the round; `state.blocks` gives the number of blocks.
+        kind: what is read. A step may be empty: nobody answered.
+        round: the round, of updates.
+    """
+
+    method: "Method"
+    state: "State"
+    kind: Literal["plan", "update", "step"]
+    round: int = 0
+
+    def lookup(self, name: str) -> Any:
+        """What the method or the state has under this name; None if there is no such thing."""
+        return getattr(self.method, name, getattr(self.state, name, None))
+
+
+class Payload:
+    """The content of a plan, an update or a step: a frozen dataclass of annotated fields."""
+
+    weight_terms: ClassVar[str | None] = None  # the field that says how many terms of a loss an update is a mean of
+
+    def encode(self) -> bytes:
+        """The exact payload bytes."""
+        return b"".join(codec.write(getattr(self, name)) for name, codec in codecs(type(self)))
+
+    @classmethod
+    def decode(cls, data: bytes, about: About) -> Self:
+        """The inverse of `encode`.
+
+        Raises:
+            MessageError: too short or too long, a value that is not finite, or one that can't be.
+        """
+        reader = Reader(data)
+        payload = cls.read(reader, about)
+        reader.end()
+        return payload
+
+    @classmethod
+    def read(cls, reader: "Reader", about: About) -> Self:
+        """Read one, and check it; more may follow."""
+        wired = codecs(cls)
+        values: dict[str, Any] = {}
+        for at, (name, codec) in enumerate(wired):
+            values[name] = codec.read(reader, about, [later for _, later in wired[at:]])
+        payload = cls(**values)
+        payload.check(about)
+        return payload
+
+    def check(self, about: About) -> None:
+        """What the types do not say. Raises MessageError."""
+
+    def attacked(self, attack: "Attack", drawn: NDArray[np.uint32], method: "Method") -> "Payload":
+        """What a Byzantine client sends in place of this update (simulation).
+
+        Raises:
+            ValueError: the method has no such attack.
+        """
+        raise ValueError(f"attack {attack.kind!r} is not simulated for {method.name}")
+
+
+@dataclass(frozen=True)
+class Nothing(Payload):
+    """A plan without content: the round's number is in the frame."""
+
+
+# -- how fields travel ---------------------------------------------------------------------------------------------
+
+
+class Codec(ABC):
+    """How one field travels. `when`: only if the method's setting of this name is true; otherwise it is None."""
+
+    when: str | None = None
+
+    @abstractmethod
+    def write(self, value: Any) -> bytes:
+        """Its bytes."""
+
+    @abstractmethod
+    def read(self, reader: "Reader", about: About, rest: Sequence["Codec"]) -> Any:
+        """The value; `rest` are the codecs from this field on. Raises MessageError."""
+
+    def absent(self, about: About) -> bool:
+        """Whether the field does not travel."""
+        return self.when is not None and not about.lookup(self.when)
+
+
+@dataclass(frozen=True)
+class Scalar(Codec):
+    """One number: "u4", "u8", "f4" or "f8", as NumPy names them."""
+
+    dtype: str
+    when: str | None = None
+
+    def write(self, value: Any) -> bytes:
+        """Its bytes; none for None."""
+        return b"" if value is None else np.array(value, dtype=f"<{self.dtype}").tobytes()
+
+    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
+        """A Python number."""
+        return None if self.absent(about) else reader.array(self.dtype, 1)[0].item()
+
+
+@dataclass(frozen=True)
+class Array(Codec):
+    """A 1-D array.
+
+    Args:
+        dtype: of its elements, as they travel.
+        length: a number, or a name.
+        when: as for every codec.
+        optional: in a step no elements at all are possible, too: nobody answered.
+    """
+
+    dtype: str
+    length: int | str
+    when: str | None = None
+    optional: bool = False
+
+    def write(self, value: Any) -> bytes:
+        """The elements' bytes; none for None."""
+        return b"" if value is None else np.asarray(value).astype(f"<{self.dtype}").tobytes()
+
+    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
+        """The array."""
+        if self.absent(about):
+            return None
+        count = self.length if isinstance(self.length, int) else about.lookup(self.length)
+        if count is None:  # shared with the fields of the same length that follow
+            share = sum(
+                np.dtype(c.dtype).itemsize
+                for c in rest
+                if isinstance(c, Array) and c.length == self.length and not c.absent(about)
+            )
+            if reader.left % share:
+                raise MessageError(f"{reader.left} bytes, {share} for each of a number of entries")
+            count = reader.left // share
+        if self.optional and about.kind == "step" and not reader.left:
+            count = 0
+        return self.decoded(reader.array(self.dtype, int(count)))
+
+    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
+        """What the elements stand for."""
+        return values
+
+
+@dataclass(frozen=True)
+class Bits(Codec):
+    """Signs, +1 or -1: a bit each, 1 for +1, lowest bit first, padded with zeros to whole bytes; none in a step: none.
+
+    Args:
+        length: the name of how many there are.
+    """
+
+    length: str
+
+    def write(self, value: Any) -> bytes:
+        """ceil(count / 8) bytes."""
+        return np.packbits(value > 0, bitorder="little").tobytes()
+
+    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
+        """The signs, int8."""
+        if about.kind == "step" and not reader.left:
+            return np.zeros(0, dtype=np.int8)
+        return self.unpacked(reader.take(reader.left), about.lookup(self.length))
+
+    def unpacked(self, data: bytes, count: int) -> NDArray[np.int8]:
+        """The inverse of `write`. Raises MessageError: not so many bytes, or a padding bit is set."""
+        if len(data) != -(-count // 8):
+            raise MessageError(f"{len(data)} bytes of votes: {count} votes take {-(-count // 8)}")
+        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
+        if bits[count:].any():
+            raise MessageError(f"more than {count} votes: a padding bit is set")
+        return np.where(bits[:count] > 0, 1, -1).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class Ragged(Codec):
+    """A tuple of float32 arrays, one for each block: all their lengths (u32), then all their elements.
+
+    Args:
+        most: the name of the largest length that is possible.
+    """
+
+    most: str
+
+    def write(self, value: Any) -> bytes:
+        """Lengths, elements."""
+        lengths = np.array([len(part) for part in value])
+        return lengths.astype("<u4").tobytes() + np.concatenate(value).astype("<f4").tobytes()
+
+    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
+        """The arrays."""
+        most = about.lookup(self.most)
+        lengths = reader.array("u4", about.state.blocks).tolist()
+        if max(lengths) > most:
+            at = int(np.argmax(lengths))
+            raise MessageError(f"block {at} has {max(lengths)} coefficients, {most} are allowed")
+        return tuple(reader.array("f4", length) for length in lengths)
+
+
+@dataclass(frozen=True)
+class Tensors(Codec):
+    """All trainable tensors in order, in their own dtypes: the right length and finite; in a step possibly nothing."""
+
+    def write(self, value: Any) -> bytes:
+        """The bytes themselves."""
+        return bytes(value)
+
+    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
+        """The bytes."""
+        data, layout = reader.take(reader.left), about.state.layout
+        if not data and about.kind == "step":
+            return data
+        if len(data) != layout.dense_bytes:
+            raise MessageError(f"{len(data)} bytes of weights, the model has {layout.dense_bytes}")
+        position = 0
+        for entry in layout.tensors:
+            size = entry.size * ITEM_BYTES[entry.dtype]
+            if not np.isfinite(to_floats(data[position : position + size], entry.dtype)).all():
+                raise MessageError(f"tensor {entry.name} has a value that is NaN or infinite")
+            position += size
+        return data
+
+
+@dataclass(frozen=True)
+class Nested(Codec):
+    """A payload inside a payload."""
+
+    of: type[Payload]
+
+    def write(self, value: Any) -> bytes:
+        """Its fields."""
+        return bytes(value.encode())
+
+    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
+        """The payload."""
+        return self.of.read(reader, about)
+
+
+@dataclass(frozen=True)
+class Many(Codec):
+    """A tuple of payloads, one after the other to the end."""
+
+    of: type[Payload]
+
+    def write(self, value: Any) -> bytes:
+        """All of them."""
+        return b"".join(part.encode() for part in value)
+
+    def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
+        """The payloads."""
+        parts = []
+        while reader.left:
+            parts.append(self.of.read(reader, about))
+        return tuple(parts)
+
+
+_KNOWN: dict[type, tuple[tuple[str, Codec], ...]] = {}
+
+
+def codecs(payload: type[Payload]) -> tuple[tuple[str, Codec], ...]:
+    """The fields of a payload's type and how each travels. Raises TypeError if a field does not say."""
+    if payload not in _KNOWN:
+        _KNOWN[payload] = _codecs(payload)
+    return _KNOWN[payload]
+
+
+def _codecs(payload: type[Payload]) -> tuple[tuple[str, Codec], ...]:
+    hints = get_type_hints(payload, include_extras=True)
+    found = []
+    for field in fields(payload):  # type: ignore[arg-type]
+        hint = hints[field.name]
+        said = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        codec = next((c for c in said if isinstance(c, Codec)), None)
+        if codec is None:
+            raise TypeError(f"{payload.__name__}.{field.name}: annotate how it travels, such as Scalar('u4')")
+        found.append((field.name, codec))
+    return tuple(found)
+
+
+# -- many steps in a record of an orbit ----------------------------------------------------------------------------
+
+
+def pack(method: "Method", payloads: Sequence[bytes]) -> bytes:
+    """Steps of equal, non-zero length in as few bytes as can be: signs without the padding between them."""
+    bits = _bits(method.step_type)
+    if bits is None:
+        return b"".join(payloads)
+    each = getattr(method, bits.length)
+    return bits.write(np.concatenate([bits.unpacked(payload, each) for payload in payloads]))
+
+
+def unpack(method: "Method", data: bytes, count: int) -> list[bytes]:
+    """The inverse of `pack` for `count` steps. Raises MessageError."""
+    bits = _bits(method.step_type)
+    if bits is not None:
+        each = getattr(method, bits.length)
+        return [bits.write(part) for part in bits.unpacked(data, count * each).reshape(count, each)]
+    if count < 1 or len(data) % count:
+        raise MessageError(f"{len(data)} bytes can't be {count} steps of equal length")
+    size = len(data) // count
+    return [data[i * size : (i + 1) * size] for i in range(count)]
+
+
+def _bits(step: type[Payload]) -> Bits | None:
+    (_, first), *others = codecs(step)
+    return first if isinstance(first, Bits) and not others else None
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -25,17 +364,10 @@ class Reader:
         self._position += count
         return self._data[self._position - count : self._position]
 
-    def u64(self) -> int:
-        """An unsigned 64-bit integer."""
-        return int.from_bytes(self.take(8), "little")
-
-    def u32s(self, count: int) -> NDArray[np.uint32]:
-        """`count` unsigned 32-bit integers."""
-        return np.frombuffer(self.take(4 * count), dtype="<u4").astype(np.uint32)
-
-    def f32s(self, count: int) -> NDArray[np.float32]:
-        """`count` finite single-precision numbers."""
-        values = np.frombuffer(self.take(4 * count), dtype="<f4").astype(np.float32)
+    def array(self, dtype: str, count: int) -> NDArray[Any]:
+        """`count` numbers, finite ones."""
+        size = np.dtype(dtype).itemsize
+        values = np.frombuffer(self.take(size * count), dtype=f"<{dtype}").astype(dtype)
         if not np.isfinite(values).all():
             at = int(np.flatnonzero(~np.isfinite(values))[0])
             raise MessageError(f"value {at} of {count} is {values[at]}: only finite numbers are accepted")
@@ -47,16 +379,21 @@ class Reader:
             raise MessageError(f"payload too long: {self.left} bytes left over")
 
 
-def u64_bytes(value: int) -> bytes:
-    """An unsigned 64-bit integer, little-endian."""
-    return value.to_bytes(8, "little")
+def to_floats(data: bytes, dtype: str) -> Floats:
+    """Bytes of a float32, bfloat16 or float16 tensor as float32."""
+    if dtype == "float32":
+        return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+    if dtype == "float16":
+        return np.frombuffer(data, dtype="<f2").astype(np.float32)
+    return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
 
 
-def u32_bytes(values: NDArray[np.integer]) -> bytes:
-    """Unsigned 32-bit integers, little-endian."""
-    return np.asarray(values).astype("<u4").tobytes()
-
-
-def f32_bytes(values: NDArray[np.floating]) -> bytes:
-    """Single-precision numbers, little-endian."""
-    return np.asarray(values).astype("<f4").tobytes()
+def from_floats(values: Floats, dtype: str) -> bytes:
+    """float32 rounded to nearest (ties to even) in float32, bfloat16 or float16, as bytes; finite values only."""
+    if dtype == "float32":
+        return values.astype("<f4").tobytes()
+    if dtype == "float16":
+        return values.astype("<f2").tobytes()
+    bits: NDArray[np.uint32] = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return rounded.astype("<u2").tobytes()

@@ -1,28 +1,38 @@
-"""What the zeroth-order methods share: settings of the estimate, and the estimate itself.
+"""What the zeroth-order methods share: settings of the estimate, the estimate itself, and the loop of local steps.
 
 two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)      SPSA; MeZO, FedKSeed Eq. 3, FeedSign Eq. 2
 one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward difference; FedZO
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.methods.base import Attack, Client, Floats, Method, Nothing, State
+from fedseed.methods.base import Method
+from fedseed.methods.client import Client
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_SIZE
-from fedseed.weights.layout import Layout
-
-if TYPE_CHECKING:
-    from fedseed.weights.space import ParameterSpace, Term
+from fedseed.weights.change import Floats
 
 # A projection beyond this is no measurement of a loss: it is refused, so that one client can't destroy the model.
 LARGEST_SCALAR = 1e6
-RANDOM_PROJECTION = 100.0
+Draw = TypeVar("Draw")
+Estimated = TypeVar("Estimated")
+
+
+class Projection(NamedTuple):
+    """What two losses say about a direction.
+
+    Args:
+        rho: the estimate, rounded to single precision as it will be sent.
+        loss: the mean of the two losses.
+    """
+
+    rho: float
+    loss: float
 
 
 class ZerothOrder(Method):
@@ -31,7 +41,7 @@ class ZerothOrder(Method):
     Args:
         basis: where directions come from. "normal" is published; "rademacher" tunes as well at less cost.
         basis_size: for "hadamard", the number of directions of one basis (B is the next power of two).
-        rate: eta.
+        learning_rate: eta.
         scale: eps, how far the weights are perturbed (FeedSign calls it mu).
         batch: examples an estimate is made on.
         clip: loss guard: a step whose two losses differ by more is skipped.
@@ -41,11 +51,11 @@ class ZerothOrder(Method):
             pass with "hadamard"; with other bases the cost grows with every step).
     """
 
-    trains_in_place: ClassVar[bool] = False
+    renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
 
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
-    rate: PositiveFloat
+    learning_rate: PositiveFloat
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 1
     clip: PositiveFloat | None = None
@@ -60,8 +70,12 @@ class ZerothOrder(Method):
         """The basis of a seed."""
         return Basis(self.basis, seed, self.basis_size)
 
-    def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> float:
-        """rho for direction k on `items`, rounded to single precision as it will be sent.
+    def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
+        """How a step with these numbers of the shared stream is rounded (`fedseed.weights.change.Add`)."""
+        return (seed, step) if self.small_steps == "stochastic" else None
+
+    def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
+        """The estimate along direction k on `items`.
 
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the loss guard says no.
@@ -70,126 +84,47 @@ class ZerothOrder(Method):
         minus = client.perturbed_loss(basis, k, -self.scale, items)
         return self._quotient(plus, minus, 2 * self.scale)
 
-    def one_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> float:
+    def one_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
         """The forward difference; raises as `two_point` does."""
         plus = client.perturbed_loss(basis, k, self.scale, items)
         return self._quotient(plus, client.loss(items), self.scale)
 
-    def _quotient(self, plus: float, minus: float, width: float) -> float:
+    def _quotient(self, plus: float, minus: float, width: float) -> Projection:
         difference = plus - minus
         if not np.isfinite(difference):
             raise NonFiniteError(f"loss is {plus} and {minus} on the two sides of a perturbation")
         if self.clip is not None and abs(difference) > self.clip:
             raise NonFiniteError(f"losses differ by {abs(difference):.3g}, the loss guard allows {self.clip}")
-        return float(np.float32(difference / width))
+        return Projection(float(np.float32(difference / width)), (plus + minus) / 2)
+
+    def local_steps(
+        self, client: Client, draws: Iterable[Draw], estimate: Callable[[Draw, Sequence[Any]], Estimated]
+    ) -> Iterator[tuple[Draw, Estimated]]:
+        """The estimates of local steps in turn; a step whose losses are not usable is counted and left out.
+
+        Args:
+            client: the client.
+            draws: what each step is about, such as its direction's index.
+            estimate: makes the estimate of a step from its draw and a batch, at the weights as they are then.
+
+        Raises:
+            NonFiniteError: at the end, if no step was usable.
+        """
+        usable, reason = False, ""
+        for draw, items in zip(draws, client.batches(self.batch), strict=False):
+            try:
+                estimated = estimate(draw, items)
+            except NonFiniteError as error:
+                reason = str(error)
+                client.skip(reason)
+                continue
+            usable = True
+            yield draw, estimated
+        if not usable:
+            raise NonFiniteError(f"no local step was usable: {reason}")
 
 
-@dataclass(frozen=True)
-class StepState(State):
-    """How many steps are done, which names the next directions, and for "from-base" all coefficients so far."""
-
-    done: int = 0
-    coefficients: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-
-
-class Stepwise(ZerothOrder):
-    """A zeroth-order method whose round is one step along directions that the step's number names.
-
-    Args (besides those of `ZerothOrder`):
-        optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published), "momentum" or "adam"
-            (`fedseed.optimizers.moments`; 4 or 8 bytes of memory per parameter; a replay restores its averages).
-        beta1: decay of the average gradient, for momentum and Adam.
-        beta2: decay of the average squared gradient, for Adam.
-        adam_eps: keeps Adam's denominator away from zero.
-    """
-
-    stepwise: ClassVar[bool] = True
-
-    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    adam_eps: PositiveFloat = 1e-8
-
-    @model_validator(mode="after")
-    def _base_needs_plain_steps(self) -> "Stepwise":
-        if self.optimizer != "sgd" and self.from_base:
-            raise ValueError(
-                f'small_steps = "from-base" needs optimizer = "sgd": a step of {self.optimizer} is no sum of '
-                'coefficients; "stochastic" loses no small steps either'
-            )
-        return self
-
-    @property
-    def per_step(self) -> int:
-        """Directions a step takes."""
-        return 1
-
-    def start(self, layout: Layout, seed: int) -> StepState:
-        """The state before the first step."""
-        return StepState(layout, seed)
-
-    def plan(self, state: StepState, number: int) -> Nothing:
-        """Nothing but the step's number."""
-        return Nothing()
-
-    def decode_plan(self, state: StepState, data: bytes) -> Nothing:
-        """A plan has no content."""
-        if data:
-            raise MessageError(f"a plan of this method has no payload, {len(data)} bytes came")
-        return Nothing()
-
-    def indices(self, number: int) -> range:
-        """Direction indices of step `number`: with "hadamard", B steps in a row share a basis number."""
-        first = (number - 1) * self.per_step
-        return range(first, first + self.per_step)
-
-    def count(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> StepState:
-        """The state after a step with these coefficients (none: nobody answered)."""
-        kept = state.coefficients
-        if self.from_base:
-            new = np.zeros(self.per_step, dtype=np.float32)
-            new[: len(coefficients)] = coefficients
-            kept = np.concatenate([kept, new])
-        return replace(state, done=state.done + 1, coefficients=kept)
-
-    def move(self, state: StepState, coefficients: np.ndarray[Any, Any], space: "ParameterSpace") -> None:
-        """w <- w - eta sum_i c_i z_i along the directions of the step after `state`."""
-        from fedseed.weights.space import Term
-
-        if not len(coefficients):
-            return
-        basis = self.directions(state.seed)
-        if self.from_base:
-            space.rebuild([Term(basis, self.count(state, coefficients).coefficients)], scale=-self.rate)
-        else:
-            self.add(state, [Term(basis, coefficients, state.done * self.per_step)], space)
-
-    def add(self, state: StepState, terms: "list[Term]", space: "ParameterSpace") -> None:
-        """w <- w - eta (sum of the terms), rounded as the settings say."""
-        rounding = (state.seed, state.done) if self.small_steps == "stochastic" else None
-        if self.optimizer == "sgd":
-            space.add_terms(terms, scale=-self.rate, rounding=rounding)
-            return
-        from fedseed.optimizers.moments import Rule
-
-        space.descend(terms, Rule(self.optimizer, self.rate, self.beta1, self.beta2, self.adam_eps), rounding)
-
-
-def corrupt_scalars(scalars: Floats, kind: Attack, drawn: np.ndarray[Any, np.dtype[np.uint32]]) -> Floats:
-    """Projections as a Byzantine client sends them.
-
-    "random" and "noise" draw from N(0, RANDOM_PROJECTION^2): far above honest projections on language models, which is
-    what an attacker whose amplitude nobody checks would do.
-    """
-    if kind == "sign":
-        return -scalars
-    uniform = (drawn[: 2 * len(scalars)].astype(np.float64) + 0.5) / 2.0**32
-    radius, angle = np.sqrt(-2 * np.log(uniform[: len(scalars)])), 2 * np.pi * uniform[len(scalars) :]
-    normal = (RANDOM_PROJECTION * radius * np.cos(angle)).astype(np.float32)
-    return normal if kind == "random" else scalars + normal
-
-
-def check_scalars(values: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+def check_scalars(values: Floats) -> None:
     """Refuse projections that no loss can have given.
 
     Raises:

@@ -202,7 +202,7 @@ def hushed() -> Iterator[None]:
 
 def base_digest(model: Any) -> str:
     """The digest of the base inside a `peft` model: what `fedseed.weights.space.base_digest` gave before `install`."""
-    from fedseed.weights.space import digest_tensors
+    from fedseed.weights.digest import digest_tensors
 
     return digest_tensors(
         (name.replace(".base_layer.", "."), tensor)

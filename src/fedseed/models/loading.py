@@ -261,7 +261,7 @@ def find_base(place: str, dtype: str, digest: str, head: Head | None = None) -> 
     Raises:
         RecipeError: nothing there can be loaded, or no folder in it has this digest.
     """
-    from fedseed.weights.space import base_digest
+    from fedseed.weights.digest import base_digest
 
     folder = Path(place).expanduser()
     if not folder.is_dir() or (folder / "config.json").exists():

@@ -9,8 +9,8 @@ import torch
 
 from fedseed.models import adapters
 from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
+from fedseed.tasks import metrics as scoring
 from fedseed.tasks.data import Example
-from fedseed.tasks.metrics import SCORES
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def language_metrics(
     max_new_tokens: int = 32,
     scores: Sequence[str] = ("rouge_l",),
 ) -> dict[str, float]:
-    """Loss, perplexity and scores of greedy responses (names of `fedseed.tasks.metrics.SCORES`).
+    """Loss, perplexity and scores of greedy responses (names of `fedseed.tasks.metrics.REGISTRY`).
 
     Examples that are too long for the objective count for neither.
 
@@ -140,7 +140,7 @@ def language_metrics(
     if scores:
         responses = _responses(model, objective, usable, max_new_tokens)
         answers = [e.answers or (e.response,) for e in usable]
-        metrics.update({name: SCORES[name](responses, answers) for name in scores})
+        metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in scores})
     return metrics
 
 

@@ -13,8 +13,8 @@ from fedseed.models.loading import Architecture
 from fedseed.objectives.evaluation import choice_metrics, language_metrics, longest_input
 from fedseed.objectives.images import Images, picture_metrics
 from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
+from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import Choice, Cloze, Example, Picture, TaskData
-from fedseed.training.settings import EvaluationSettings
 
 Measure = Callable[[torch.nn.Module, Sequence[Any]], dict[str, float]]  # a model, examples -> metrics by name
 
@@ -41,7 +41,7 @@ def _language(tokenizer: Any, settings: EvaluationSettings) -> CausalLM:
 
 
 def _measure_language(objective: CausalLM, data: TaskData, settings: EvaluationSettings) -> Measure:
-    scores = data.scores if settings.rouge else ()
+    scores = tuple(dict.fromkeys((*data.scores, *settings.metrics))) if settings.rouge else ()
 
     def measure(model: torch.nn.Module, examples: Sequence[Example]) -> dict[str, float]:
         return language_metrics(model, objective, examples, settings.max_new_tokens, scores)

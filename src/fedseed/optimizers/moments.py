@@ -1,79 +1,76 @@
-"""Momentum and Adam on a parameter space, for methods whose steps are scalars on directions.
+"""Momentum and Adam, once: on a parameter space's steps (torch, float32) and at a coordinator (NumPy, float64).
 
 Own code in place of `torch.optim`, whose implementations differ between devices in the last bits: this one takes
 single operations only, each rounded exactly (add, multiply, divide, square root), so that a replay gives the same bits
-anywhere. The running averages are float32, whatever the weights are.
+anywhere. It works on arrays of either library and imports torch only if it is handed tensors. The running averages are
+float32, whatever the weights are; sums are taken in the gradient's precision.
 
 torch's own square root does not belong to these: on a CPU it may come from MKL's vector library, which rounds about one
 number in 150 the other way, and not the same ones on processors of different makers.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
-import torch
 
-
-@dataclass(frozen=True)
-class Rule:
-    """What becomes of a gradient g.
-
-    momentum   m <- beta1 m + g;                    change = -rate m       (torch.optim.SGD's)
-    adam       m <- beta1 m + (1 - beta1) g,
-               v <- beta2 v + (1 - beta2) g^2;      change = -rate m^ / (sqrt(v^) + eps), m^ and v^ bias-corrected
-
-    Args:
-        kind: "momentum" or "adam".
-        rate: eta.
-        beta1: decay of the average of g.
-        beta2: decay of the average of g^2.
-        eps: keeps Adam's denominator away from zero.
-    """
-
-    kind: Literal["momentum", "adam"]
-    rate: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+from fedseed.optimizers.rules import Rule
 
 
 class Moments:
-    """The running averages of a run; a function of its steps, so replaying them restores it.
+    """The running averages of a run; a function of its gradients, so replaying them restores it.
 
     Args:
         rule: what becomes of a gradient.
-        size: d.
-        device: where the averages are kept.
+        first: the average gradient, float32, shape (d,): an array or a tensor, changed in place.
+        second: the average squared gradient, for Adam; empty for momentum.
+        steps: how many gradients there were.
     """
 
-    def __init__(self, rule: Rule, size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, rule: Rule, first: Any, second: Any, steps: int = 0) -> None:
         self.rule = rule
-        self.steps = 0
-        self._first = torch.zeros(size, device=device)
-        self._second = torch.zeros(size if rule.kind == "adam" else 0, device=device)
+        self.first = first
+        self.second = second
+        self.steps = steps
 
-    def change(self, gradient: torch.Tensor, start: int) -> torch.Tensor:
-        """The change of the weights start, start + 1, ... that this gradient makes in step `steps`.
+    def change(self, gradient: Any, start: int) -> Any:
+        """The change of the weights start, start + 1, ... that this gradient makes in step `steps` (from 1).
 
         Args:
-            gradient: float32, 1-D.
+            gradient: 1-D; float32 or float64.
             start: index of its first element in the parameter vector.
         """
-        rule = self.rule
-        m = self._first[start : start + len(gradient)]
-        if rule.kind == "momentum":
-            m.mul_(rule.beta1).add_(gradient)
-            return m * -rule.rate
-        v = self._second[start : start + len(gradient)]
-        m.mul_(rule.beta1).add_(gradient * (1 - rule.beta1))
-        v.mul_(rule.beta2).add_((gradient * gradient) * (1 - rule.beta2))
-        root = _square_root(v / self._bias(rule.beta2)).add_(rule.eps)
-        return (m / self._bias(rule.beta1)).mul_(-rule.rate).div_(root)
+        self.take(gradient, start)
+        return self.descent(slice(start, start + len(gradient)), gradient.dtype)
 
-    def _bias(self, beta: float) -> torch.Tensor:
-        """1 - beta^steps. A tensor, as torch multiplies by the inverse where a GPU is to divide by a number."""
-        return torch.tensor(1 - _power(beta, self.steps), dtype=torch.float32, device=self._first.device)
+    def take(self, gradient: Any, start: int) -> None:
+        """Let the averages take a gradient, or a part of one."""
+        rule, here = self.rule, slice(start, start + len(gradient))
+        gain = 1 - rule.beta1 if rule.kind == "adam" else 1.0
+        self.first[here] = _as(self.first[here], gradient.dtype) * rule.beta1 + gradient * gain
+        if rule.kind == "adam":
+            square = (gradient * gradient) * (1 - rule.beta2)
+            self.second[here] = _as(self.second[here], gradient.dtype) * rule.beta2 + square
+
+    def descent(self, here: slice, dtype: Any) -> Any:
+        """The change of some weights that the averages ask for as they are."""
+        rule = self.rule
+        m = _as(self.first[here], dtype)
+        if rule.kind == "momentum":
+            return m * -rule.rate
+        v = _as(self.second[here], dtype)
+        if rule.corrected:
+            m, v = m / self._bias(rule.beta1, m), v / self._bias(rule.beta2, v)
+        return (m * -rule.rate) / (_square_root(v) + rule.eps)
+
+    def _bias(self, beta: float, like: Any) -> Any:
+        """1 - beta^steps. As a tensor where tensors are divided: a GPU would multiply by a number's inverse."""
+        value = 1 - _power(beta, self.steps)
+        return np.float32(value) if isinstance(like, np.ndarray) else like.new_tensor(value)
+
+
+def _as(values: Any, dtype: Any) -> Any:
+    """Averages in the precision that sums are taken in."""
+    return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(dtype)
 
 
 def _power(base: float, exponent: int) -> float:
@@ -87,10 +84,12 @@ def _power(base: float, exponent: int) -> float:
     return result
 
 
-def _square_root(values: torch.Tensor) -> torch.Tensor:
-    """The square root as IEEE 754 rounds it, in place."""
+def _square_root(values: Any) -> Any:
+    """The square root as IEEE 754 rounds it."""
+    if isinstance(values, np.ndarray):
+        return np.sqrt(values)
     if values.device.type != "cpu":
-        return values.sqrt_()
-    array = values.numpy()
-    np.sqrt(array, out=array)
-    return values
+        return values.sqrt()
+    root = values.clone()
+    np.sqrt(root.numpy(), out=root.numpy())
+    return root

@@ -5,7 +5,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from fedseed.errors import OrbitError
-from fedseed.orbit.file import NO_DIGEST, Orbit, Part, begin, packed, read, scan, write_orbit
+from fedseed.orbit.file import Orbit, begin, read, scan, write_orbit
+from fedseed.orbit.record import NO_DIGEST, Part, packed
 
 
 def rollback(path: Path, to: int, out: Path) -> Orbit:

@@ -10,264 +10,21 @@ packed (FeedSign: a bit each); the digest is that of the weights after the last 
 steps says that the run is over and the file whole. Free of torch but for `replay`.
 """
 
-import hashlib
-import json
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING
+from zlib import crc32
 
 from fedseed.durable import replacing
 from fedseed.errors import MessageError, OrbitError
-from fedseed.methods import METHODS, Method
-from fedseed.methods.base import State
-from fedseed.models.adapters import Adapter, AnyAdapter
+from fedseed.orbit.header import FORMAT, MAGIC, START, Header
+from fedseed.orbit.record import DIGEST_BYTES, FRAME, HEAD, LINK_BYTES, Part, Record, link
 from fedseed.randomness.stream import STREAM_VERSION
-from fedseed.weights.layout import ITEM_BYTES, Layout
 
 if TYPE_CHECKING:
     import torch
-
-MAGIC = b"fedorbit"
-FORMAT = 2
-LINK_BYTES = 16
-DIGEST_BYTES = 16
-NO_DIGEST = "00" * 16
-_START = struct.Struct("<8sHHI")
-_HEAD = struct.Struct("<IIII")
-_FRAME = _HEAD.size + DIGEST_BYTES + LINK_BYTES  # a record's bytes besides its payload
-_INFLATION = 256  # a header's JSON is at most this many times longer than it is compressed
-MOST_PACKED = 1 << 16  # steps in a record, and bytes of their payloads before packing
-
-
-@dataclass(frozen=True)
-class AdapterStart:
-    """What an adapter's run starts from besides the base.
-
-    Args:
-        settings: the adapter; with the run's seed they give its first weights.
-        digest: hex digest of the trainable tensors before the first step.
-    """
-
-    settings: Adapter
-    digest: str
-
-
-@dataclass(frozen=True)
-class Header:
-    """What replay needs besides the steps.
-
-    Args:
-        base: the base's name or folder, as the recipe gave it.
-        base_digest: digest of the base (`weights.space.base_digest`).
-        dtype: the dtype the base was loaded in.
-        layout: the trainable tensors and blocks.
-        method: the method with all its settings.
-        seed: the run's seed.
-        trainable: name patterns of the trainable parameters, None for all.
-        first: number of the first step that is held; above 1 only in a compacted orbit.
-        classes: names of the classes that an image classifier tells apart, in the order of its outputs; none: the base
-            is no classifier, or was loaded with the head it has. With the seed they give a new head (`models.heads`).
-        adapter: the adapter that is tuned in place of the model, None for none.
-    """
-
-    base: str
-    base_digest: str
-    dtype: str
-    layout: Layout
-    method: Method
-    seed: int
-    trainable: tuple[str, ...] | None = None
-    first: int = 1
-    classes: tuple[str, ...] = ()
-    adapter: AdapterStart | None = None
-
-    def encode(self) -> bytes:
-        """The header's bytes, without the link."""
-        data: dict[str, Any] = {
-            "base": self.base,
-            "base_digest": self.base_digest,
-            "dtype": self.dtype,
-            "first": self.first,
-            "layout": self.layout.to_json(),
-            "method": self.method.model_dump(),
-            "seed": self.seed,
-            "trainable": self.trainable,
-        }
-        if self.classes:
-            data["classes"] = self.classes
-        if self.adapter is not None:
-            data["adapter"] = {"settings": self.adapter.settings.model_dump(), "digest": self.adapter.digest}
-        packed = zlib.compress(json.dumps(data, sort_keys=True, separators=(",", ":")).encode(), 9)
-        return _START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
-
-    @classmethod
-    def decode(cls, packed: bytes) -> "Header":
-        """The header from its compressed JSON.
-
-        Raises:
-            OrbitError: not valid.
-        """
-        try:
-            inflate = zlib.decompressobj()
-            text = inflate.decompress(packed, _INFLATION * len(packed) + 1)
-            if not inflate.eof:
-                raise OrbitError(f"orbit header: cut short, or more than {_INFLATION} times its compressed length")
-            data: dict[str, Any] = json.loads(text)
-            name = data["method"]["name"]
-            kinds = {m.model_fields["name"].default: m for m in METHODS}
-            if name not in kinds:
-                raise OrbitError(f"orbit header: method {name!r} is unknown to this version of fedseed")
-            header = cls(
-                base=str(data["base"]),
-                base_digest=str(data["base_digest"]),
-                dtype=str(data["dtype"]),
-                layout=Layout.from_json(data["layout"]),
-                method=TypeAdapter[Method](kinds[name]).validate_python(data["method"]),
-                seed=int(data["seed"]),
-                trainable=None if data["trainable"] is None else tuple(map(str, data["trainable"])),
-                first=int(data["first"]),
-                classes=tuple(map(str, data.get("classes", ()))),
-                adapter=_adapter(data.get("adapter")),
-            )
-            header.check()
-            return header
-        except (zlib.error, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError,
-                ValidationError) as error:  # fmt: skip
-            raise OrbitError(f"orbit header is not valid: {error}") from error
-
-    def check(self) -> None:
-        """Check what the types do not say.
-
-        Raises:
-            ValueError: what is wrong.
-        """
-        unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
-        if unknown:
-            raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
-        if any(side < 0 for t in self.layout.tensors for side in t.shape):
-            raise ValueError("a tensor with a negative side")
-        if not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed {self.seed}: from 0 to 2**64 - 1")
-        if self.first < 1 or (self.first > 1 and self.method.catch_up != "plan"):
-            raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
-
-    def start(self) -> State:
-        """The method's state before the first step.
-
-        Raises:
-            OrbitError: the settings do not fit the layout.
-        """
-        try:
-            return self.method.start(self.layout, self.seed)
-        except ValueError as error:
-            raise OrbitError(f"orbit header is not valid: {error}") from error
-
-    def differences(self, other: "Header") -> list[str]:
-        """What differs, one line each, such as "method.rate: 0.1, 0.2"; the base counts by its digest."""
-        lines = []
-        for field in fields(self):
-            a, b = getattr(self, field.name), getattr(other, field.name)
-            if a == b or field.name in ("base", "first"):
-                continue
-            if field.name == "method":
-                mine, yours = flat(a.model_dump()), flat(b.model_dump())
-                for key in [*mine, *(k for k in yours if k not in mine)]:
-                    if key not in mine or key not in yours or mine[key] != yours[key]:
-                        lines.append(f"method.{key}: {mine.get(key, 'not there')}, {yours.get(key, 'not there')}")
-            elif field.name == "layout":
-                lines.append(f"layout: {_layout(a)}, {_layout(b)}")
-            else:
-                lines.append(f"{field.name}: {a}, {b}")
-        return lines
-
-
-def _adapter(data: dict[str, Any] | None) -> AdapterStart | None:
-    if data is None:
-        return None
-    settings: Adapter = TypeAdapter[Adapter](AnyAdapter).validate_python(data["settings"])
-    return AdapterStart(settings, str(data["digest"]))
-
-
-def _layout(layout: Layout) -> str:
-    return f"{layout.size:,} parameters in {len(layout.tensors)} tensors and {len(layout.block_sizes)} blocks"
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
-    out = {}
-    for key, value in table.items():
-        out.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return out
-
-
-@dataclass(frozen=True)
-class Record:
-    """One step.
-
-    Args:
-        round: its number, from 1.
-        payload: the method's step, encoded.
-        digest: hex digest of the trainable weights after the step; zeros: not recorded.
-    """
-
-    round: int
-    payload: bytes
-    digest: str = NO_DIGEST
-
-
-@dataclass(frozen=True)
-class Part:
-    """A record as the file has it: one step, or many packed.
-
-    Args:
-        first: the number of its first step.
-        steps: how many; none in the record that ends a file.
-        payload: the step's payload, or `method.pack` of many.
-        digest: hex digest of the trainable weights after the last one; zeros: not recorded.
-    """
-
-    first: int
-    steps: int
-    payload: bytes
-    digest: str = NO_DIGEST
-
-    @property
-    def last(self) -> int:
-        """The number of its last step."""
-        return self.first + self.steps - 1
-
-    def encode(self) -> bytes:
-        """The record's bytes, without the link."""
-        head = struct.pack("<III", len(self.payload), self.first, self.steps)
-        return head + struct.pack("<I", zlib.crc32(head)) + self.payload + bytes.fromhex(self.digest)
-
-    def unpack(self, method: Method) -> Iterator[Record]:
-        """Its steps.
-
-        Raises:
-            MessageError: the payload can't be that many steps.
-        """
-        if self.steps == 0 and not self.payload:
-            return
-        if self.steps == 1:
-            yield Record(self.first, self.payload, self.digest)
-            return
-        if not 1 <= self.steps <= MOST_PACKED or not self.payload:
-            raise MessageError(f"{self.steps} steps in {len(self.payload)} bytes")
-        payloads = method.unpack(self.payload, self.steps)
-        for number, payload in enumerate(payloads, start=self.first):
-            yield Record(number, payload, self.digest if number == self.last else NO_DIGEST)
-
-
-def link(previous: bytes, data: bytes) -> bytes:
-    """The hash that checks `data` and chains it to what comes before."""
-    return hashlib.blake2b(previous + data, digest_size=LINK_BYTES).digest()
 
 
 @dataclass(frozen=True)
@@ -433,19 +190,19 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
     Raises:
         OrbitError: the header is not usable.
     """
-    if len(data) < _START.size or data[: len(MAGIC)] != MAGIC:
+    if len(data) < START.size or data[: len(MAGIC)] != MAGIC:
         raise OrbitError(f"{source}: not an orbit file")
-    _, fmt, stream, length = _START.unpack_from(data)
+    _, fmt, stream, length = START.unpack_from(data)
     if fmt != FORMAT:
         raise OrbitError(f"{source}: orbit format {fmt}; this version of fedseed reads format {FORMAT}")
     if stream != STREAM_VERSION:
         raise OrbitError(f"{source}: random stream version {stream}; this version of fedseed has {STREAM_VERSION}")
-    end = _START.size + length
+    end = START.size + length
     last = data[end : end + LINK_BYTES]
     if last != link(b"", data[:end]):
         raise OrbitError(f"{source}: the header is damaged or cut short")
     try:
-        header = Header.decode(data[_START.size : end])
+        header = Header.decode(data[START.size : end])
     except OrbitError as error:
         raise OrbitError(f"{source}: {error}") from error
     parts: list[Part] = []
@@ -458,7 +215,7 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
         if isinstance(found, Damage):
             damage = Damage(position, f"{source}: {found.text}, at byte {position:,}", found.torn)
             break
-        position += _FRAME + len(found.payload)
+        position += FRAME + len(found.payload)
         last = data[position - LINK_BYTES : position]
         if found.steps == 0:
             complete = True
@@ -480,12 +237,12 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
         # a write that was interrupted may also leave zeros: the file had grown, its content had not arrived
         return Damage(position, text, torn or not any(data[position:]))
 
-    if position + _HEAD.size > len(data):
+    if position + HEAD.size > len(data):
         return damage(f"step {step} is cut short", torn=True)
-    size, first, steps, check = _HEAD.unpack_from(data, position)
-    if zlib.crc32(data[position : position + _HEAD.size - 4]) != check:
+    size, first, steps, check = HEAD.unpack_from(data, position)
+    if crc32(data[position : position + HEAD.size - 4]) != check:
         return damage(f"step {step} is damaged: its head's checksum differs")
-    stop = position + _FRAME + size
+    stop = position + FRAME + size
     if stop > len(data):
         return damage(f"step {step} is cut short: {stop - len(data):,} bytes are missing", torn=True)
     body = data[position : stop - LINK_BYTES]
@@ -493,7 +250,7 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
         return damage(f"step {first} stands where step {step} belongs")
     if data[stop - LINK_BYTES : stop] != link(last, body):
         return damage(f"step {step} is damaged, or follows other steps", torn=stop == len(data))
-    part = Part(first, steps, body[_HEAD.size : -DIGEST_BYTES], body[-DIGEST_BYTES:].hex())
+    part = Part(first, steps, body[HEAD.size : -DIGEST_BYTES], body[-DIGEST_BYTES:].hex())
     if header.first > 1 and (steps != 1 or step != header.first):
         return damage(f"step {step}: a compacted orbit holds one step")
     try:
@@ -502,39 +259,6 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
     except MessageError as error:
         return damage(f"step {step}: {error}")
     return part
-
-
-def packed(method: Method, records: Iterable[Record]) -> Iterator[Part]:
-    """Steps as a finished orbit holds them: those of a step-by-step method packed, others one by one.
-
-    What comes out depends on the steps alone, so that an interrupted run ends in the same bytes. Neighbours with
-    payloads of one length share a record until their payloads reach MOST_PACKED bytes; steps without content stay
-    single. A packed record keeps the last one's digest only.
-    """
-    together: list[Record] = []
-
-    def join() -> Part:
-        payload = method.pack([r.payload for r in together]) if len(together) > 1 else together[0].payload
-        return Part(together[0].round, len(together), payload, together[-1].digest)
-
-    for record in records:
-        if together:
-            size = len(together[0].payload)
-            fits = size == len(record.payload) and 0 < size * (len(together) + 1) <= MOST_PACKED
-            if not (method.stepwise and fits):
-                yield join()
-                together = []
-        together.append(record)
-    if together:
-        yield join()
-
-
-def ending(parts: Iterable[Part]) -> Iterator[Part]:
-    """The records, and the one that ends a file: no steps, and the last digest once more."""
-    last = None
-    for last in parts:
-        yield last
-    yield Part(1, 0, b"") if last is None else Part(last.last + 1, 0, b"", last.digest)
 
 
 def write_orbit(path: Path, start: bytes, parts: Iterable[Part]) -> None:

@@ -1,7 +1,7 @@
 """Replay: the one place where recorded steps become weights. Needs torch; the rest of the orbit does not."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -9,15 +9,19 @@ from fedseed.errors import MessageError, OrbitError
 from fedseed.methods import Method
 from fedseed.methods.base import State
 from fedseed.models import adapters
-from fedseed.orbit.file import NO_DIGEST, Orbit, Record
-from fedseed.weights.deferred import Deferred
-from fedseed.weights.space import ParameterSpace, base_digest
+from fedseed.orbit.record import NO_DIGEST, Record
+from fedseed.weights.digest import base_digest
+from fedseed.weights.pending import Pending
+from fedseed.weights.space import ParameterSpace
+
+if TYPE_CHECKING:
+    from fedseed.orbit.file import Orbit
 
 Progress = Callable[[int], None]
 
 
 def replay(
-    orbit: Orbit, model: torch.nn.Module, upto: int | None, progress: Progress | None, check_all: bool = False
+    orbit: "Orbit", model: torch.nn.Module, upto: int | None, progress: Progress | None, check_all: bool = False
 ) -> str:
     """What `Orbit.replay` does."""
     from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
@@ -43,7 +47,7 @@ def replay(
     return space.digest()
 
 
-def equip(orbit: Orbit, model: torch.nn.Module) -> torch.nn.Module:
+def equip(orbit: "Orbit", model: torch.nn.Module) -> torch.nn.Module:
     """What `Orbit.equip` does."""
     from fedseed.models.loading import choose_trainable
 
@@ -59,7 +63,7 @@ def equip(orbit: Orbit, model: torch.nn.Module) -> torch.nn.Module:
     return equipped
 
 
-def check_base(orbit: Orbit, found: str) -> None:
+def check_base(orbit: "Orbit", found: str) -> None:
     """Raise OrbitError if the base has another digest than the orbit's."""
     if found != orbit.header.base_digest:
         raise OrbitError(f"another base: its digest is {found}, the orbit's base has {orbit.header.base_digest}")
@@ -106,15 +110,15 @@ def apply_run(
     method: Method, state: State, space: ParameterSpace, run: Sequence[Record], progress: Progress | None
 ) -> State:
     """Apply steps that follow each other; nobody looks at the weights in between."""
-    together = Deferred(space)  # many steps in one pass over the weights
+    pending = Pending(space)  # many steps in one pass over the weights
     for record in run:
         try:
             step = method.decode_step(state, record.payload)
         except MessageError as error:
             raise OrbitError(f"step {record.round}: {error}") from error
-        method.apply(state, step, cast(ParameterSpace, together))
+        pending.add(method.change(state, step))
         state = method.advance(state, step)
         if progress is not None:
             progress(record.round)
-    together.flush()
+    pending.flush()
     return state

@@ -4,20 +4,9 @@ from pathlib import Path
 
 from fedseed.durable import Appender
 from fedseed.errors import OrbitError
-from fedseed.orbit.file import (
-    NO_DIGEST,
-    Header,
-    Orbit,
-    Part,
-    Record,
-    begin,
-    ending,
-    link,
-    packed,
-    read,
-    scan,
-    write_orbit,
-)
+from fedseed.orbit.file import Orbit, begin, read, scan, write_orbit
+from fedseed.orbit.header import Header
+from fedseed.orbit.record import NO_DIGEST, Part, Record, ending, link, packed
 
 
 class OrbitWriter:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from fedseed.durable import replacing
 from fedseed.errors import OrbitError, StorageError
 from fedseed.orbit import Header
+from fedseed.renaming import orbit_dump
 from fedseed.weights.space import ParameterSpace
 
 KEPT = "coordinator."  # what the coordinator keeps has names that begin so
@@ -76,4 +77,4 @@ def load(path: Path, space: ParameterSpace, header: Header) -> Checkpoint:
 
 
 def _run(header: Header) -> dict[str, object]:
-    return {"base_digest": header.base_digest, "method": header.method.model_dump(), "seed": header.seed}
+    return {"base_digest": header.base_digest, "method": orbit_dump(header.method), "seed": header.seed}

@@ -12,16 +12,18 @@ a folder that has it is finished.
 
 import fcntl
 import json
-import resource
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from fedseed.durable import Appender, write_whole
 from fedseed.errors import FedseedError, RecipeError, StorageError
-from fedseed.orbit.file import flat
+from fedseed.orbit.header import flat
+from fedseed.runs.explain import modernise
+from fedseed.runs.recipe import Recipe
 
 FILES = (
     "recipe.toml",
@@ -34,10 +36,12 @@ FILES = (
     "metrics.png",
     "probabilities.png",
 )
-# keys of a recipe's [federation] that say how messages travel: runs that differ in them only are the same run
+# keys of a recipe's [federation] that say how messages travel: runs that differ in them only are the same run.
+# Nor does it matter where plug-ins lie (a copy of the folder may go on elsewhere) or where else metrics go.
 TRANSPORT_KEYS = (
     "nats", "key", "ca", "run", "replicas", "deadline", "minimum", "start_with", "dead_after", "base_digest",
 )  # fmt: skip
+ELSEWHERE = ("plugins", "tracking")
 Line = dict[str, Any]
 
 
@@ -185,21 +189,23 @@ class RunFolder:
         """Check that the folder's recipe is the one given. Raises RecipeError."""
         file = self.path / "recipe.toml"
         try:
-            there = flat(tomllib.loads(file.read_text(encoding="utf-8")))
+            written = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise RecipeError(f"{file}: not valid TOML: {error}") from error
-        here = flat(tomllib.loads(recipe))
+        there, here = map(flat, _complete(written, tomllib.loads(recipe)))
         for key in [*there, *(k for k in here if k not in there)]:
-            if key.removeprefix("federation.") in TRANSPORT_KEYS:  # how messages travel, not what the run is
+            if key.removeprefix("federation.") in TRANSPORT_KEYS or key in ELSEWHERE:  # not what the run is
                 continue
             if there.get(key) != here.get(key):
                 a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
                 raise RecipeError(f"{self.path} was started with another recipe: {key} is {a} there, {b} here")
 
 
-def resident_memory(peak: bool = False) -> int:
-    """This process' resident memory in bytes, now or at its peak."""
-    if peak or not Path("/proc/self/statm").exists():
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _complete(*tables: dict[str, Any]) -> list[dict[str, Any]]:
+    """Recipes with all keys by the names they have now: an older fedseed may have written one of them."""
+    for table in tables:
+        modernise(table, [Recipe])
+    try:
+        return [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
+    except ValidationError:  # of a plug-in that is not there any more, say: they are compared as they stand
+        return list(tables)

@@ -1,15 +1,14 @@
 """Recipes: TOML files that say everything about a run, checked before anything is loaded."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -18,30 +17,29 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from fedseed.models.adapters import AnyAdapter
+from fedseed import aggregation, methods, tasks, tracking
+from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import RecipeError
-from fedseed.methods import METHODS, Method
-from fedseed.tasks import TASKS, InstructionsTask, Task
-from fedseed.training.settings import EvaluationSettings
+from fedseed.methods import Method
+from fedseed.methods.base import misfit
+from fedseed.models.adapters import AnyAdapter
+from fedseed.objectives.settings import EvaluationSettings
+from fedseed.registry import is_loaded, load_plugin, resolve
+from fedseed.renaming import Renamed, changed
+from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
+from fedseed.runs.named import ByName
+from fedseed.tasks import InstructionsTask, Task, metrics
+from fedseed.tracking import Tracker
 
-DEFAULT_TASK = "instructions"
-
-
-def _with_task_name(value: Any) -> Any:
-    """A `[task]` without a name is the project's own."""
-    return {"name": DEFAULT_TASK, **value} if isinstance(value, Mapping) else value
-
-
-if TYPE_CHECKING:  # a checker can't read a union made from a list
-    AnyTask = Task
-    AnyMethod = Method
-else:
-    AnyTask = Annotated[Union[TASKS], Field(discriminator="name"), BeforeValidator(_with_task_name)]  # noqa: UP007
-    AnyMethod = Annotated[Union[METHODS], Field(discriminator="name")]  # noqa: UP007
+AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]  # without a name: the project's own
+AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]
+AnyRule = Annotated[AggregationRule, ByName(aggregation.REGISTRY, AggregationRule, "mean")]
+AnyTracker = Annotated[Tracker, ByName(tracking.REGISTRY, Tracker)]
 
 
-class _Table(BaseModel):
+class _Table(Renamed):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -54,16 +52,18 @@ class ModelSettings(_Table):
         trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
             stands outside of the model's backbone, such as a classifier's last layer.
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
-        spill_base: methods that need a second copy of the base (FedKSeed, small_steps = "from-base") keep it in a
+        offload_base: methods that need a second copy of the base (FedKSeed, small_steps = "from-base") keep it in a
             temporary file: half the memory for a file's reading time a round.
         trust_remote_code: run code that comes with the base.
     """
+
+    renamed: ClassVar[dict[str, str]] = {"spill_base": "offload_base"}
 
     base: str = "small"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     trainable: list[str] | Literal["head"] | None = None
     adapter: AnyAdapter | None = None
-    spill_base: bool = False
+    offload_base: bool = False
     trust_remote_code: bool = False
 
 
@@ -129,18 +129,50 @@ class StoppingSettings(_Table):
 
 
 class Recipe(_Table):
-    """A whole run."""
+    """A whole run.
+
+    Args:
+        title: what it is, for people.
+        plugins: files (beside the recipe, if the path is relative) and modules with methods, tasks, ... of others. They
+            are code, so whoever runs the recipe has to agree (`--trust-plugins`).
+        seed: decides client sampling, data order and directions.
+        rounds: how many.
+        model: the base.
+        task: the data.
+        federation: who takes part in a round, and the network.
+        method: the method and its settings.
+        aggregation: how the answers of a round are combined.
+        attack: Byzantine clients.
+        evaluation: when and how to evaluate.
+        stopping: early stopping.
+        tracking: where else metrics go.
+    """
 
     title: str = ""
+    plugins: list[str] = Field(default_factory=list)
     seed: NonNegativeInt = 1
     rounds: PositiveInt
     model: ModelSettings = ModelSettings()
     task: AnyTask = InstructionsTask()
     federation: FederationSettings = FederationSettings()
     method: AnyMethod
+    aggregation: AnyRule = Mean()
     attack: AttackSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
     stopping: StoppingSettings | None = None
+    tracking: list[AnyTracker] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Recipe":
+        """Check what one table alone does not show."""
+        for name in self.evaluation.metrics:
+            if metrics.REGISTRY.find(name) is None:
+                raise _told(
+                    f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: {metrics.REGISTRY.unknown(name)}"
+                )
+        if problem := misfit(self.method, self.aggregation):
+            raise _told(problem)
+        return self
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""
@@ -153,12 +185,25 @@ def packaged_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def _told(text: str) -> PydanticCustomError:
+    return PydanticCustomError(TOLD, "{text}", {"text": text})
+
+
+def read_recipe(
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str | Path] = (),
+    trust_plugins: bool = False,
+    note: Callable[[str], None] | None = None,
+) -> Recipe:
     """A recipe from a TOML file or the name of a packaged one.
 
     Args:
         source: path or name.
         overrides: "key=value" pairs; keys are dotted, values TOML (or bare text).
+        plugins: files and modules to load first; they are noted in the recipe, as absolute paths.
+        trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of whoever wrote it.
+        note: is told of old names, a line each; by default they are warnings.
 
     Raises:
         RecipeError: missing, not TOML, or wrong; one line that names the key, the value and what is allowed.
@@ -176,110 +221,63 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not valid TOML: {error}") from error
-    for pair in overrides:
-        _override(data, pair)
+    settings = [_setting(pair) for pair in overrides]
+    for pair, keys, value in settings:
+        if keys == ["plugins"]:  # first, as they decide what else there can be
+            _set(data, pair, keys, value)
+    _load_plugins(data, path, plugins, trust_plugins)
+    notes = modernise(data, [Recipe])
+    for pair, keys, value in settings:
+        if keys != ["plugins"]:
+            modern = modern_keys(keys, data, Recipe)
+            notes += [changed(".".join(keys), ".".join(modern))] if modern != keys else []
+            _set(data, pair, modern, value)
     try:
-        return Recipe.model_validate(data)
+        recipe = Recipe.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(f"{path}: {explain(error, data)}") from error
+        raise RecipeError(f"{path}: {explain(error, data, Recipe)}") from error
+    for line in dict.fromkeys(notes):
+        if note is None:
+            warnings.warn(f"{source}: {line}", FutureWarning, stacklevel=2)
+        else:
+            note(f"{source}: {line}")
+    return recipe
 
 
-def _override(data: dict[str, Any], pair: str) -> None:
+def _load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool) -> None:
+    """Load the plug-ins given, and the recipe's if that is allowed; note all of them in `data`."""
+    names = [load_plugin(source) for source in given]
+    own = data.get("plugins", [])
+    if not isinstance(own, list) or not all(isinstance(source, str) for source in own):
+        return  # said when the recipe is checked
+    for source in own:
+        name = resolve(source, path.parent)
+        if not trust and not is_loaded(name):
+            raise RecipeError(
+                f'{path}: plugins = ["{source}"]: a plug-in is code, and a recipe must not run somebody\'s code '
+                f"unasked: read it, then give --trust-plugins (or --plugin {name}; in Python trust_plugins=True)"
+            )
+        names.append(load_plugin(name, f"{path}: plugins:"))
+    if names:
+        data["plugins"] = list(dict.fromkeys(names))
+
+
+def _setting(pair: str) -> tuple[str, list[str], Any]:
+    """An override, its key's parts and its value. Raises RecipeError."""
     key, equals, text = pair.partition("=")
     keys = [k.strip() for k in key.split(".")]
     if not equals or not all(keys):
         raise RecipeError(f'--set {pair}: write key=value, such as "method.directions=1000"')
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return pair, keys, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()  # bare text needs no quotes on a command line
+        return pair, keys, text.strip()  # bare text needs no quotes on a command line
+
+
+def _set(data: dict[str, Any], pair: str, keys: Sequence[str], value: Any) -> None:
     table = data
     for k in keys[:-1]:
         table = table.setdefault(k, {})
         if not isinstance(table, dict):
             raise RecipeError(f"--set {pair}: {k} is a value, not a table")
     table[keys[-1]] = value
-
-
-def explain(error: ValidationError, data: Mapping[str, Any], model: type[BaseModel] | None = None) -> str:
-    """The first thing that is wrong, in one line: key, value, what is allowed.
-
-    Args:
-        error: what pydantic says.
-        data: what was read.
-        model: what it should be; None: a recipe.
-    """
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    # a discriminated union puts the method's or task's name into the path: leave out what is no key of the data
-    path: list[str] = []
-    here: Any = data
-    for part in first["loc"]:
-        last = part == first["loc"][-1]
-        if isinstance(here, Mapping) and (part in here or last):
-            path.append(str(part))
-            here = here.get(part)
-        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
-            path.append(str(part))
-            here = here[part]
-    key = ".".join(path) or "recipe"
-    kind = first["type"]
-    message = first["msg"].removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        allowed = ", ".join(_allowed(path[:-1], data, model or Recipe))
-        text = f"{key} = {first['input']!r}: unknown key; allowed here: {allowed}"
-    elif kind == "missing":
-        text = f"{key}: missing"
-    elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        tag = first["ctx"]["discriminator"].strip("'")  # "name" of a method or task, "kind" of a partition
-        names = ", ".join(_tags(_models(path, data, model or Recipe), tag))
-        given = first["input"].get(tag) if isinstance(first["input"], Mapping) else first["input"]
-        found = f"{key}.{tag} = {given!r}" if given is not None else f"{key}.{tag}: missing"
-        text = f"{found}: choose one of {names}" if given is not None else f"{found}; choose one of {names}"
-    else:
-        text = f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
-    rest = len({p["loc"] for p in problems}) - 1
-    return " ".join(text.split()) + (f" (and {rest} more)" if rest > 0 else "")
-
-
-def _models(path: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]) -> list[type[BaseModel]]:
-    """The models that a table inside one of the type `whole` may be; several where a name or kind in it decides."""
-    models: list[type[BaseModel]] = [whole]
-    here: Any = data
-    for part in path:
-        if isinstance(here, list):  # one of several tables, by its number
-            here = here[int(part)]
-            continue
-        fields = _chosen(models, here).model_fields.items()
-        models = _within(next(field.annotation for name, field in fields if part in (name, field.alias)))
-        here = here.get(part, {}) if isinstance(here, Mapping) else {}
-    return models
-
-
-def _within(annotation: Any) -> list[type[BaseModel]]:
-    """The models that an annotation names: itself, or a union's."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _within(part)]
-
-
-def _tags(models: Sequence[type[BaseModel]], tag: str) -> dict[str, type[BaseModel]]:
-    return {str(model.model_fields[tag].default): model for model in models if tag in model.model_fields}
-
-
-def _chosen(models: Sequence[type[BaseModel]], table: Any) -> type[BaseModel]:
-    """The one that a table's name or kind says; a task without a name is the project's own."""
-    for tag in ("name", "kind"):
-        named = _tags(models, tag) if isinstance(table, Mapping) else {}
-        if len(models) > 1 and (model := named.get(table.get(tag))) is not None:
-            return model
-    return InstructionsTask if InstructionsTask in models else models[0]
-
-
-def _allowed(path: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]) -> list[str]:
-    """The keys a table may have."""
-    table: Any = data
-    for part in path:
-        table = table[int(part)] if isinstance(table, list) else table.get(part)
-    fields = _chosen(_models(path, data, whole), table).model_fields.items()
-    return [field.alias or name for name, field in fields]

@@ -1,5 +1,6 @@
 """Data: what each client of a federation holds. Free of torch. A new task is a file, a line here and a test."""
 
+from fedseed.registry import Registry, check_class, name_of
 from fedseed.tasks.alpaca import AlpacaTask, CodeAlpacaTask
 from fedseed.tasks.base import Task
 from fedseed.tasks.cifar import CIFAR10Task, CIFAR100Task
@@ -50,7 +51,12 @@ TASKS: tuple[type[Task], ...] = (
     CIFAR100Task,
 )
 
+REGISTRY: Registry[type[Task]] = Registry(
+    "task", "fedseed.tasks", ((str(name_of(task)), task) for task in TASKS), lambda thing: check_class(thing, Task)
+)
+
 __all__ = [
+    "REGISTRY",
     "TASKS",
     "CIFAR10Task",
     "CIFAR100Task",

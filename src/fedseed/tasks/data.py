@@ -1,7 +1,7 @@
 """What a task hands to a federation."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,7 @@ class TaskData:
         evaluation: sets that a run reports on, by prefix of the metric's name ("" for the main one).
         validation: for choosing settings; no run reports on it together with `evaluation`.
         notes: what was left out and how much is left, a line each; shown when a run starts.
-        scores: how generated answers are scored (`fedseed.tasks.metrics.SCORES`); for `Example`s.
+        scores: how generated answers are scored (names of `fedseed.tasks.metrics.REGISTRY`); for `Example`s.
         classes: the classes' names; for `Picture`s.
     """
 
@@ -132,3 +132,7 @@ class TaskData:
     notes: tuple[str, ...] = ()
     scores: tuple[str, ...] = ("rouge_l",)
     classes: tuple[str, ...] = ()
+
+    def only(self, names: Collection[str]) -> "TaskData":
+        """These clients' data alone, without anything to evaluate on."""
+        return replace(self, clients=[c for c in self.clients if c.name in names], evaluation={}, validation=())

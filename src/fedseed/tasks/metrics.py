@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import cache
+from typing import Any
+
+from fedseed.registry import Registry
 
 Score = Callable[[Sequence[str], Sequence[Sequence[str]]], float]
 
@@ -204,3 +207,13 @@ SCORES: dict[str, Score] = {
     "exact_match": exact_match,
     "final_number": final_number,
 }
+
+
+def _check(thing: Any) -> None:
+    if not callable(thing) or isinstance(thing, type):
+        raise TypeError(f"{thing!r} is no function of (generated texts, the right answers to each)")
+
+
+REGISTRY: Registry[Score] = Registry(
+    "metric", "fedseed.metrics", SCORES.items(), _check, reserved=("loss", "perplexity")
+)

@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,10 @@ from fedseed.objectives.losses import Objective
 from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
 from fedseed.training.streaming import gradients_taken
-from fedseed.weights.offload import Spilled
-from fedseed.weights.space import Floats, ParameterSpace, Projection
+from fedseed.weights.change import Change, Floats
+from fedseed.weights.offload import Offloaded
+from fedseed.weights.projection import Projection
+from fedseed.weights.space import ParameterSpace
 
 
 @dataclass
@@ -47,7 +50,7 @@ def batches(items: Sequence[Any], size: int, seed: int) -> Iterator[list[Any]]:
 
 
 class LocalClient:
-    """One client in one round, as a method sees it (see `fedseed.methods.base.Client`).
+    """One client in one round, as a method sees it (`fedseed.methods.client.Client`).
 
     Args:
         space: the parameter space, at the round's weights.
@@ -56,20 +59,10 @@ class LocalClient:
         seed: the run's seed.
         round: the round's number.
         number: the client's number.
-        in_place: whether training will change the weights, so that a copy is kept to put them back.
-        spill: keep that copy in a temporary file instead of memory.
     """
 
     def __init__(
-        self,
-        space: ParameterSpace,
-        objective: Objective,
-        items: Sequence[Any],
-        seed: int,
-        round: int,
-        number: int,
-        in_place: bool = True,
-        spill: bool = False,
+        self, space: ParameterSpace, objective: Objective, items: Sequence[Any], seed: int, round: int, number: int
     ) -> None:
         self.space = space
         self.objective = objective
@@ -78,8 +71,8 @@ class LocalClient:
         self.round = round
         self.number = number
         self.effort = Effort()
-        self._spilled = Spilled(space.parameters) if in_place and spill else None
-        self._start = space.snapshot() if in_place and not spill else None
+        self._start: list[torch.Tensor] | None = None
+        self._undo: list[Callable[[], None]] = []  # what brings the model back, once something will change it
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -90,26 +83,56 @@ class LocalClient:
         finally:
             self.effort.seconds[name] = self.effort.seconds.get(name, 0.0) + time.perf_counter() - begin
 
-    def delta(self) -> Floats:
-        """w_start - w_now, a vector of length d."""
-        assert self._start is not None
-        return self.space.difference(self._start)
+    # -- the weights ---------------------------------------------------------------------------------------------
+
+    def apply(self, change: Change) -> None:
+        """Change the weights, for a local step."""
+        if not self._undo:
+            self._remember(copy=self.space.way_back() is None)
+        self.space.apply(change)
+
+    def weights(self) -> bytes:
+        """All trainable tensors as they are, in order, in their own dtypes."""
+        return self.space.dense()
 
     def change_norms(self) -> NDArray[np.float64]:
-        """|w_start - w_now| for each block."""
+        """|w_start - w_now| for each block; after `first_order`."""
         assert self._start is not None
         return self.space.change_norms(self._start)
 
     def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
-        """V^T (w_start - w_now), counts[l] directions for block l."""
+        """V^T (w_start - w_now), counts[l] directions for block l; after `first_order`."""
         assert self._start is not None
         return self.space.project_change(self._start, basis, counts)
 
     def put_back(self) -> None:
-        """Undo the training: the weights of the round's beginning."""
-        saved = self._start if self._spilled is None else self._spilled
-        if saved is not None:
-            self.space.restore(saved)
+        """Undo the training: the weights and buffers of the round's beginning."""
+        while self._undo:
+            self._undo.pop()()
+        self._start = None
+
+    def _remember(self, copy: bool, offload: bool = False) -> None:
+        """See to it that what follows can be undone.
+
+        Args:
+            copy: by a copy of the weights; otherwise as the space itself can.
+            offload: with the copy in a temporary file instead of memory.
+        """
+        space = self.space
+        buffers = [b.clone() for b in space.model.buffers()]
+
+        def put_back_buffers() -> None:
+            with torch.no_grad():  # batch norm's statistics are local
+                for buffer, saved in zip(space.model.buffers(), buffers, strict=True):
+                    buffer.copy_(saved)
+
+        way_back = None if copy else space.way_back()
+        if way_back is None:
+            self._start = None if offload else space.snapshot()
+            way_back = partial(space.restore, Offloaded(space.parameters) if self._start is None else self._start)
+        self._undo = [put_back_buffers, way_back]
+
+    # -- data and losses -----------------------------------------------------------------------------------------
 
     def batches(self, size: int) -> Iterator[list[Any]]:
         """Endless batches of the client's examples, in an order that (seed, round, client) decides.
@@ -149,6 +172,7 @@ class LocalClient:
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the client has no examples.
         """
+        self._remember(copy=True)
         optimizer = self._optimizer(training)
 
         def step(items: Sequence[Any]) -> float:
@@ -218,9 +242,10 @@ class LocalClient:
         Raises:
             NonFiniteError: as `first_order` does.
         """
-        projection = Projection(self.space, basis, counts)
+        self._remember(copy=True, offload=True)
+        projection = Projection(self.space.vector, basis, counts)
         parameters = self.space.parameters
-        decay, rate = training.weight_decay, training.rate
+        decay, rate = training.weight_decay, training.learning_rate
         spent = 0.0
 
         def take(index: int, gradient: torch.Tensor) -> None:
@@ -277,118 +302,7 @@ class LocalClient:
         return total
 
     def _optimizer(self, training: LocalTraining) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {"lr": training.rate, "weight_decay": training.weight_decay}
+        options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
         if training.optimizer in ("sgd", "rmsprop"):
             options["momentum"] = training.momentum
         return getattr(torch.optim, OPTIMIZERS[training.optimizer])(self.space.parameters, **options)
-
-
-def add_gradients(
-    clients: Sequence[LocalClient],
-    batch: int | None,
-    micro_batch: int,
-    weighting: Literal["equal", "examples", "terms"],
-) -> tuple[int, dict[int, str]]:
-    """Add up several clients' gradients where backward puts them: the memory of one, however many they are.
-
-    What is left in the space's gradients is sum_i c_i g_i over the clients that have a finite loss.
-
-    Args:
-        clients: of one round, none of which trains in place.
-        batch: examples of each; None: all.
-        micro_batch: examples that go through the model at a time.
-        weighting: what c_i is in proportion to: nothing, the client's examples, or its batch's terms of the loss.
-
-    Returns:
-        How many terms all batches together have, and why a client has no part, by its number.
-    """
-    reasons: dict[int, str] = {}
-    while True:
-        batches: dict[int, list[Any]] = {}
-        for client in clients:
-            try:
-                if client.number not in reasons:
-                    batches[client.number] = client.gradient_batch(batch)
-            except NonFiniteError as error:
-                reasons[client.number] = str(error)
-        taking = [client for client in clients if client.number in batches]
-        terms = {c.number: sum(map(c.objective.weight, batches[c.number])) for c in taking}
-        examples = {c.number: len(c.items) for c in taking}
-        weights = {"equal": dict.fromkeys(terms, 1), "examples": examples, "terms": terms}[weighting]
-        for client in taking:
-            try:
-                share = weights[client.number] / sum(weights.values())
-                client.add_gradient(batches[client.number], share, micro_batch)
-            except NonFiniteError as error:  # its gradient is in the sum: begin again without it
-                reasons[client.number] = str(error)
-                client.space.take_gradient()
-                for other in clients:
-                    other.effort.losses.clear()
-                break
-        else:
-            return sum(terms.values()), reasons
-
-
-class JointClients:
-    """Clients that all look at the same perturbed weights: one forward pass over all their batches serves them all.
-
-    A simulation's short cut. A client's loss is the mean over its own examples of the joint batch, so votes and
-    projections are what the client alone would find, up to the float noise of another batch size.
-
-    Args:
-        clients: the clients of one round, none of which trains in place.
-    """
-
-    def __init__(self, clients: Sequence[LocalClient]) -> None:
-        self.members = [JointClient(client, self, index) for index, client in enumerate(clients)]
-        self._drawn: list[list[Any]] = []
-        self._size = 0
-        self._losses: dict[tuple[Basis, int, float], list[float]] = {}
-
-    def draw(self, number: int, size: int) -> list[Any]:
-        """The batch of member `number`; all members' batches are drawn at the first call."""
-        if not self._drawn:
-            self._size = size
-            self._drawn = [next(m.own.batches(size)) if m.own.items else [] for m in self.members]
-        if size != self._size:
-            raise ValueError("joint clients draw one batch of one size a round")
-        if not self._drawn[number]:
-            raise NonFiniteError("no usable example")
-        return self._drawn[number]
-
-    @torch.no_grad()
-    def loss(self, number: int, basis: Basis, k: int, scale: float) -> float:
-        """The loss of member `number` at w + scale * direction(k)."""
-        if (basis, k, scale) not in self._losses:
-            first = self.members[0].own
-            first.space.model.eval()
-            items = [item for batch in self._drawn for item in batch]
-            with first.phase("local"), first.space.perturbed(basis, k, scale):
-                losses = iter(first.objective.losses(first.space.model, items).tolist())
-            first.effort.forward_passes += 1
-            weight = first.objective.weight
-            self._losses[basis, k, scale] = [
-                sum(next(losses) for _ in batch) / sum(map(weight, batch)) if batch else 0.0 for batch in self._drawn
-            ]
-        return self._losses[basis, k, scale][number]
-
-
-class JointClient(LocalClient):
-    """One of `JointClients`, as a method sees it: its losses come from the joint pass."""
-
-    def __init__(self, own: LocalClient, together: JointClients, index: int) -> None:
-        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number, in_place=False)
-        self.own = own
-        self.effort = own.effort
-        self._together = together
-        self._index = index
-
-    def batches(self, size: int) -> Iterator[list[Any]]:
-        """The client's one batch."""
-        yield self._together.draw(self._index, size)
-
-    def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
-        """The client's loss at w + scale * direction(k)."""
-        loss = self._together.loss(self._index, basis, k, scale)
-        self.effort.losses.append(loss)
-        return loss

@@ -1,8 +1,11 @@
-"""Settings of local first-order training and of evaluation (free of torch)."""
+"""Settings of local first-order training (free of torch)."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from fedseed.renaming import Renamed
 
 # recipe name -> class in torch.optim
 OPTIMIZERS = {
@@ -17,7 +20,7 @@ OPTIMIZERS = {
 }
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(Renamed):
     """How a client trains: T optimiser steps (or epochs), each over `accumulation` micro-batches of `batch` examples.
 
     Accumulated micro-batches give the gradient of one batch of all their examples: the loss is averaged over
@@ -25,9 +28,10 @@ class LocalTraining(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
 
     optimizer: Literal["sgd", "adam", "adamw", "adagrad", "adamax", "nadam", "radam", "rmsprop"] = "sgd"
-    rate: PositiveFloat = Field(1e-4, description="local learning rate, eta")
+    learning_rate: PositiveFloat = Field(1e-4, description="local learning rate, eta")
     steps: PositiveInt = Field(10, description="T, optimiser steps a round; ignored if epochs is set")
     epochs: PositiveInt | None = Field(None, description="passes over the client's examples instead of steps")
     batch: PositiveInt = Field(1, description="examples in a micro-batch")
@@ -41,20 +45,11 @@ class LocalTraining(BaseModel):
         """Examples seen in one optimiser step."""
         return self.batch * self.accumulation
 
-
-class EvaluationSettings(BaseModel):
-    """When and how to evaluate; round 0 (zero-shot) and the last round always are.
-
-    Args:
-        every: rounds between evaluations.
-        rouge: generate answers and score them; without it there are only losses.
-        max_new_tokens: of a generated answer.
-        max_length: longer examples, in tokens, are left out and counted.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    every: PositiveInt = 5
-    rouge: bool = True
-    max_new_tokens: PositiveInt = 32
-    max_length: PositiveInt = 1024
+    def not_plain_sgd(self) -> Iterator[str]:
+        """What would have to be set for a step to be -rate times the gradient of one micro-batch."""
+        if self.optimizer != "sgd" or self.momentum:
+            yield 'training.optimizer = "sgd" without momentum'
+        if self.accumulation != 1:
+            yield "training.accumulation = 1 (use training.batch)"
+        if self.clip is not None:
+            yield "no training.clip (it needs the norm of the whole gradient)"

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 
 
-class Spilled(Sequence[torch.Tensor]):
+class Offloaded(Sequence[torch.Tensor]):
     """Copies of tensors in a temporary file (where `TMPDIR` says), read back one by one.
 
     Args:
@@ -26,7 +26,7 @@ class Spilled(Sequence[torch.Tensor]):
         return len(self._like)
 
     def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # no slices
-        """A copy on the CPU. The last one is kept until another is asked for, or `let_go`."""
+        """A copy on the CPU. The last one is kept until another is asked for, or `release`."""
         if self._last is not None and self._last[0] == index:
             return self._last[1]
         self._last = None  # its memory is free before the next one needs some
@@ -45,8 +45,8 @@ class Spilled(Sequence[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         for index in range(len(self)):
             yield self[index]
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free the tensor read last."""
         self._last = None

@@ -10,14 +10,18 @@ uses again; an embedding gets the rows it looks up; a product with a large matri
 (float32 on a CPU), or is done a slice of rows at a time.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
-if TYPE_CHECKING:
-    from fedseed.weights.space import Perturbation
+from fedseed.randomness.kernels.reference import Part
+from fedseed.weights.change import Term
+from fedseed.weights.digest import dtype_name
+from fedseed.weights.moving import SMALL, Moves, move_small
+from fedseed.weights.vector import Vector, flat, operand
 
 # what asks a tensor about itself, not for its values: no copy is made for these
 _ASKS = {
@@ -31,7 +35,6 @@ _CONSUMERS = {
     functional.linear, functional.layer_norm, functional.group_norm, functional.batch_norm, functional.conv1d,
     functional.conv2d, functional.conv3d, torch.addmm, torch.layer_norm, torch.conv1d, torch.conv2d, torch.conv3d,
 }  # fmt: skip
-SMALL = 1 << 13  # elements of a tensor for which a call takes longer than the work: many of them share one
 LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
 FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
 FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
@@ -57,6 +60,113 @@ def can_exchange(model: torch.nn.Module) -> bool:
     return not any(isinstance(module, _COMPILED) for module in model.modules())
 
 
+class Perturbation:
+    """w + scale * direction, tensor by tensor or in parts of tensors: what `PerturbedUse` hands out.
+
+    Args:
+        vector: the tensors.
+        term: the direction.
+        scale: how far to move along it.
+    """
+
+    def __init__(self, vector: Vector, term: Term, scale: float) -> None:
+        self._vector = vector
+        self._scale = scale
+        self._kernel = vector.kernel()
+        self._part = Part(term.basis.spec, term.first, np.asarray(term.coefficients, dtype=np.float32))
+        self._prepared: dict[int, Any] = {}
+        self._small: dict[int, torch.Tensor] | None = None  # perturbed copies
+        self.on_cpu = vector.device.type == "cpu"
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._vector
+
+    def scratch(self, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """Memory for `count` elements that is used again and again: what it held before is lost."""
+        return self._vector.scratch(dtype, count)
+
+    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The perturbed parameter; not to be written to."""
+        if parameter.numel() <= SMALL:
+            if self._small is None:
+                self._small = self._make_small()
+            if id(parameter) in self._small:
+                return self._small[id(parameter)]
+        out = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+        self.copy(parameter, 0, len(out), out)
+        return out.view(parameter.shape)
+
+    def _make_small(self) -> dict[int, torch.Tensor]:
+        """All small parameters that lie in one block each, at once."""
+        kernel, vector = self._kernel, self._vector
+        copies, moves = {}, Moves()
+        for p in vector.parameters:
+            block = self._vector.only_block(p) if p.numel() <= SMALL and p.is_contiguous() else None
+            if block is not None:
+                out = copies[id(p)] = torch.empty(p.shape, dtype=p.dtype, device=p.device)
+                run = operand(kernel, out.view(-1)), vector.operand(kernel, p), vector.start_of(p)
+                prepared = self._of(block)
+                moves.setdefault((dtype_name(p), id(prepared)), (prepared, []))[1].append(run)
+        move_small(kernel, moves, self._scale)
+        return copies
+
+    def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
+        """out = elements lo..hi of the perturbed parameter, flat."""
+        vector, kernel = self._vector, self._kernel
+        contiguous = parameter.is_contiguous()
+        source = vector.operand(kernel, parameter) if contiguous else operand(kernel, flat(parameter))
+        target, dtype = operand(kernel, out), dtype_name(parameter)
+        start = vector.start_of(parameter) + lo
+        for block, a, b in vector.overlaps(start, hi - lo):
+            kernel.move(target[a:b], source[lo + a : lo + b], dtype, self._of(block), self._scale, start + a)
+
+    def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+        """Rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
+        block = self._vector.only_block(parameter)
+        if block is None or not parameter.is_contiguous():
+            return None
+        kernel, count = self._kernel, len(rows)
+        out = torch.empty(count, parameter.shape[1], dtype=parameter.dtype, device=parameter.device)
+        source, target = operand(kernel, flat(parameter)), operand(kernel, out.view(-1))
+        kernel.move_rows(
+            target.reshape(count, -1), source.reshape(parameter.shape[0], -1), operand(kernel, rows),
+            dtype_name(parameter), self._of(block), self._scale, self._vector.start_of(parameter),
+        )  # fmt: skip
+        return out
+
+    def product(self, x: torch.Tensor, parameter: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """x times the transpose of a perturbed matrix, plus a bias that is taken as it is.
+
+        Returns:
+            Shape (..., rows of the matrix); None if that is not possible without a copy of the matrix.
+        """
+        tensors = (x, parameter) if bias is None else (x, parameter, bias)
+        block = self._vector.only_block(parameter)
+        if (
+            self._kernel.product is None
+            or block is None
+            or any(t.dtype != torch.float32 for t in tensors)
+            or not parameter.is_contiguous()
+            or parameter.shape[1] % 16
+        ):
+            return None
+        rows, columns = parameter.shape
+        inputs = x.detach().reshape(-1, columns).contiguous()
+        weights = self._vector.operand(self._kernel, parameter).reshape(rows, columns)
+        out = torch.empty(len(inputs), rows)
+        self._kernel.product(
+            out.numpy(), inputs.numpy(), weights, None if bias is None else bias.detach().numpy(), self._of(block),
+            self._scale, self._vector.start_of(parameter),
+            lambda count: self.scratch(torch.float32, count).numpy(),
+        )  # fmt: skip
+        return out.view(*x.shape[:-1], rows)
+
+    def _of(self, block: int) -> Any:
+        if block not in self._prepared:
+            self._prepared[block] = self._kernel.prepare([self._part], self._vector.layout.block_sizes[block])
+        return self._prepared[block]
+
+
 class PerturbedUse(TorchFunctionMode):
     """Hands w + scale * v to torch functions instead of w.
 
@@ -64,7 +174,7 @@ class PerturbedUse(TorchFunctionMode):
         perturbation: makes perturbed copies of the parameters it contains.
     """
 
-    def __init__(self, perturbation: "Perturbation") -> None:
+    def __init__(self, perturbation: Perturbation) -> None:
         super().__init__()
         self._perturbation = perturbation
 

@@ -17,7 +17,7 @@ from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.methods.zofedsgd import Projections
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
-from fedseed.weights.space import base_digest
+from fedseed.weights.digest import base_digest
 
 FOLDER = Path(__file__).parent
 DIGESTS = FOLDER / "digests.json"
@@ -109,7 +109,7 @@ def write(name, path, start=None):
     digests = [space.digest()]
     for number in range(1, steps + 1):
         step = method.decode_step(state, make(number).encode())
-        method.apply(state, step, space)
+        space.apply(method.change(state, step))
         state = method.advance(state, step)
         digests.append(space.digest())
         known = not method.stepwise or number == steps

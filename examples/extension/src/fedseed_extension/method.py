@@ -1,0 +1,54 @@
+"""Mean of signs: every client says whether the loss rises or falls along a shared direction, and the mean is the step.
+
+    s_k    = sign(rho_k),  rho_k two-point, on client k's batch, along z_t
+    w     <- w - eta sum_k c_k s_k z_t
+
+FeedSign's vote without the majority: a split opinion makes a small step. 4 bytes up and down a step.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+
+from fedseed.methods.base import Answers
+from fedseed.methods.client import Client
+from fedseed.methods.payload import Array, Floats, Nothing, Payload
+from fedseed.methods.stepwise import StepState, Stepwise
+from fedseed.weights.change import Change
+
+
+@dataclass(frozen=True)
+class Opinions(Payload):
+    """A client's sign, or a step's mean of them; no value: a step that nobody had an opinion on."""
+
+    values: Annotated[Floats, Array("f4", "n")]
+
+
+class MeanSign(Stepwise):
+    """Settings: those of fedseed's step-by-step methods."""
+
+    name: Literal["mean-sign"] = "mean-sign"
+    code: ClassVar[int] = 200  # 128 to 255 are free
+    about: ClassVar[str] = "the mean of the clients' signs along a shared direction"
+    update_type = step_type = Opinions
+
+    def train(self, state: StepState, plan: Nothing, client: Client) -> Opinions:
+        """The sign of one two-point estimate."""
+        items = next(client.batches(self.batch))
+        rho = self.two_point(client, self.directions(state.seed), client.round - 1, items).rho
+        return Opinions(np.array([np.sign(rho)], dtype=np.float32))
+
+    def aggregate(self, state: StepState, answers: Answers) -> Opinions:
+        """The signs, combined by the recipe's rule."""
+        if not answers:
+            return Opinions(np.zeros(0, dtype=np.float32))
+        return Opinions(answers.combine([update.values for update in answers.updates]).astype(np.float32))
+
+    def change(self, state: StepState, step: Opinions) -> Change:
+        """w <- w - eta s z_t."""
+        return self.descent(state, step.values)
+
+    def advance(self, state: StepState, step: Opinions) -> StepState:
+        """Count the step."""
+        return self.count(state, step.values)

@@ -1,0 +1,42 @@
+"""A tracker that writes what it is told to a file, an object a line."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import PrivateAttr
+
+from fedseed.tracking import Start, Tracker
+
+
+class JSONLines(Tracker):
+    """The tracker's settings.
+
+    Args:
+        path: the file; lines are added to it.
+    """
+
+    name: Literal["json-lines"] = "json-lines"
+    about: ClassVar[str] = "a file with an object a line: start, metrics, finish"
+
+    path: str = "tracked.jsonl"
+
+    _path: Path = PrivateAttr()
+
+    def start(self, run: Start) -> None:
+        """Note the run; of one that is resumed the earlier lines are there already."""
+        self._path = Path(self.path) if run.folder is None else run.folder / self.path
+        self._write("start", {"method": run.method, "rounds": run.rounds, "earlier": len(run.earlier)})
+
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        """Note a line of metrics."""
+        self._write("metrics", line)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Note the end."""
+        self._write("finish", {"final": summary["final"]})
+
+    def _write(self, event: str, content: Mapping[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, **content}) + "\n")

@@ -1,0 +1,19 @@
+"""How a round's answers become one: the mean, and rules that a few liars can't pull far. NumPy only.
+
+A new rule is a file, a line here and a test; or an entry point `fedseed.aggregation` of another package.
+"""
+
+from fedseed.aggregation.base import AggregationRule
+from fedseed.aggregation.mean import Mean
+from fedseed.aggregation.median import Median
+from fedseed.registry import Registry, check_class, name_of
+
+RULES: tuple[type[AggregationRule], ...] = (Mean, Median)
+REGISTRY: Registry[type[AggregationRule]] = Registry(
+    "aggregation rule",
+    "fedseed.aggregation",
+    ((str(name_of(rule)), rule) for rule in RULES),
+    lambda thing: check_class(thing, AggregationRule),
+)
+
+__all__ = ["REGISTRY", "RULES", "AggregationRule", "Mean", "Median"]

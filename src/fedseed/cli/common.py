@@ -1,0 +1,22 @@
+"""Options that several commands share."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", help="Python file (or module) with methods, tasks, ... of your own; it is run. Repeatable."
+    ),
+]
+TrustOption = Annotated[
+    bool, typer.Option("--trust-plugins", help="Also run the plug-ins that the recipe names: code of its author.")
+]
+
+
+def note(line: str) -> None:
+    """Say something about a recipe that does not stop anything."""
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True, markup=False, style="yellow")

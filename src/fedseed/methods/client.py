@@ -1,0 +1,75 @@
+"""What a method may ask of a client while it trains: `fedseed.training.client.LocalClient` is the real one."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.randomness import Basis
+from fedseed.training.settings import LocalTraining
+from fedseed.weights.change import Change, Floats
+
+
+class Client(Protocol):
+    """A client in a round. Whatever happens to the weights is undone afterwards."""
+
+    number: int
+    round: int
+
+    # -- data ----------------------------------------------------------------------------------------------------
+
+    def batches(self, size: int) -> Iterator[list[Any]]:
+        """Endless batches of the client's examples, in an order that (seed, round, client) decides."""
+        ...
+
+    # -- zeroth order --------------------------------------------------------------------------------------------
+
+    def loss(self, items: Sequence[Any]) -> float:
+        """The mean loss over all terms of `items` at the weights as they are; one forward pass."""
+        ...
+
+    def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
+        """The same at w + scale * direction(k)."""
+        ...
+
+    def apply(self, change: Change) -> None:
+        """Change the weights, for a local step."""
+        ...
+
+    def skip(self, reason: str) -> None:
+        """Count a local step that was not usable."""
+        ...
+
+    # -- first order ---------------------------------------------------------------------------------------------
+
+    def first_order(self, training: LocalTraining) -> None:
+        """Train the weights in place. Raises NonFiniteError if a loss is not finite."""
+        ...
+
+    def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
+        """The gradient of the mean loss over one batch (None: all examples) as bytes; and how many terms that has."""
+        ...
+
+    def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
+        """Train with plain SGD; V^T (w_start - w_end), summed up gradient by gradient. Raises NonFiniteError."""
+        ...
+
+    # -- what training has changed -------------------------------------------------------------------------------
+
+    def change_norms(self) -> NDArray[np.float64]:
+        """|w_start - w_now| for each block."""
+        ...
+
+    def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
+        """V^T (w_start - w_now), counts[l] directions for block l."""
+        ...
+
+    def weights(self) -> bytes:
+        """All trainable tensors as they are, in order, in their own dtypes."""
+        ...
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Count the time spent inside under this name."""
+        ...

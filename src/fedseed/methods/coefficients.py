@@ -1,0 +1,45 @@
+"""What travels in Ferret: seeds, and coefficients on their directions, block by block."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fedseed.errors import MessageError
+from fedseed.methods.payload import About, Floats, Many, Payload, Ragged, Scalar
+from fedseed.randomness import Domain, derive
+
+
+@dataclass(frozen=True)
+class FerretPlan(Payload):
+    """The seed all clients of the round use, or None where each takes its own."""
+
+    seed: Annotated[int | None, Scalar("u8", when="shared")]
+
+
+@dataclass(frozen=True)
+class Coefficients(Payload):
+    """One seed, and for each block the coefficients on its directions 0, 1, ...
+
+    As an update: a client's projected change. In bytes: 8 for the seed, 4 per block for the counts, 4 per coefficient.
+    """
+
+    seed: Annotated[int, Scalar("u8")]
+    gammas: Annotated[tuple[Floats, ...], Ragged("most")]
+
+    def check(self, about: About) -> None:
+        """A shared seed must be the round's."""
+        if about.kind == "update" and about.lookup("shared"):
+            planned = derive(about.state.seed, Domain.ROUND_SEED, about.round)
+            if self.seed != planned:
+                raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
+
+
+@dataclass(frozen=True)
+class FerretStep(Payload):
+    """What a round adds: with shared seeds one sum, otherwise one part per client, weights c_i multiplied in."""
+
+    parts: Annotated[tuple[Coefficients, ...], Many(Coefficients)]
+
+    def check(self, about: About) -> None:
+        """One part where clients share a seed."""
+        if about.lookup("shared") and len(self.parts) > 1:
+            raise MessageError(f"{len(self.parts)} parts in a step whose clients share a seed")

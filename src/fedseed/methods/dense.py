@@ -1,0 +1,175 @@
+"""Whole weights down: what FedAvg, FedSGD and dense zeroth-order methods share, with the server's optimiser.
+
+The round's answers ask for a change D of the weights (FedAvg: sum_i c_i w_i - w; FedSGD: -sum_i c_i g_i), and
+
+    average    w <- w + eta_g D
+    momentum   m <- beta1 m + D;                  w <- w + eta_g m
+    adam       m <- beta1 m + (1 - beta1) D,
+               v <- beta2 v + (1 - beta2) D^2;    w <- w + eta_g m / (sqrt(v) + tau)
+
+momentum: Hsu, Qi, Brown, 2019 (FedAvgM). adam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
+Algorithm 2 (FedAdam; its averages are not bias-corrected). `fedseed.optimizers` has both.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat
+
+from fedseed.methods.base import Answers, CatchUp, Method, State
+from fedseed.methods.payload import Floats, Payload, Tensors, from_floats, to_floats
+from fedseed.optimizers.moments import Moments
+from fedseed.optimizers.rules import Rule
+from fedseed.weights.change import NOTHING, Change, Replace
+from fedseed.weights.layout import ITEM_BYTES, Layout
+
+
+@dataclass(frozen=True)
+class Weights(Payload):
+    """All trainable tensors in order, in their own dtypes; no bytes: unchanged (nobody answered)."""
+
+    data: Annotated[bytes, Tensors()]
+
+
+def _nothing() -> Floats:
+    return np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class DenseState(State):
+    """What the coordinator keeps.
+
+    Args:
+        weights: its copy of the weights; None before the first step, when only the clients know them.
+        first: the server optimiser's average change, float32, length d; empty before there is one.
+        second: the average of its square, for Adam.
+    """
+
+    weights: Weights | None = None
+    first: Floats = field(default_factory=_nothing)
+    second: Floats = field(default_factory=_nothing)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """The server optimiser's averages."""
+        return {name: a for name, a in (("first", self.first), ("second", self.second)) if len(a)}
+
+    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """The inverse of `state_dict`."""
+        first, second = arrays.get("first", self.first), arrays.get("second", self.second)
+        if any(len(array) not in (0, self.layout.size) for array in (first, second)):
+            raise ValueError("the server optimiser's averages do not fit the model")
+        return replace(self, first=first, second=second)
+
+    def tensors(self, data: bytes) -> Iterator[NDArray[np.float64]]:
+        """Tensors from their bytes, one by one, flat, in double precision."""
+        position = 0
+        for entry in self.layout.tensors:
+            size = entry.size * ITEM_BYTES[entry.dtype]
+            yield to_floats(data[position : position + size], entry.dtype).astype(np.float64)
+            position += size
+
+    def combine(self, answers: Answers, data: Callable[[Any], bytes]) -> Iterator[NDArray[np.float64]]:
+        """What the rule makes of one vector from each client, tensor by tensor.
+
+        Args:
+            answers: the round's answers.
+            data: the tensors' bytes in an update.
+        """
+        for parts in zip(*(self.tensors(data(update)) for update in answers.updates), strict=True):
+            yield answers.combine(parts)
+
+
+class Dense(Method):
+    """Whole weights down.
+
+    Args (besides those of `Method`):
+        server: the server's optimiser.
+        server_beta1: decay of the average change, for momentum and Adam.
+        server_beta2: decay of the average squared change, for Adam.
+        server_eps: Adam's tau: how adaptive it is.
+    """
+
+    step_type = Weights
+
+    blocks: Literal["one"] = "one"
+    weighting: Literal["equal", "examples"] = "examples"
+    server: Literal["average", "momentum", "adam"] = "average"
+    server_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    server_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    server_eps: PositiveFloat = 1e-3
+
+    @property
+    @abstractmethod
+    def server_rate(self) -> float:
+        """eta_g."""
+
+    @abstractmethod
+    def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
+        """D, tensor by tensor, flat, in double precision."""
+
+    @property
+    def catch_up(self) -> CatchUp:
+        """The newest weights replace all before them."""
+        return "newest"
+
+    def start(self, layout: Layout, seed: int) -> DenseState:
+        """The state before the first round."""
+        return DenseState(layout, seed)
+
+    def remember(self, state: Any, answers: Answers) -> Any:
+        """The server optimiser's averages after this round."""
+        if self.server == "average" or not answers:
+            return state
+        moments = self._moments(state)
+        at = 0
+        for part in self.wanted(state, answers):
+            moments.take(part, at)
+            at += len(part)
+        return replace(state, first=moments.first, second=moments.second)
+
+    def _moments(self, state: Any) -> Moments:
+        """The optimiser with copies of the state's averages. Its rate is -1: a change that is wanted is no gradient."""
+        kind: Literal["momentum", "adam"] = "momentum" if self.server == "momentum" else "adam"
+        rule = Rule(kind, -1.0, self.server_beta1, self.server_beta2, self.server_eps, corrected=False)
+        size = state.layout.size
+        first = state.first.copy() if len(state.first) else np.zeros(size, dtype=np.float32)
+        second = state.second.copy() if len(state.second) else np.zeros(size * (kind == "adam"), dtype=np.float32)
+        return Moments(rule, first, second)
+
+    def aggregate(self, state: Any, answers: Answers) -> Weights:
+        """w + eta_g times what the server's optimiser makes of D; rounded once to each tensor's dtype."""
+        if not answers:
+            return Weights(b"")
+        wanted = self.wanted(state, answers) if self.server == "average" else self._optimized(state)
+        after = (w + self.server_rate * change for w, change in zip(known(state), wanted, strict=True))
+        return rounded(state.layout, after)
+
+    def _optimized(self, state: Any) -> Iterator[NDArray[np.float64]]:
+        moments, at = self._moments(state), 0
+        for entry in state.layout.tensors:
+            yield moments.descent(slice(at, at := at + entry.size), np.dtype(np.float64))
+
+    def change(self, state: Any, step: Any) -> Change:
+        """The new weights."""
+        return Replace(step.data) if step.data else NOTHING
+
+    def advance(self, state: Any, step: Any) -> Any:
+        """Remember the new weights."""
+        return replace(state, weights=step) if step.data else state
+
+
+def known(state: DenseState) -> Iterator[NDArray[np.float64]]:
+    """The coordinator's copy of the weights, tensor by tensor, in double precision."""
+    if state.weights is None:
+        raise ValueError("a server optimiser, or a rate other than 1, needs the base's weights at the coordinator")
+    return state.tensors(state.weights.data)
+
+
+def rounded(layout: Layout, tensors: Iterator[NDArray[np.float64]]) -> Weights:
+    """Tensors as they travel: rounded to single precision, then to each tensor's dtype."""
+    parts = (from_floats(t.astype(np.float32), e.dtype) for e, t in zip(layout.tensors, tensors, strict=True))
+    return Weights(b"".join(parts))

@@ -1,0 +1,78 @@
+"""Centralised MeZO: the one-client case of zeroth-order tuning.
+
+Malladi, Gao, Nichani, Damian, Lee, Chen, Arora: "Fine-Tuning Language Models with Just Forward Passes", 2023,
+Algorithm 1 (n = 1) and its n-SPSA variant:
+
+    rho_j = [l(w + eps z_{t,j}; B) - l(w - eps z_{t,j}; B)] / 2 eps      j = 1..n, on one batch B
+    w    <- w - (eta / n) sum_j rho_j z_{t,j}
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from fedseed.methods.base import Answers
+from fedseed.methods.client import Client
+from fedseed.methods.payload import About, Array, Nothing, Payload
+from fedseed.methods.stepwise import StepState, Stepwise
+from fedseed.methods.zeroth import check_scalars
+from fedseed.weights.change import Change, Floats
+
+
+@dataclass(frozen=True)
+class Estimates(Payload):
+    """rho_j / n for each direction of the step; none in a step: nobody answered."""
+
+    scalars: Annotated[Floats, Array("f4", "estimates", optional=True)]
+
+    def check(self, about: About) -> None:
+        """Whether a loss can have given them."""
+        if about.kind == "update":
+            check_scalars(self.scalars)
+
+
+class MeZO(Stepwise):
+    """MeZO's settings; a round is a step.
+
+    Args (besides those of `ZerothOrder` and `Stepwise`):
+        estimates: n, directions a step; their estimates are averaged.
+    """
+
+    name: Literal["mezo"] = "mezo"
+    code: ClassVar[int] = 6
+    about: ClassVar[str] = "centralised zeroth-order tuning: one client that holds everything"
+    update_type = step_type = Estimates
+
+    estimates: Annotated[int, Field(ge=1, le=1 << 16)] = 1
+    learning_rate: PositiveFloat = 1e-6
+    scale: PositiveFloat = 1e-3
+    batch: PositiveInt = 16
+    weighting: Literal["equal", "examples"] = "equal"
+
+    @property
+    def per_step(self) -> int:
+        """n, the directions of a step."""
+        return self.estimates
+
+    def train(self, state: StepState, plan: Nothing, client: Client) -> Estimates:
+        """n two-point estimates on one batch, each divided by n."""
+        items = next(client.batches(self.batch))
+        basis = self.directions(state.seed)
+        rho = [self.two_point(client, basis, k, items).rho / self.estimates for k in self.indices(client.round)]
+        return Estimates(np.array(rho, dtype=np.float32))
+
+    def aggregate(self, state: StepState, answers: Answers) -> Estimates:
+        """The mean over clients, of which there is one."""
+        if not answers:
+            return Estimates(np.zeros(0, dtype=np.float32))
+        return Estimates(answers.combine([u.scalars for u in answers.updates]).astype(np.float32))
+
+    def change(self, state: StepState, step: Estimates) -> Change:
+        """w <- w - (eta / n) sum_j rho_j z_j, rounded once."""
+        return self.descent(state, step.scalars)
+
+    def advance(self, state: StepState, step: Estimates) -> StepState:
+        """Count the step."""
+        return self.count(state, step.scalars)

@@ -1,0 +1,95 @@
+"""Learning rates of the clients' own, as FedMeZO has them (Section 5 and Eq. 15 of its paper).
+
+    eta_i = eta_0 (1 + alpha Phi_i)
+
+Phi_i in [-1, 1] is a signal of client i minus the mean, over the largest absolute difference from it (all equal: 0).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+LOSSES = 5  # rounds that the mean training loss goes back
+Personal = Literal["constant", "random", "loss", "loss-5", "update"]
+
+
+def phi(signals: Mapping[int, float], client: int) -> float:
+    """Phi_i: a client's signal minus the mean, over the largest absolute difference from the mean.
+
+    Args:
+        signals: what is known of the round's clients.
+        client: whose; one without a signal has 0.
+
+    Returns:
+        A number from -1 to 1; 0 where all are equal.
+    """
+    if client not in signals:
+        return 0.0
+    mean = fmean(signals.values())
+    largest = max(abs(value - mean) for value in signals.values())
+    return (signals[client] - mean) / largest if largest > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What is known of clients from the rounds they took part in.
+
+    Args:
+        losses: mean training losses of the last rounds, at most LOSSES, the newest last.
+        distances: |Delta_i - mean Delta| of the last round.
+    """
+
+    losses: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    distances: Mapping[int, float] = field(default_factory=dict)
+
+    def after(self, losses: Mapping[int, float], distances: Mapping[int, float]) -> "Signals":
+        """With what a round has shown."""
+        longer = {c: (*self.losses.get(c, ()), loss)[-LOSSES:] for c, loss in losses.items()}
+        return Signals({**self.losses, **longer}, {**self.distances, **distances})
+
+    def of(self, kind: Personal, clients: Sequence[int]) -> dict[int, float]:
+        """The signal of one kind of those of the clients that have it."""
+        if kind == "update":
+            return {c: self.distances[c] for c in clients if c in self.distances}
+        known = {c: self.losses[c] for c in clients if c in self.losses}
+        return {c: losses[-1] if kind == "loss" else fmean(losses) for c, losses in known.items()}
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """As arrays by name; none for what is not known."""
+        losses, distances = self.losses, self.distances
+        arrays = {
+            "loss_clients": np.array([c for c, past in losses.items() for _ in past], dtype=np.int64),
+            "losses": np.array([loss for past in losses.values() for loss in past], dtype=np.float64),
+            "distance_clients": np.array(list(distances), dtype=np.int64),
+            "distances": np.array(list(distances.values()), dtype=np.float64),
+        }
+        return {name: array for name, array in arrays.items() if len(array)}
+
+    @classmethod
+    def from_state_dict(cls, arrays: Mapping[str, NDArray[Any]]) -> "Signals":
+        """The inverse of `state_dict`. Raises LookupError or ValueError if arrays do not fit."""
+        losses: dict[int, tuple[float, ...]] = {}
+        if "losses" in arrays:
+            for client, loss in zip(arrays["loss_clients"].tolist(), arrays["losses"].tolist(), strict=True):
+                losses[client] = (*losses.get(client, ()), loss)
+        distances: dict[int, float] = {}
+        if "distances" in arrays:
+            distances = dict(zip(arrays["distance_clients"].tolist(), arrays["distances"].tolist(), strict=True))
+        return cls(losses, distances)
+
+
+def distances_of_norms(weights: Sequence[float], squares: Sequence[float]) -> list[float]:
+    """|Delta_i - sum_j c_j Delta_j| of changes that are orthogonal to each other, as random directions nearly are.
+
+        |Delta_i - sum_j c_j Delta_j|^2 = (1 - c_i)^2 |Delta_i|^2 + sum_{j != i} c_j^2 |Delta_j|^2
+
+    Args:
+        weights: c_i of each client.
+        squares: |Delta_i|^2 of each client.
+    """
+    total = sum(c**2 * square for c, square in zip(weights, squares, strict=True))
+    return [max(0.0, total + ((1 - c) ** 2 - c**2) * square) ** 0.5 for c, square in zip(weights, squares, strict=True)]

@@ -1,0 +1,124 @@
+"""FedMeZO's round as pairs: what travels, and taking the clients' steps again.
+
+combine = "exact"  as the clients did, one after the other, to the bits of the tensors' average
+combine = "sum"    all at once, rounded once: the same up to the rounding of the 2 m H steps it leaves out
+
+w <- w - sum_i c_i sum_t eta_i rho_{i,t} z_{i,t}
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.attacks.updates import Attack
+from fedseed.errors import MessageError
+from fedseed.methods.payload import About, Array, Floats, Many, Nested, Payload, Scalar, Tensors
+from fedseed.methods.personal import distances_of_norms
+from fedseed.methods.zeroth import check_scalars
+from fedseed.randomness import Domain, derive
+from fedseed.weights.change import NOTHING, Add, Average, Change, Term
+
+if TYPE_CHECKING:
+    from fedseed.methods.fedmezo import FedMeZO, FedMeZOState
+
+Loss = Annotated[float | None, Scalar("f4", when="losses_travel")]
+
+
+@dataclass(frozen=True)
+class Rate(Payload):
+    """A plan: the client's learning rate."""
+
+    rate: Annotated[float, Scalar("f4")]
+
+    def check(self, about: About) -> None:
+        """Within alpha of eta_0."""
+        eta, alpha = about.lookup("learning_rate"), about.lookup("alpha")
+        low, high = eta * (1 - alpha), eta * (1 + alpha)
+        if not low * (1 - 1e-6) <= self.rate <= high * (1 + 1e-6):
+            raise MessageError(f"a rate of {self.rate:.3g}: from {low:.3g} to {high:.3g} is possible")
+
+
+@dataclass(frozen=True)
+class Tuned(Payload):
+    """An update as tensors: the client's mean training loss, if the rates follow the losses, and its weights."""
+
+    loss: Loss
+    data: Annotated[bytes, Tensors()]
+
+
+@dataclass(frozen=True)
+class Trace(Payload):
+    """An update as pairs: the same loss, and eta_i rho_t of each local step (0: skipped), float32, shape (H,).
+
+    The directions follow from round and client.
+    """
+
+    loss: Loss
+    scalars: Annotated[Floats, Array("f4", "steps")]
+
+    def check(self, about: About) -> None:
+        """Whether losses can have given them."""
+        largest_rate = about.lookup("learning_rate") * (1 + about.lookup("alpha"))
+        check_scalars((self.scalars / np.float64(largest_rate)).astype(np.float32))
+
+    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
+        """Other scalars on the same directions."""
+        rho = (self.scalars / np.float64(method.learning_rate)).astype(np.float32)
+        return Trace(self.loss, (method.learning_rate * attack.scalars(rho, drawn)).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Branch(Payload):
+    """One client's part of a step: its number, which names its directions, c_i, and what it sent."""
+
+    client: Annotated[int, Scalar("u4")]
+    weight: Annotated[float, Scalar("f8")]
+    trace: Annotated[Trace, Nested(Trace)]
+
+    def check(self, about: About) -> None:
+        """A weight from 0 to 1."""
+        if not 0 <= self.weight <= 1:
+            raise MessageError(f"client {self.client} has a weight of {self.weight}: from 0 to 1")
+
+
+@dataclass(frozen=True)
+class Branches(Payload):
+    """A step: the clients' traces side by side, in ascending order of clients; none: nobody answered."""
+
+    branches: Annotated[tuple[Branch, ...], Many(Branch)]
+
+    def check(self, about: About) -> None:
+        """Each client once, in order."""
+        numbers = [branch.client for branch in self.branches]
+        for before, client in pairwise(numbers):
+            if client <= before:
+                raise MessageError(f"client {client} stands after client {before}")
+
+
+def steps_again(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Change:
+    """The change of a step as pairs."""
+    if not step.branches:
+        return NOTHING
+    bases = [method.directions(derive(state.seed, Domain.CLIENT_SEED, state.done + 1, b.client)) for b in step.branches]
+    both = list(zip(step.branches, bases, strict=True))
+    if method.combine == "exact":
+        return Average(
+            [
+                (b.weight, [Add([Term(basis, [c], t)], -1.0) for t, c in enumerate(b.trace.scalars) if c])
+                for b, basis in both
+            ]
+        )
+    weighted = [(basis, (b.weight * b.trace.scalars.astype(np.float64)).astype(np.float32)) for b, basis in both]
+    return Add([Term(basis, scalars) for basis, scalars in weighted], scale=-1.0)
+
+
+def distances(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Mapping[int, float]:
+    """|Delta_i - mean Delta| from the pairs alone, where no weights are: |Delta_i|^2 = |eta_i rho_i|^2 |z|^2."""
+    size = state.layout.size * method.directions(0).variance(state.layout.size)  # |z|^2
+    squares = [size * float(np.square(b.trace.scalars.astype(np.float64)).sum()) for b in step.branches]
+    found = distances_of_norms([b.weight for b in step.branches], squares)
+    return {b.client: distance for b, distance in zip(step.branches, found, strict=True)}

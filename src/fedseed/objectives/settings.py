@@ -1,0 +1,23 @@
+"""When and how a run is evaluated (free of torch)."""
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+
+class EvaluationSettings(BaseModel):
+    """When and how to evaluate; round 0 (zero-shot) and the last round always are.
+
+    Args:
+        every: rounds between evaluations.
+        rouge: generate answers and score them; without it there are only losses.
+        max_new_tokens: of a generated answer.
+        max_length: longer examples, in tokens, are left out and counted.
+        metrics: scores of generated answers besides the task's own, by name (`fedseed list metrics`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    every: PositiveInt = 5
+    rouge: bool = True
+    max_new_tokens: PositiveInt = 32
+    max_length: PositiveInt = 1024
+    metrics: list[str] = []

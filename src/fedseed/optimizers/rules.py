@@ -1,0 +1,32 @@
+"""What becomes of a gradient, as data (free of torch); `fedseed.optimizers.moments` carries it out."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of a gradient g.
+
+    momentum   m <- beta1 m + g;                    change = -rate m       (torch.optim.SGD's; FedAvgM's)
+    adam       m <- beta1 m + (1 - beta1) g,
+               v <- beta2 v + (1 - beta2) g^2;      change = -rate m^ / (sqrt(v^) + eps)
+
+    m^ = m / (1 - beta1^t) and v^ = v / (1 - beta2^t) if `corrected` (torch.optim.Adam), else m and v themselves
+    (FedAdam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2).
+
+    Args:
+        kind: "momentum" or "adam".
+        rate: eta.
+        beta1: decay of the average of g.
+        beta2: decay of the average of g^2.
+        eps: keeps Adam's denominator away from zero.
+        corrected: whether Adam's averages are corrected for their zero start.
+    """
+
+    kind: Literal["momentum", "adam"]
+    rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    corrected: bool = True

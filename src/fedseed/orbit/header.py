@@ -1,0 +1,194 @@
+"""An orbit's header: what replay needs besides the steps."""
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedseed.errors import OrbitError
+from fedseed.methods import REGISTRY, Method
+from fedseed.methods.base import State
+from fedseed.models.adapters import Adapter, AnyAdapter
+from fedseed.randomness.stream import STREAM_VERSION
+from fedseed.renaming import orbit_dump, quietly
+from fedseed.weights.layout import ITEM_BYTES, Layout
+
+MAGIC = b"fedorbit"
+FORMAT = 2
+START = struct.Struct("<8sHHI")
+_INFLATION = 256  # a header's JSON is at most this many times longer than it is compressed
+
+
+@dataclass(frozen=True)
+class AdapterStart:
+    """What an adapter's run starts from besides the base.
+
+    Args:
+        settings: the adapter; with the run's seed they give its first weights.
+        digest: hex digest of the trainable tensors before the first step.
+    """
+
+    settings: Adapter
+    digest: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """What replay needs besides the steps.
+
+    Args:
+        base: the base's name or folder, as the recipe gave it.
+        base_digest: digest of the base (`weights.space.base_digest`).
+        dtype: the dtype the base was loaded in.
+        layout: the trainable tensors and blocks.
+        method: the method with all its settings.
+        seed: the run's seed.
+        trainable: name patterns of the trainable parameters, None for all.
+        first: number of the first step that is held; above 1 only in a compacted orbit.
+        classes: names of the classes that an image classifier tells apart, in the order of its outputs; none: the base
+            is no classifier, or was loaded with the head it has. With the seed they give a new head (`models.heads`).
+        adapter: the adapter that is tuned in place of the model, None for none.
+    """
+
+    base: str
+    base_digest: str
+    dtype: str
+    layout: Layout
+    method: Method
+    seed: int
+    trainable: tuple[str, ...] | None = None
+    first: int = 1
+    classes: tuple[str, ...] = ()
+    adapter: AdapterStart | None = None
+
+    def encode(self) -> bytes:
+        """The header's bytes, without the link."""
+        data: dict[str, Any] = {
+            "base": self.base,
+            "base_digest": self.base_digest,
+            "dtype": self.dtype,
+            "first": self.first,
+            "layout": self.layout.to_json(),
+            "method": orbit_dump(self.method),
+            "seed": self.seed,
+            "trainable": self.trainable,
+        }
+        if self.classes:
+            data["classes"] = self.classes
+        if self.adapter is not None:
+            data["adapter"] = {"settings": orbit_dump(self.adapter.settings), "digest": self.adapter.digest}
+        packed = zlib.compress(json.dumps(data, sort_keys=True, separators=(",", ":")).encode(), 9)
+        return START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
+
+    @classmethod
+    def decode(cls, packed: bytes) -> "Header":
+        """The header from its compressed JSON.
+
+        Raises:
+            OrbitError: not valid.
+        """
+        try:
+            inflate = zlib.decompressobj()
+            text = inflate.decompress(packed, _INFLATION * len(packed) + 1)
+            if not inflate.eof:
+                raise OrbitError(f"orbit header: cut short, or more than {_INFLATION} times its compressed length")
+            data: dict[str, Any] = json.loads(text)
+            name = data["method"]["name"]
+            kind = REGISTRY.find(name)
+            if kind is None:
+                raise OrbitError(_unknown_method(name))
+            with quietly():
+                method = kind.model_validate(data["method"])
+            header = cls(
+                base=str(data["base"]),
+                base_digest=str(data["base_digest"]),
+                dtype=str(data["dtype"]),
+                layout=Layout.from_json(data["layout"]),
+                method=method,
+                seed=int(data["seed"]),
+                trainable=None if data["trainable"] is None else tuple(map(str, data["trainable"])),
+                first=int(data["first"]),
+                classes=tuple(map(str, data.get("classes", ()))),
+                adapter=_adapter(data.get("adapter")),
+            )
+            header.check()
+            return header
+        except (zlib.error, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError,
+                ValidationError) as error:  # fmt: skip
+            raise OrbitError(f"orbit header is not valid: {error}") from error
+
+    def check(self) -> None:
+        """Check what the types do not say.
+
+        Raises:
+            ValueError: what is wrong.
+        """
+        unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
+        if unknown:
+            raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
+        if any(side < 0 for t in self.layout.tensors for side in t.shape):
+            raise ValueError("a tensor with a negative side")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed {self.seed}: from 0 to 2**64 - 1")
+        if self.first < 1 or (self.first > 1 and self.method.catch_up != "plan"):
+            raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
+
+    def start(self) -> State:
+        """The method's state before the first step.
+
+        Raises:
+            OrbitError: the settings do not fit the layout.
+        """
+        try:
+            return self.method.start(self.layout, self.seed)
+        except ValueError as error:
+            raise OrbitError(f"orbit header is not valid: {error}") from error
+
+    def differences(self, other: "Header") -> list[str]:
+        """What differs, one line each, such as "method.rate: 0.1, 0.2"; the base counts by its digest."""
+        lines = []
+        for field in fields(self):
+            a, b = getattr(self, field.name), getattr(other, field.name)
+            if a == b or field.name in ("base", "first"):
+                continue
+            if field.name == "method":
+                mine, yours = flat(a.model_dump()), flat(b.model_dump())
+                for key in [*mine, *(k for k in yours if k not in mine)]:
+                    if key not in mine or key not in yours or mine[key] != yours[key]:
+                        lines.append(f"method.{key}: {mine.get(key, 'not there')}, {yours.get(key, 'not there')}")
+            elif field.name == "layout":
+                lines.append(f"layout: {_layout(a)}, {_layout(b)}")
+            else:
+                lines.append(f"{field.name}: {a}, {b}")
+        return lines
+
+
+def _unknown_method(name: object) -> str:
+    if REGISTRY.is_broken(name):
+        return f"the orbit's method is {name!r}: {REGISTRY.unknown(name)}"
+    return (
+        f"the orbit's method {name!r} is unknown here (there are {', '.join(REGISTRY.names())}): "
+        "give the file that has it with --plugin, or install its package"
+    )
+
+
+def _adapter(data: dict[str, Any] | None) -> AdapterStart | None:
+    if data is None:
+        return None
+    settings: Adapter = TypeAdapter[Adapter](AnyAdapter).validate_python(data["settings"])
+    return AdapterStart(settings, str(data["digest"]))
+
+
+def _layout(layout: Layout) -> str:
+    return f"{layout.size:,} parameters in {len(layout.tensors)} tensors and {len(layout.block_sizes)} blocks"
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    out = {}
+    for key, value in table.items():
+        out.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return out

@@ -1,0 +1,6 @@
+"""Differential privacy: mechanisms, and what they have spent."""
+
+from fedseed.privacy.base import Mechanism
+from fedseed.privacy.sign import PrivateSign
+
+__all__ = ["Mechanism", "PrivateSign"]

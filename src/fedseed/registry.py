@@ -1,0 +1,358 @@
+"""What can be chosen by name, from fedseed and from others: methods, tasks, metrics, rules, trackers, transports.
+
+A registry is filled from three places:
+
+    the package's own list      such as `fedseed.methods.METHODS`
+    installed packages          entry points of a group such as "fedseed.methods", name = the thing's own name
+    plug-in files and modules   `--plugin FILE`, which call `fedseed.register_method(MyMethod)` and the like
+
+Entry points are loaded when they are first needed: for a name that is not known yet, or for a list. One that fails
+breaks nothing; whoever asks for it is told why.
+
+A plug-in is code that runs with all rights of whoever starts fedseed. Installing a package or writing `--plugin FILE`
+is consent. A recipe is data, which people pass on: what its `plugins` name is loaded only with `--trust-plugins`.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fedseed.errors import RecipeError
+
+T = TypeVar("T")
+BUILT_IN = "built in"
+
+_loading: ContextVar[str | None] = ContextVar("loading", default=None)  # the plug-in whose code runs just now
+_loaded: dict[str, str] = {}  # plug-ins that have run: path or module -> hash of the file's bytes
+_registries: list["Registry[Any]"] = []
+_lock = threading.RLock()  # runs of a sweep are prepared in threads
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """Something that can be chosen.
+
+    Args:
+        name: what recipes call it.
+        thing: a class, or a function.
+        origin: where it came from: "built in", a package with its version, or a file.
+    """
+
+    name: str
+    thing: T
+    origin: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An entry point that can't be used.
+
+    Args:
+        name: what it wants to be called.
+        origin: the package.
+        reason: why not.
+    """
+
+    name: str
+    origin: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.origin} can't be loaded: {self.reason}"
+
+
+class Registry(Generic[T]):
+    """Things of one kind, by name.
+
+    Args:
+        what: the kind, in errors: "method".
+        group: the entry points' group.
+        own: the package's own things with their names, in the order in which they are listed.
+        check: raises ValueError or TypeError if something can't be of this kind.
+        marks: what else must differ between any two things, such as a method's code in messages.
+        advice: what to do when marks clash.
+        reserved: names that nothing may have.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        group: str,
+        own: Iterable[tuple[str, T]],
+        check: Callable[[Any], None] = lambda thing: None,
+        marks: Callable[[T], Mapping[str, object]] = lambda thing: {},
+        advice: str = "choose another",
+        reserved: Sequence[str] = (),
+    ) -> None:
+        self.what = what
+        self.group = group
+        self._check = check
+        self._marks = marks
+        self._advice = advice
+        self._reserved = tuple(reserved)
+        self._entries: dict[str, Entry[T]] = {}
+        self._broken: list[Broken] = []
+        self._complete = False
+        for name, thing in own:
+            self._add(Entry(name, thing, BUILT_IN))
+        _registries.append(self)
+
+    def add(self, name: str, thing: T, origin: str | None = None) -> None:
+        """Add something of others.
+
+        Adding again from the same place replaces it, so that a notebook's cell may be run twice.
+
+        Args:
+            name: what recipes will call it.
+            thing: the class or function.
+            origin: where it comes from; by default the plug-in that is being loaded, or the thing's module.
+
+        Raises:
+            RecipeError: it can't be of this kind, or its name or a mark is taken; names both origins.
+        """
+        if origin is None:
+            origin = _loading.get() or str(getattr(thing, "__module__", type(thing).__module__))
+        try:
+            self._check(thing)
+            with _lock:
+                self._add(Entry(name, thing, origin))
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"{origin}: {self.what} {name!r} can't be registered: {error}") from error
+
+    def _add(self, entry: Entry[T]) -> None:
+        if entry.name in self._reserved:
+            raise ValueError("fedseed uses the name itself; choose another")
+        there = self._entries.get(entry.name)
+        if there is not None and not _replaces(entry, there):
+            raise ValueError(f"the name is taken by {_of(there)}; choose another")
+        for other in self._entries.values():
+            if other.name == entry.name:
+                continue
+            theirs = self._marks(other.thing)
+            for mark, value in self._marks(entry.thing).items():
+                if theirs.get(mark) == value:
+                    raise ValueError(f"{mark} {value} is that of {other.name} ({_of(other)}); {self._advice}")
+        self._entries[entry.name] = entry
+
+    def find(self, name: object) -> T | None:
+        """What has this name; None: nothing has."""
+        if not isinstance(name, str):
+            return None
+        if name not in self._entries:
+            self._load_entry_points()
+        entry = self._entries.get(name)
+        return None if entry is None else entry.thing
+
+    def get(self, name: str) -> T:
+        """What has this name.
+
+        Raises:
+            RecipeError: nothing has; says what there is.
+        """
+        thing = self.find(name)
+        if thing is None:
+            raise RecipeError(f"{self.what} {name!r}: {self.unknown(name)}")
+        return thing
+
+    def unknown(self, name: object) -> str:
+        """Why there is nothing of a name: what there is instead, or why an entry point could not be loaded."""
+        for broken in self.broken():
+            if broken.name == name:
+                return f"the entry point of {broken.origin} can't be loaded: {broken.reason}"
+        return f"choose one of {', '.join(self.names())}, or give the file of your own with --plugin"
+
+    def is_broken(self, name: object) -> bool:
+        """Whether an entry point of this name could not be loaded."""
+        return any(broken.name == name for broken in self.broken())
+
+    def entries(self) -> list[Entry[T]]:
+        """All there are, the package's own first."""
+        self._load_entry_points()
+        return list(self._entries.values())
+
+    def names(self) -> list[str]:
+        """All names."""
+        return [entry.name for entry in self.entries()]
+
+    def broken(self) -> Sequence[Broken]:
+        """Entry points that can't be used."""
+        self._load_entry_points()
+        return tuple(self._broken)
+
+    def origin(self, name: str) -> str:
+        """Where something came from. Raises KeyError."""
+        return self._entries[name].origin
+
+    def _load_entry_points(self) -> None:
+        with _lock:
+            if self._complete:
+                return
+            self._complete = True
+            for point in entry_points(group=self.group):
+                origin = _package(point)
+                try:
+                    with _as(origin):
+                        thing = point.load()
+                    self._check(thing)
+                    own_name = name_of(thing)
+                    if own_name is not None and own_name != point.name:
+                        raise ValueError(f"it calls itself {own_name!r}: entry point and name must be the same")
+                    self._add(Entry(point.name, thing, origin))
+                except Exception as error:  # whatever others do on import must not break a run that needs none of it
+                    self._broken.append(Broken(point.name, origin, one_line(error)))
+
+    def _without(self, origin: str, before: Mapping[str, Entry[T]]) -> None:
+        """Take back what a plug-in has added or replaced since `before`."""
+        others = {name: entry for name, entry in self._entries.items() if entry.origin != origin}
+        self._entries = {**others, **before}
+
+
+def name_of(thing: Any) -> str | None:
+    """The name that a class of settings gives itself, in its field `name`; None for anything else."""
+    field = getattr(thing, "model_fields", {}).get("name")
+    return None if field is None else str(field.default)
+
+
+def check_class(thing: Any, base: type) -> None:
+    """Check a class of settings of others: what every registry of such classes wants.
+
+    Raises:
+        TypeError: no class that can be used in place of `base`.
+        ValueError: it has no name or no line for `fedseed list`.
+    """
+    if not isinstance(thing, type) or not issubclass(thing, base):
+        raise TypeError(f"{thing!r} is no subclass of {base.__module__}.{base.__qualname__}")
+    missing = sorted(getattr(thing, "__abstractmethods__", ()))
+    if missing:
+        raise TypeError(f"{thing.__qualname__} leaves out {', '.join(missing)}")
+    name = getattr(thing, "model_fields", {})["name"].default
+    if not isinstance(name, str) or not name:
+        raise ValueError(f'{thing.__qualname__} has no name: write name: Literal["my-name"] = "my-name"')
+    if not isinstance(getattr(thing, "about", None), str):
+        raise ValueError(f"{thing.__qualname__}.about is missing: one line for `fedseed list`")
+
+
+# -- plug-ins ----------------------------------------------------------------------------------------------------------
+
+
+def load_plugin(source: str | Path, where: str = "--plugin") -> str:
+    """Run a plug-in's code, once: a Python file, or a module by its name.
+
+    Args:
+        source: a path that ends with .py, or a module's name such as "my_package.methods".
+        where: what errors call the place that asked for it.
+
+    Returns:
+        What it is known by: the absolute path, or the module's name.
+
+    Raises:
+        RecipeError: it can't be found or run, or registers nothing. Nothing of it is left then.
+    """
+    with _lock:
+        return _load_plugin(source, resolve(source), where)
+
+
+def _load_plugin(source: str | Path, name: str, where: str) -> str:
+    is_file = name.endswith(".py")
+    try:
+        digest = hashlib.sha256(Path(name).read_bytes()).hexdigest() if is_file else ""
+    except OSError as error:
+        raise RecipeError(f"{where} {source}: can't be read: {error.strerror}") from error
+    if _loaded.get(name) == digest:
+        return name
+    before = [(registry, dict(registry._entries)) for registry in _registries]
+    fresh = is_file or name not in sys.modules
+    try:
+        with _as(name):
+            if is_file:
+                _run_file(Path(name))
+            else:
+                importlib.import_module(name)
+    except Exception as error:
+        for registry, entries in before:
+            registry._without(name, entries)
+        reason = str(error) if isinstance(error, RecipeError) else one_line(error)
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and not is_file and name.startswith(f"{error.name}"):
+            hint = "; a file is named by its path, with .py at its end"
+        raise RecipeError(f"{where} {source}: {reason}{hint}") from error
+    if fresh and not any(entry.origin == name for registry in _registries for entry in registry._entries.values()):
+        raise RecipeError(
+            f"{where} {source}: registers nothing; call fedseed.register_method, register_task, register_metric, "
+            "register_aggregation, register_tracker or register_transport in it"
+        )
+    _loaded[name] = digest
+    return name
+
+
+def resolve(source: str | Path, folder: Path | None = None) -> str:
+    """What a plug-in is known by: a file's absolute path, or a module's name.
+
+    Args:
+        source: as it was written.
+        folder: what a relative path begins at; None: the working folder.
+    """
+    text = str(source)
+    if not text.endswith(".py"):
+        return text
+    path = Path(text).expanduser()
+    return str((path if folder is None else folder / path).resolve())
+
+
+def is_loaded(name: str) -> bool:
+    """Whether a plug-in, as `resolve` names it, has run."""
+    return name in _loaded
+
+
+def _run_file(path: Path) -> None:
+    # a name of its own: two files called my_method.py are two modules
+    module_name = f"fedseed_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # pydantic looks names up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+
+
+@contextmanager
+def _as(origin: str) -> Iterator[None]:
+    """Whatever is registered inside comes from here."""
+    token = _loading.set(origin)
+    try:
+        yield
+    finally:
+        _loading.reset(token)
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line, with its type."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return " ".join(text.split())
+
+
+def _replaces(entry: Entry[Any], there: Entry[Any]) -> bool:
+    """Whether it is the same thing, defined anew."""
+    same = getattr(entry.thing, "__qualname__", None) == getattr(there.thing, "__qualname__", None)
+    return same and entry.origin == there.origin != BUILT_IN
+
+
+def _of(entry: Entry[Any]) -> str:
+    return "fedseed itself" if entry.origin == BUILT_IN else entry.origin
+
+
+def _package(point: EntryPoint) -> str:
+    return "an installed package" if point.dist is None else f"{point.dist.name} {point.dist.version}"

@@ -1,0 +1,128 @@
+"""What a tracker is, and the trackers of a run.
+
+A tracker is told what metrics.jsonl is told, line by line. It is a guest: one that fails is named once and left out,
+and the run goes on.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from fedseed.registry import one_line
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a tracker is told first.
+
+    Args:
+        method: the method's name.
+        rounds: how many there will be at most.
+        seed: the run's seed.
+        clients: the clients' names.
+        folder: the run's folder; None: the run writes nothing.
+        recipe: the complete recipe as TOML; None: the run has none.
+        earlier: lines of metrics that an interrupted run has written before: nothing of them comes again, and what a
+            tracker holds beyond the last one will come again.
+    """
+
+    method: str
+    rounds: int
+    seed: int
+    clients: Sequence[str]
+    folder: Path | None = None
+    recipe: str | None = None
+    earlier: Sequence[Line] = ()
+
+
+class Tracker(BaseModel, ABC):
+    """Settings of one tracker, and what it does. Subclasses stand in a file each, their names in `[[tracking]]`.
+
+    Settings are frozen; what a tracker holds while it runs (files, connections) are pydantic's private attributes:
+    `_file: Any = PrivateAttr(None)`. Each run works with a copy of its own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    about: ClassVar[str]  # one line for `fedseed list trackers`
+
+    def check(self) -> None:
+        """Called before anything is loaded: whether what it needs is installed.
+
+        Raises:
+            RecipeError: something is missing; says how to get it.
+        """
+
+    def start(self, run: Start) -> None:
+        """The run begins, or goes on."""
+
+    @abstractmethod
+    def metrics(self, line: Line) -> None:
+        """A line of metrics, as metrics.jsonl has it."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The run is over; what summary.json holds."""
+
+    def close(self) -> None:
+        """Let go of files and connections, whether the run is over or not."""
+
+
+class Trackers:
+    """The trackers of a run, told together.
+
+    Args:
+        trackers: their settings.
+        warn: says that one has failed.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker] = (), warn: Callable[[str], None] = lambda text: None) -> None:
+        self._trackers = [tracker.model_copy(deep=True) for tracker in trackers]
+        self._warn = warn
+
+    def start(self, run: Start) -> None:
+        """The run begins, or goes on."""
+        self._tell(lambda tracker: tracker.start(run))
+
+    def metrics(self, line: Line) -> None:
+        """A line of metrics."""
+        self._tell(lambda tracker: tracker.metrics(line))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The run is over."""
+        self._tell(lambda tracker: tracker.finish(summary))
+
+    def close(self) -> None:
+        """Let go of everything; again is fine."""
+        self._tell(lambda tracker: tracker.close())
+        self._trackers = []
+
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._trackers):
+            try:
+                call(tracker)
+            except Exception as error:  # a tracker's trouble is no reason to lose a run
+                self._trackers.remove(tracker)
+                self._warn(f'tracking.name = "{tracker.name}" is left out from here on: {one_line(error)}')
+                with suppress(Exception):
+                    tracker.close()
+
+
+def scalars(line: Line) -> dict[str, float]:
+    """A line's numbers by name: tables are flattened ("seconds.local"), of lists their length counts."""
+    found: dict[str, float] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            found.update({f"{key}.{name}": number for name, number in scalars(value).items()})
+        elif isinstance(value, list):
+            found[key] = len(value)
+        elif isinstance(value, int | float):
+            found[key] = value
+    return found

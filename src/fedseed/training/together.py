@@ -1,0 +1,173 @@
+"""Clients of one process that compute in one go what each could compute alone: a simulation's short cuts."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from fedseed.aggregation.weighting import client_weights
+from fedseed.errors import NonFiniteError
+from fedseed.randomness import Basis
+from fedseed.training.client import LocalClient
+
+
+class InAnothersMessage(Exception):  # noqa: N818 (no error: it says where the answer is)
+    """A client's part is in the message of another client."""
+
+
+class SharedLosses:
+    """Clients that all look at the same perturbed weights: one forward pass over all their batches serves them all.
+
+    A simulation's short cut. A client's loss is the mean over its own examples of the joint batch, so votes and
+    projections are what the client alone would find, up to the float noise of another batch size.
+
+    Args:
+        clients: the clients of one round, none of which trains in place.
+    """
+
+    def __init__(self, clients: Sequence[LocalClient]) -> None:
+        self.members = [SharingLosses(client, self, index) for index, client in enumerate(clients)]
+        self._drawn: list[list[Any]] = []
+        self._size = 0
+        self._losses: dict[tuple[Basis, int, float], list[float]] = {}
+
+    def draw(self, number: int, size: int) -> list[Any]:
+        """The batch of member `number`; all members' batches are drawn at the first call."""
+        if not self._drawn:
+            self._size = size
+            self._drawn = [next(m.own.batches(size)) if m.own.items else [] for m in self.members]
+        if size != self._size:
+            raise ValueError("clients that share losses draw one batch of one size a round")
+        if not self._drawn[number]:
+            raise NonFiniteError("no usable example")
+        return self._drawn[number]
+
+    @torch.no_grad()
+    def loss(self, number: int, basis: Basis, k: int, scale: float) -> float:
+        """The loss of member `number` at w + scale * direction(k)."""
+        if (basis, k, scale) not in self._losses:
+            first = self.members[0].own
+            first.space.model.eval()
+            items = [item for batch in self._drawn for item in batch]
+            with first.phase("local"), first.space.perturbed(basis, k, scale):
+                losses = iter(first.objective.losses(first.space.model, items).tolist())
+            first.effort.forward_passes += 1
+            weight = first.objective.weight
+            self._losses[basis, k, scale] = [
+                sum(next(losses) for _ in batch) / sum(map(weight, batch)) if batch else 0.0 for batch in self._drawn
+            ]
+        return self._losses[basis, k, scale][number]
+
+
+class SharingLosses(LocalClient):
+    """One of `SharedLosses`, as a method sees it: its losses come from the joint pass."""
+
+    def __init__(self, own: LocalClient, together: SharedLosses, index: int) -> None:
+        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number)
+        self.own = own
+        self.effort = own.effort
+        self._together = together
+        self._index = index
+
+    def batches(self, size: int) -> Iterator[list[Any]]:
+        """The client's one batch."""
+        yield self._together.draw(self._index, size)
+
+    def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
+        """The client's loss at w + scale * direction(k)."""
+        loss = self._together.loss(self._index, basis, k, scale)
+        self.effort.losses.append(loss)
+        return loss
+
+
+class SharedGradients:
+    """Clients whose gradients are added up where backward puts them: the memory of one, however many they are.
+
+    The first that has a finite loss sends sum_i c_i g_i over all that have one; the others' parts are in its message.
+    Where the sum overflows though the losses are finite, each sends its own, so that the bad one is refused.
+
+    Args:
+        clients: the clients of one round.
+        weighting: what c_i is in proportion to.
+    """
+
+    def __init__(self, clients: Sequence[LocalClient], weighting: Literal["equal", "examples", "terms"]) -> None:
+        self.members = [SharingGradients(client, self) for client in clients]
+        self._clients = list(clients)
+        self._weighting = weighting
+        self._found: tuple[dict[int, str], bytes, int] | None = None
+        self._speaker: int | None = None
+        self._apart = False
+
+    def gradient(self, own: LocalClient, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
+        """What `LocalClient.gradient` returns, for all; raises as that does, or InAnothersMessage."""
+        if self._found is None and not self._apart:
+            self._found = self._add_up(batch, micro_batch)
+        if self._found is None:
+            self._apart = True
+            return own.gradient(batch, micro_batch)
+        reasons, data, terms = self._found
+        if own.number in reasons:
+            raise NonFiniteError(reasons[own.number])
+        if self._speaker in (None, own.number):
+            self._speaker = own.number
+            return data, terms
+        raise InAnothersMessage
+
+    def _add_up(self, batch: int | None, micro_batch: int) -> tuple[dict[int, str], bytes, int] | None:
+        """Why clients have no part, by number; the sum; its terms. None: the sum is not finite."""
+        space = self._clients[0].space
+        reasons: dict[int, str] = {}
+        while True:
+            batches = self._draw(batch, reasons)
+            taking = [client for client in self._clients if client.number in batches]
+            terms = [sum(map(c.objective.weight, batches[c.number])) for c in taking]
+            weights = client_weights(self._weighting, [len(c.items) for c in taking], terms) if taking else []
+            failed = False
+            for client, weight in zip(taking, weights, strict=True):
+                try:
+                    client.add_gradient(batches[client.number], weight, micro_batch)
+                except NonFiniteError as error:  # its gradient is in the sum: begin again without it
+                    reasons[client.number] = str(error)
+                    space.take_gradient()
+                    for other in self._clients:
+                        other.effort.losses.clear()
+                    failed = True
+                    break
+            if not failed:
+                finite = all(bool(p.grad.isfinite().all()) for p in space.parameters if p.grad is not None)
+                data = space.take_gradient()
+                return (reasons, data, sum(terms)) if finite else None
+
+    def _draw(self, batch: int | None, reasons: dict[int, str]) -> dict[int, list[Any]]:
+        batches: dict[int, list[Any]] = {}
+        for client in self._clients:
+            try:
+                if client.number not in reasons:
+                    batches[client.number] = client.gradient_batch(batch)
+            except NonFiniteError as error:
+                reasons[client.number] = str(error)
+        return batches
+
+
+class SharingGradients(LocalClient):
+    """One of `SharedGradients`, as a method sees it."""
+
+    def __init__(self, own: LocalClient, together: SharedGradients) -> None:
+        super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number)
+        self.own = own
+        self.effort = own.effort
+        self._together = together
+
+    def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
+        """The sum, for the first member; the others are in its message."""
+        return self._together.gradient(self.own, batch, micro_batch)
+
+
+def sharing(
+    what: Literal["losses", "gradients"],
+    clients: Sequence[LocalClient],
+    weighting: Literal["equal", "examples", "terms"],
+) -> Sequence[LocalClient]:
+    """The clients as a method sees them that lets them compute something in one go."""
+    return SharedLosses(clients).members if what == "losses" else SharedGradients(clients, weighting).members

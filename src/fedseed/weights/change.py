@@ -1,0 +1,129 @@
+"""Changes of the weights, as data: what a method makes of a step, and what `ParameterSpace.apply` carries out.
+
+    Add        w <- round(w + scale * sum)              Ferret, FeedSign, ZO-FedSGD, MeZO, FedMeZO as pairs
+    Rebuild    w <- round(w0 + scale * sum)             FedKSeed, small_steps = "from-base"
+    Optimize   the sum is the gradient of a rule        momentum, Adam
+    Average    w <- sum_i c_i w_i                       FedMeZO as pairs, to the bits of the tensors' average
+    Replace    whole weights                            FedAvg and its kin
+
+A sum is one over directions, sum_k c_k v_k. Free of torch: a change can be made, printed and bounded without a model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.optimizers.rules import Rule
+from fedseed.randomness import Basis
+from fedseed.weights.layout import Layout
+
+Floats = NDArray[np.float32]
+Coefficients = NDArray[Any] | Sequence[float] | Sequence[NDArray[Any]]
+Rounding = tuple[int, int]  # (seed, step) of the shared stream
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """sum_j coefficients[j] * direction(first + j) of one basis.
+
+    Args:
+        basis: where the directions come from.
+        coefficients: 1-D, used on all blocks; or one 1-D array per block.
+        first: index of the first direction.
+    """
+
+    basis: Basis
+    coefficients: Coefficients
+    first: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """w <- round(w + scale * sum of the terms), in one pass over w; no terms: nothing happens.
+
+    The sums are taken in single precision in the order of the directions, added up in the order of the terms,
+    multiplied by `scale`, added to w in single precision and rounded once to each tensor's dtype.
+
+    Args:
+        terms: what to add up.
+        scale: multiplies the sum.
+        rounding: round stochastically to 16-bit dtypes, up or down with odds that make it right on average, so that
+            steps below half a unit in the last place are not lost. The odds' random numbers come from the shared
+            stream, so that a replay rounds alike. None: to nearest. float32 is always to nearest.
+    """
+
+    terms: Sequence[Term]
+    scale: float = 1.0
+    rounding: Rounding | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rebuild:
+    """w <- round(w0 + scale * sum of the terms), where w0 is what `ParameterSpace.keep_base` kept.
+
+    However small single steps are, none is lost: they meet in the coefficients, not in the weights.
+    """
+
+    terms: Sequence[Term]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Optimize:
+    """The sum of the terms is the gradient of a rule with running averages, which the space keeps.
+
+    Args:
+        terms: what to add up.
+        rule: the rule, the same one each time.
+        rounding: as in `Add`.
+    """
+
+    terms: Sequence[Term]
+    rule: Rule
+    rounding: Rounding | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Average:
+    """w <- sum_i c_i w_i, where w_i is w after the changes of branch i, each rounded in its turn.
+
+    The bits are those of clients that each take their steps and send their weights to be averaged: the average is
+    summed in double precision and rounded once. Carrying it out needs a copy of the weights and their sum.
+
+    Args:
+        branches: (c_i, changes) of each branch; no branch: nothing happens.
+    """
+
+    branches: Sequence[tuple[float, Sequence[Add]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Replace:
+    """All trainable tensors in order, in their own dtypes, as bytes (`ParameterSpace.dense`)."""
+
+    data: bytes
+
+
+Change = Add | Rebuild | Optimize | Average | Replace
+NOTHING = Add(())  # what a step means that nobody answered
+
+
+def expected_norm(change: Change, layout: Layout) -> float | None:
+    """The expected Euclidean norm of what is added to the weights; None for changes that are no plain sum.
+
+    E |s sum_k c_k v_k|^2 = s^2 sum_l rho_l d_l |c_l|^2, as random directions are orthogonal up to 1 / sqrt(d_l). For
+    coefficients of a projection onto K_l << d_l directions almost all of it is noise.
+    """
+    if not isinstance(change, Add):
+        return None
+    square = 0.0
+    for term in change.terms:
+        whole = not len(term.coefficients) or np.ndim(term.coefficients[0]) == 0
+        for block, size in enumerate(layout.block_sizes):
+            c = np.asarray(term.coefficients if whole else term.coefficients[block], dtype=np.float64)
+            square += term.basis.variance(size) * size * float(np.dot(c, c))
+    return abs(change.scale) * sqrt(square)

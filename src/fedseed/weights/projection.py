@@ -1,0 +1,104 @@
+"""Inner products with directions, for vectors that come in parts; and what changed since a snapshot."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedseed.randomness import Basis
+from fedseed.weights.change import Floats
+from fedseed.weights.moving import PIECE
+from fedseed.weights.vector import Vector, flat, operand
+
+
+class Projection:
+    """V^T x for a vector that comes in parts, each scaled: sums are kept, not the vector.
+
+    Args:
+        vector: the tensors.
+        basis: where the directions come from.
+        counts: K_l for each block.
+    """
+
+    def __init__(self, vector: Vector, basis: Basis, counts: Sequence[int]) -> None:
+        if len(counts) != len(vector.layout.block_sizes):
+            raise ValueError(f"{len(counts)} counts for {len(vector.layout.block_sizes)} blocks")
+        self._vector = vector
+        self._spec = basis.spec
+        self._counts = [int(c) for c in counts]
+        self._kernel = vector.kernel()
+        self._sums: list[Any] = [0.0] * len(counts)
+
+    def add(self, index: int, values: torch.Tensor, lo: int = 0, hi: int | None = None, scale: float = 1.0) -> None:
+        """Add scale * values.
+
+        Args:
+            index: which tensor of the space they belong to.
+            values: its elements lo..hi in order (all by default), float32.
+            lo: where they begin in the tensor.
+            hi: where they end.
+            scale: multiplies them.
+        """
+        vector = self._vector
+        start = vector.start_of(vector.parameters[index]) + lo
+        flat = values.detach().reshape(-1)
+        for block, a, b in vector.overlaps(start, len(flat) if hi is None else hi - lo):
+            sums = self._kernel.project_sums(
+                self._spec, 0, self._counts[block], operand(self._kernel, flat[a:b]), start + a,
+                vector.layout.block_sizes[block],
+            )  # fmt: skip
+            self._sums[block] = self._sums[block] + scale * sums
+
+    def finish(self) -> list[Floats]:
+        """One float32 array per block."""
+        return [
+            self._kernel.project_finish(self._spec, 0, count, np.asarray(sums, dtype=np.float64))
+            if np.ndim(sums)
+            else np.zeros(count, dtype=np.float32)  # nothing was added there
+            for count, sums in zip(self._counts, self._sums, strict=True)
+        ]
+
+
+def project_change(vector: Vector, saved: Sequence[torch.Tensor], basis: Basis, counts: Sequence[int]) -> list[Floats]:
+    """V^T (saved - w), block by block, without a vector of length d.
+
+    Args:
+        vector: the tensors.
+        saved: earlier copies of them.
+        basis: where the directions come from.
+        counts: K_l for each block.
+
+    Returns:
+        One float32 array per block.
+    """
+    products = Projection(vector, basis, counts)
+    for index, (p, s) in enumerate(zip(vector.parameters, saved, strict=True)):
+        for lo, hi, part in differences(s, p):
+            products.add(index, part, lo, hi)
+    return products.finish()
+
+
+def change_norms(vector: Vector, saved: Sequence[torch.Tensor]) -> NDArray[np.float64]:
+    """|saved - w| for each block."""
+    squares = np.zeros(len(vector.layout.block_sizes))
+    for p, s in zip(vector.parameters, saved, strict=True):
+        for lo, hi, part in differences(s, p):
+            for block, a, b in vector.overlaps(vector.start_of(p) + lo, hi - lo):
+                squares[block] += float(part[a:b].double().square().sum())
+    return np.sqrt(squares)
+
+
+def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(lo, hi, a - b in float32) for pieces of two tensors."""
+    a, b = flat(a), flat(b)
+    room = torch.empty(min(len(a), PIECE), dtype=torch.float32, device=b.device)
+    for lo in range(0, len(a), PIECE):
+        hi = min(lo + PIECE, len(a))
+        part = room[: hi - lo]
+        if b.dtype == torch.float32:
+            torch.sub(a[lo:hi], b[lo:hi], out=part)
+        else:
+            part.copy_(a[lo:hi].float() - b[lo:hi].float())
+        yield lo, hi, part

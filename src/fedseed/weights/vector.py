@@ -1,0 +1,156 @@
+"""Tensors seen as one vector in blocks, as the kernels work on it: where each element lies, and what it belongs to."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedseed.randomness import kernels
+from fedseed.randomness.kernels.reference import Part
+from fedseed.weights.change import Coefficients, Floats, Term
+from fedseed.weights.layout import Layout
+
+Prepare = Callable[[int, int], Any]  # (block, its length) -> a sum over directions, prepared by the kernels
+
+
+class Vector:
+    """A model's trainable tensors in order, as one vector of length d in L blocks.
+
+    Args:
+        parameters: the tensors, all on one device.
+        layout: their names, shapes and dtypes, and the blocks' boundaries.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], layout: Layout) -> None:
+        self.parameters = parameters
+        self.layout = layout
+        ends = accumulate(e.size for e in layout.tensors)
+        self._starts = {id(p): end - p.numel() for p, end in zip(parameters, ends, strict=True)}
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        self._operands: dict[int, tuple[int, bool, Any]] = {}
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._starts
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.parameters[0].device if self.parameters else torch.device("cpu")
+
+    def kernel(self) -> kernels.Kernels:
+        """The kernels for that device."""
+        return kernels.current(self.device.type)
+
+    def start_of(self, parameter: torch.Tensor) -> int:
+        """Index of a tensor's first element in the vector."""
+        return self._starts[id(parameter)]
+
+    def only_block(self, parameter: torch.Tensor) -> int | None:
+        """The block that a tensor lies in; None if it lies in several."""
+        start, boundaries = self.start_of(parameter), self.layout.boundaries
+        block = bisect_right(boundaries, start) - 1
+        return block if start + parameter.numel() <= boundaries[block + 1] else None
+
+    def overlaps(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """(block, lo, hi): which of the elements start, start + 1, ... lie in which block, counted from `start`."""
+        boundaries = self.layout.boundaries
+        block = bisect_right(boundaries, start) - 1
+        lo = 0
+        while lo < count:
+            hi = min(count, boundaries[block + 1] - start)
+            if lo < hi:
+                yield block, lo, hi
+            lo, block = max(lo, hi), block + 1
+
+    def pieces(self, prepare: Prepare) -> Iterator[tuple[int, int, int, int, Any]]:
+        """(tensor, its elements lo, hi, index of the first in the vector, prepared) for each tensor and block."""
+        tensor = position = 0  # the tensor that the block reaches into, and where it begins
+        for block, (begin, end) in enumerate(pairwise(self.layout.boundaries)):
+            prepared = prepare(block, end - begin)
+            while begin < end:
+                size = self.layout.tensors[tensor].size
+                stop = min(end, position + size)
+                if begin < stop:
+                    yield tensor, begin - position, stop - position, begin, prepared
+                begin = stop
+                if stop == position + size:
+                    position += size
+                    tensor += 1
+
+    def preparing(self, terms: Sequence[Term], scale: float) -> Prepare:
+        """What `pieces` needs for a sum of terms.
+
+        Raises:
+            ValueError: the scale or a coefficient is not finite, or the number of arrays is not that of the blocks.
+        """
+        check_scale(scale)
+        per_block = [self.per_block(term.coefficients) for term in terms]
+        kernel = self.kernel()
+
+        def prepare(block: int, length: int) -> Any:
+            parts = [Part(t.basis.spec, t.first, c[block]) for t, c in zip(terms, per_block, strict=True)]
+            return kernel.prepare(parts, length)
+
+        return prepare
+
+    def per_block(self, coefficients: Coefficients) -> list[Floats]:
+        """One float32 array per block. Raises ValueError as `preparing` does."""
+        blocks = len(self.layout.block_sizes)
+        if len(coefficients) and np.ndim(coefficients[0]) == 1:
+            arrays = [np.asarray(c, dtype=np.float32) for c in coefficients]
+            if len(arrays) != blocks:
+                raise ValueError(f"{len(arrays)} arrays of coefficients for {blocks} blocks")
+        else:
+            arrays = [np.asarray(coefficients, dtype=np.float32)] * blocks
+        if any(a.ndim != 1 for a in arrays):
+            raise ValueError("coefficients: 1-D, or one 1-D array per block")
+        if not all(np.isfinite(a).all() for a in arrays):
+            raise ValueError("coefficients: a value is NaN or infinite; the weights are unchanged")
+        return arrays
+
+    def operand(self, kernel: kernels.Kernels, parameter: torch.Tensor) -> Any:
+        """All elements of a contiguous tensor of the vector as the kernels take them.
+
+        Made once: for a small tensor that takes longer than the kernels do.
+        """
+        known = self._operands.get(id(parameter))
+        place = parameter.data_ptr()
+        if known is None or known[0] != place or known[1] != kernel.TENSORS:
+            known = self._operands[id(parameter)] = place, kernel.TENSORS, operand(kernel, flat(parameter))
+        return known[2]
+
+    def scratch(self, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """Memory for `count` elements that is used again and again: what it held before is lost."""
+        there = self._scratch.get(dtype)
+        if there is None or len(there) < count:
+            there = self._scratch[dtype] = torch.empty(count, dtype=dtype)
+        return there
+
+
+def check_scale(scale: float) -> None:
+    """Raises ValueError if it is not finite."""
+    if not np.isfinite(scale):
+        raise ValueError(f"scale = {scale}: a finite number is needed")
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in order: the tensor's own memory if it is contiguous, else a copy."""
+    return tensor.detach().reshape(-1)
+
+
+def write_back(parameter: torch.Tensor, elements: torch.Tensor) -> None:
+    """Put back what `flat` had to copy."""
+    if not parameter.is_contiguous():
+        parameter.detach().copy_(elements.view(parameter.shape))
+
+
+def operand(kernel: kernels.Kernels, elements: torch.Tensor) -> Any:
+    """A tensor as the kernels take it: itself on a GPU, otherwise an array on the same memory."""
+    if kernel.TENSORS:
+        return elements
+    if elements.dtype in (torch.bfloat16, torch.float16):
+        return elements.view(torch.int16).numpy().view(np.uint16)
+    return elements.numpy()

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedseed.aggregation import RULES, AggregationRule, Mean, Median
+
+VECTORS = [np.array([1.0, -2.0, 3.0]), np.array([4.0, 0.5, -1.0]), np.array([1e9, 1e9, -1e9])]
+WEIGHTS = [0.5, 0.3, 0.2]
+
+
+@pytest.mark.parametrize("rule", [kind() for kind in RULES])
+def test_what_every_rule_keeps_to(rule):
+    assert rule.about and type(rule).model_fields["name"].default == rule.name
+    combined = rule.combine(VECTORS, WEIGHTS)
+    assert combined.dtype == np.float64 and combined.shape == (3,)
+    same = [np.array([2.0, -7.0])] * 3
+    np.testing.assert_allclose(rule.combine(same, WEIGHTS), same[0])  # what all say is what comes out
+    total = np.array([1.0, 1.0, 1.0])
+    everywhere = [np.arange(3)] * 3
+    np.testing.assert_allclose(rule.accumulate(total, everywhere, VECTORS, WEIGHTS), total + combined)
+    assert (total == 1).all()
+    np.testing.assert_array_equal(rule.accumulate(total, [], [], []), total)
+    with pytest.raises(ValueError, match="nobody has answered"):
+        rule.combine([], [])
+    with pytest.raises(ValueError, match="different lengths can't be combined: 1, 2"):
+        rule.combine([np.zeros(2), np.zeros(1)], [0.5, 0.5])
+    with pytest.raises(ValueError, match="1 weights for 2 vectors"):
+        rule.combine([np.zeros(2), np.zeros(2)], [1.0])
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_the_mean_adds_one_client_after_the_other(clients, length, seed):
+    random = np.random.default_rng(seed)
+    vectors = list(random.normal(size=(clients, length)))
+    weights = list(random.dirichlet(np.ones(clients)))
+    total = np.zeros(length)
+    for vector, weight in zip(vectors, weights, strict=True):
+        total += weight * vector
+    assert Mean().combine(vectors, weights).tobytes() == total.tobytes()
+
+
+def test_single_precision_is_multiplied_in_double():
+    values, weight = np.array([0.1, 1e-8], dtype=np.float32), 1 / 3
+    expected = weight * values.astype(np.float64)
+    assert Mean().combine([values], [weight]).tobytes() == expected.tobytes()
+    assert Mean().accumulate(np.zeros(2), [np.arange(2)], [values], [weight]).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 7])
+def test_the_median_is_numpys_and_knows_no_weights(clients):
+    vectors = list(np.random.default_rng(clients).normal(size=(clients, 11)))
+    for weights in ([1 / clients] * clients, [1.0] + [0.0] * (clients - 1)):
+        np.testing.assert_array_equal(Median().combine(vectors, weights), np.median(vectors, axis=0))
+
+
+def test_a_minority_can_pull_the_mean_but_not_the_median():
+    honest = [np.array([1.0]), np.array([1.1]), np.array([0.9])]
+    liars = [np.array([1e6]), np.array([-1e9])]
+    assert abs(Mean().combine(honest + liars, [0.2] * 5)[0]) > 1e6
+    assert 0.9 <= Median().combine(honest + liars, [0.2] * 5)[0] <= 1.1
+
+
+@pytest.mark.parametrize("rule", [kind() for kind in RULES])
+def test_an_index_that_comes_twice_counts_twice(rule):
+    indices, values = [np.array([1, 1])], [np.array([2.0, 3.0], dtype=np.float32)]
+    np.testing.assert_array_equal(rule.accumulate(np.zeros(3), indices, values, [1.0]), [0.0, 5.0, 0.0])
+
+
+def test_sparse_vectors_are_zero_elsewhere_for_the_median():
+    indices = [np.array([0]), np.array([0]), np.array([1])]
+    values = [np.array([5.0]), np.array([3.0]), np.array([9.0])]
+    np.testing.assert_array_equal(Median().accumulate(np.zeros(2), indices, values, [1 / 3] * 3), [3.0, 0.0])
+
+
+def test_a_rule_is_frozen_settings():
+    assert issubclass(Median, AggregationRule)
+    with pytest.raises(ValueError, match="extra"):
+        Median(trim=1)

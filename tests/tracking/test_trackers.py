@@ -1,0 +1,178 @@
+import csv
+import json
+from typing import Any, ClassVar, Literal
+
+import pytest
+from pydantic import PrivateAttr
+
+from fedseed.errors import RecipeError
+from fedseed.tracking import CSV, TRACKERS, Start, TensorBoard, Tracker, Trackers
+from fedseed.tracking.base import scalars
+
+LINES = [
+    {"round": 0, "seconds": {"evaluation": 1.5}, "loss": 4.0, "train_loss": None},
+    {
+        "round": 1,
+        "seconds": {"local": 2.0, "rebuild": 0.5},
+        "clients": ["a", "b"],
+        "bytes_up": 8.0,
+        "weights_digest": "0f",
+    },
+    {"round": 2, "seconds": {"local": 3.0, "rebuild": 0.5}, "clients": ["a"], "bytes_up": 8.0, "loss": 3.5},
+]
+
+
+def start(folder, earlier=()):
+    return Start("ferret", 2, 1, ["a", "b"], folder, "rounds = 2\n", earlier)
+
+
+class Noisy(Tracker):
+    name: Literal["noisy"] = "noisy"
+    about: ClassVar[str] = "fails where it is told to"
+
+    fails: str = ""
+
+    _told: list[Any] = PrivateAttr(default_factory=list)
+
+    def _hear(self, what, content=None):
+        self._told.append((what, content))
+        if what == self.fails:
+            raise OSError(f"no {what}\ntoday")
+
+    def start(self, run):
+        self._hear("start", run)
+
+    def metrics(self, line):
+        self._hear("metrics", line)
+
+    def finish(self, summary):
+        self._hear("finish", summary)
+
+    def close(self):
+        self._hear("close")
+
+
+def test_numbers_of_a_line():
+    assert scalars(LINES[1]) == {
+        "round": 1,
+        "seconds.local": 2.0,
+        "seconds.rebuild": 0.5,
+        "clients": 2,
+        "bytes_up": 8.0,
+    }
+
+
+@pytest.mark.parametrize("kind", TRACKERS)
+def test_what_every_tracker_keeps_to(kind, tmp_path):
+    assert kind.about
+    with pytest.raises(ValueError, match="extra"):
+        kind(folders="x")
+    for run in (start(tmp_path), start(tmp_path, LINES[:2])):
+        tracker = kind()
+        tracker.check()
+        tracker.start(run)
+        for line in LINES[len(run.earlier) :]:
+            tracker.metrics(line)
+        tracker.finish({"rounds": 2})
+        tracker.close()
+        tracker.close()
+        assert tracker.model_dump() == kind().model_dump()  # settings stay settings
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_spreadsheet_grows_line_by_line_and_gets_columns_as_they_come(tmp_path):
+    tracker = CSV()
+    tracker.start(start(tmp_path))
+    for number, line in enumerate(LINES, start=1):
+        tracker.metrics(line)
+        assert len(rows(tmp_path / "metrics.csv")) == number  # at once
+    tracker.close()
+    found = rows(tmp_path / "metrics.csv")
+    assert [row["round"] for row in found] == ["0", "1", "2"] and [row["loss"] for row in found] == ["4.0", "", "3.5"]
+    assert found[0]["clients"] == "" and found[2]["clients"] == "1" and "weights_digest" not in found[0]
+
+
+@pytest.mark.parametrize("known", range(4))
+def test_a_resumed_spreadsheet_has_no_line_twice_and_none_missing(known, tmp_path):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    for folder, sessions in ((whole, [LINES]), (resumed, [LINES, LINES[known:]])):
+        folder.mkdir()
+        for lines in sessions:  # the first one was killed after it had told of everything, or of too little
+            tracker = CSV()
+            tracker.start(start(folder, LINES[: len(LINES) - len(lines)]))
+            for line in lines:
+                tracker.metrics(line)
+            tracker.close()
+    assert rows(resumed / "metrics.csv") == rows(whole / "metrics.csv")
+    (resumed / "metrics.csv").unlink()
+    CSV().start(start(resumed, LINES))
+    assert rows(resumed / "metrics.csv") == rows(whole / "metrics.csv")
+
+
+def test_curves_on_a_board(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for earlier in ([], LINES[:1]):  # killed after round 2, of which metrics.jsonl has round 0 only
+        tracker = TensorBoard()
+        tracker.start(start(tmp_path, earlier))
+        for line in LINES[len(earlier) :]:
+            tracker.metrics(line)
+        tracker.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in board.Scalars("loss")] == [(0, 4.0), (2, 3.5)]
+    assert [event.step for event in board.Scalars("seconds/local")] == [1, 2]
+    assert "recipe/text_summary" in board.Tags()["tensors"]
+
+
+def test_a_board_without_its_package(monkeypatch):
+    monkeypatch.setattr("fedseed.tracking.tensorboard.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"tensorboard\" needs the package tensorboard: pip install 'fedseed"):
+        TensorBoard().check()
+
+
+@pytest.mark.parametrize("kind", [CSV, TensorBoard])
+def test_without_a_folder_it_is_said_and_the_run_goes_on(kind):
+    said = []
+    trackers = Trackers([kind()], said.append)
+    trackers.start(start(None))
+    trackers.metrics(LINES[0])
+    trackers.close()
+    assert len(said) == 1 and "has no folder" in said[0]
+
+
+@pytest.mark.parametrize("fails", ["start", "metrics", "finish", "close", "nowhere"])
+def test_one_that_fails_is_named_once_and_left_out(fails):
+    said: list[str] = []
+    settings = [Noisy(fails=fails), Noisy()]
+    trackers = Trackers(settings, said.append)
+    copies = trackers._trackers[:]
+    trackers.start(start(None))
+    for line in LINES:
+        trackers.metrics(line)
+    trackers.finish({})
+    trackers.close()
+    bad, good = copies
+    assert [what for what, _ in good._told] == ["start", "metrics", "metrics", "metrics", "finish", "close"]
+    heard = [what for what, _ in bad._told]
+    if fails == "nowhere":
+        assert said == [] and heard == [what for what, _ in good._told]
+    else:
+        assert said == [f'tracking.name = "noisy" is left out from here on: OSError: no {fails} today']
+        assert heard.count(fails) == (2 if fails == "close" else 1) and heard[-1] == "close"
+    assert settings[1]._told == []  # a run has copies of its own
+
+
+def test_a_real_run_tells_what_metrics_jsonl_has(problem, tmp_path):
+    settings = [CSV(), Noisy(fails="metrics")]
+    run = problem.federation(problem.ferret(), rounds=2, out=tmp_path / "run", trackers=settings)
+    run._draw = lambda folder, metrics: None
+    result = run.run()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert result.summary["rounds"] == 2 and len(lines) == 3
+    found = rows(tmp_path / "run" / "metrics.csv")
+    assert [float(row["round"]) for row in found] == [0, 1, 2]
+    assert [float(row["loss"]) for row in found if row["loss"]] == [line["loss"] for line in lines if "loss" in line]
