@@ -38,6 +38,7 @@ def test_each_method_learns_and_the_same_recipe_gives_the_same_run(name, tmp_pat
         "small_steps": ["nearest", "stochastic", "from-base"],
     },
     together=2,
+    quick=5,
     # refused by the settings
     without=lambda name, dtype, steps: steps == "from-base" and name in ("zo-own", "mezo-adam", "zo-momentum"),
 )
