@@ -16,7 +16,10 @@ def run(problem, out=None, **settings):
     return problem.federation(FedMeZO(**{**FAST, **settings}), out=out).run()
 
 
-@tiered({"dtype": [torch.float32, torch.bfloat16], "basis": ["rademacher", "hadamard", "normal", "truncated_normal"]})
+@tiered(
+    {"dtype": [torch.float32, torch.bfloat16], "basis": ["rademacher", "hadamard", "normal", "truncated_normal"]},
+    quick=1,
+)
 def test_exact_pairs_are_the_bits_of_tensors(make_problem, basis, dtype):
     results = [
         run(make_problem(dtype), basis=basis, personal="loss", **travel)
@@ -87,7 +90,7 @@ def test_random_rates_are_uniform_in_the_range_and_the_same_again():
     assert rates[17] == method.learning_rate_of(state, 0, 17, [0])
 
 
-@tiered({"personal": SIGNALS, "travel": ["pairs", "tensors"]})
+@tiered({"personal": SIGNALS, "travel": ["pairs", "tensors"]}, quick=2)
 def test_a_run_with_each_signal(problem, tmp_path, personal, travel):
     """The inputs of clients 3 and 4 are three times as large, and with them their losses."""
     for number in (3, 4):

@@ -75,7 +75,7 @@ def coefficients(rng, count, used=1.0):
     return c
 
 
-def check_moved(parts, dtype, start, count, length, other=REFERENCE):
+def check_moved(parts, dtype, start, count, length, other=REFERENCE, in_place=False):
     w = stored(np.random.default_rng(5), count, dtype)
     expected = np.empty_like(w)
     other.move(expected, w, dtype, other.prepare(parts, length), -1.3, start)

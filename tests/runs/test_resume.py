@@ -16,6 +16,7 @@ from fedseed.federation.worker import Worker
 from fedseed.reports.progress import Silent
 from fedseed.reports.results import read_metrics
 from fedseed.runs.downloads import Downloads, restored
+from support.tiers import mark
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ NAMES = ["ferret", "fedkseed", "adam", "from-base", "stochastic", "fedavg", "fed
          "fedmezo", "fedmezo-tensors", "fedmezo-losses"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mark(NAMES, lambda name: name not in ("fedkseed", "adam", "fedavg"), "long"))
 def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, name):
     problem = make_problem(torch.bfloat16)
     method, settings = methods(problem)[name]
@@ -262,6 +263,7 @@ def small_disk(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ferret", "fedavg", "feedsign"])
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_path, small_disk, name):
     disk, enlarge = small_disk

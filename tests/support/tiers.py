@@ -56,12 +56,11 @@ def tiered(axes, together=1, without=None, quick=None):
     cases = list(itertools.product(*(range(len(of_axis)) for of_axis in values)))
     cases = [case for case in cases if without is None or not without(*flat(case))]
     always = covering(cases, together)
-    first = set(
-        sorted(always)[:: max(1, len(always) // quick)][:quick] if quick else always
-    )  # from all over the matrix
-    marks = {
-        case: [] if case in first else [pytest.mark.long if case in always else pytest.mark.slow] for case in cases
-    }
+    chosen = sorted(always)
+    if quick is not None:  # from all over the matrix
+        chosen = chosen[:: max(1, len(chosen) // quick)][:quick]
+    long, slow = [pytest.mark.long], [pytest.mark.slow]
+    marks = {case: [] if case in chosen else long if case in always else slow for case in cases}
     return pytest.mark.parametrize(names, [pytest.param(*flat(case), marks=marks[case]) for case in cases])
 
 
