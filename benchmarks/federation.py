@@ -101,14 +101,17 @@ class Watch:
 
 def coordinator(a: argparse.Namespace) -> None:
     """The coordinator's process: no torch in it."""
-    from fedseed.federation.serve import Served
-    from fedseed.runs.folder import resident_memory
-    from fedseed.transport.nats import Access
+    from fedseed.reports.memory import resident_memory
+    from fedseed.runs.loop import Loop
+    from fedseed.runs.network import NetworkBackend
+    from fedseed.transport import transport
+    from fedseed.transport.base import Access
 
     watch = Watch()
-    served = Served(recipe(a.method, a.steps, a.every), "bench", Access(a.nats), Path(a.out), progress=watch)
+    way = transport(Access(a.nats), "bench")
+    served = NetworkBackend(recipe(a.method, a.steps, a.every), "bench", way, Path(a.out), progress=watch)
     began = time.perf_counter()
-    summary = served.run(resume=True).summary
+    summary = Loop(served.settings, served, watch).run(resume=True).summary
     seconds = time.perf_counter() - began
     assert "torch" not in sys.modules and "transformers" not in sys.modules
     served.close()
@@ -122,13 +125,16 @@ def coordinator(a: argparse.Namespace) -> None:
 
 def host(a: argparse.Namespace) -> None:
     """A process that hosts clients."""
-    from fedseed.federation.join import Joined
-    from fedseed.transport.nats import Access
+    from fedseed.federation.network_client import NetworkClient
+    from fedseed.runs.joining import part_of
+    from fedseed.transport import transport
+    from fedseed.transport.base import Access
 
     names = [f"client-{i:04d}" for i in range(a.first, a.first + a.count)]
     checked = recipe(a.method, a.steps, a.every)
-    joined = Joined(checked, "bench", Access(a.nats), names, loader=lambda _: federation(checked, a.clients, a.size))
-    worker, spent = joined.worker, []
+    way = transport(Access(a.nats), "bench")
+    joined = NetworkClient(way, "bench", lambda: part_of(federation(checked, a.clients, a.size), names), checked.rounds)
+    worker, spent = joined.hosted.worker, []
     for name in ("train_all", "apply"):
         original = getattr(worker, name)
 

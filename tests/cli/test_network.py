@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.cli.app import main as cli
+from fedseed.cli import app as cli
 from fedseed.cli.network import describe, read_examples
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
@@ -212,7 +212,7 @@ def test_a_digest_that_the_recipe_names(network, shared_server):
 def test_status_without_a_coordinator_needs_a_run(shared_server):
     from fedseed.cli.network import ask
     from fedseed.errors import NetworkError
-    from fedseed.transport.nats import Access
+    from fedseed.transport.base import Access
 
     with pytest.raises(NetworkError, match="knows no run"):
         asyncio.run(ask(Access(shared_server.url), "nothing"))

@@ -17,11 +17,13 @@ import pytest
 from fedseed.cli.network import ask
 from fedseed.errors import NetworkError
 from fedseed.federation.messages import EVERYBODY, Kind, Message
-from fedseed.federation.protocol import Stored, Subjects
+from fedseed.federation.protocol import Stored
 from fedseed.methods import ZOFedSGD
 from fedseed.orbit import Orbit
+from fedseed.transport.base import Access
 from fedseed.transport.keys import make
-from fedseed.transport.nats import Access, connect
+from fedseed.transport.nats_connection import connect
+from fedseed.transport.subjects import Subjects
 from support import network as network_support
 
 ZO = {"method": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8, "seeds": "shared"},

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fedseed import Orbit
 from fedseed.federation.messages import Message
-from fedseed.federation.protocol import Entry, Subjects, read_step
-from fedseed.federation.serve import Served
+from fedseed.federation.protocol import Entry, read_step
 from fedseed.runs.recipe import Recipe
-from fedseed.transport.nats import connect, log_end
+from fedseed.transport import transport
+from fedseed.transport.base import Access
 
 WITHOUT = "FEDSEED_WITHOUT_NATS"  # set it to leave out the tests that need nats-server
 
@@ -172,7 +172,6 @@ class Network:
 
     def status(self, key=None, ca=None):
         from fedseed.cli.network import ask
-        from fedseed.transport.nats import Access
 
         return asyncio.run(ask(Access(self.common["nats"], key, ca), self.run))
 
@@ -201,12 +200,14 @@ class Network:
         return steps
 
     async def _entries(self):
-        connection = await connect(self.common["nats"], Subjects(self.run), "coordinator",
-                                   *(self.common.get(k) and Path(self.common[k]) for k in ("key", "ca")))  # fmt: skip
-        js = connection.jetstream()
-        last = await log_end(connection, Subjects(self.run))
-        found = [Entry.decode((await js.get_msg(Subjects(self.run).stream, n)).data) for n in range(1, last + 1)]
-        await connection.close()
+        key, ca = (self.common.get(name) and Path(self.common[name]) for name in ("key", "ca"))
+        end = await transport(Access(self.common["nats"], key, ca), self.run).coordinator(print)
+        last, found = await end.log_end(), []
+        following = await end.follow(0, lambda number, data: found.append(Entry.decode(data)))
+        while len(found) < last:
+            await asyncio.sleep(0.01)
+        await following.stop()
+        await end.close()
         return found
 
 
@@ -224,4 +225,4 @@ def in_process(problem, recipe, per_round=None):
     return result
 
 
-__all__ = ["Child", "Network", "Served", "Server", "Starter", "free_port", "in_process", "until"]
+__all__ = ["Child", "Network", "Server", "Starter", "free_port", "in_process", "until"]

@@ -19,15 +19,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import torch._dynamo  # these are imported here so that the children need not
 
-import fedseed.federation.join
-import fedseed.federation.serve
+import fedseed.federation.introduction
 import fedseed.randomness.kernels.cpu
-from fedseed.federation.join import Joined
-from fedseed.federation.serve import Served
+from fedseed.federation.network_client import NetworkClient
 from fedseed.reports.progress import Silent
+from fedseed.runs.joining import part_of
+from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
-from fedseed.transport.nats import Access, Objects
-from fedseed.transport.server_log import ServerLog, key_names
+from fedseed.transport import transport
+from fedseed.transport.base import Access
+from fedseed.transport.nats import NatsEnd
 from support.problem import Problem
 
 
@@ -68,32 +69,29 @@ class Written(Silent):
 
 
 def access(order):
-    key, ca = (None if order.get(name) is None else Path(order[name]) for name in ("key", "ca"))
-    return Access(order["nats"], key, ca)
-
-
-def server_log(order):
-    if order.get("server_log") is None:
-        return None
-    return ServerLog(Path(order["server_log"]), key_names(Path(order["key"]).parent))
+    files = (None if order.get(name) is None else Path(order[name]) for name in ("key", "ca", "server_log"))
+    return Access(order["nats"], *files)
 
 
 def coordinator(order, progress):
-    served = Served(Recipe.model_validate(order["recipe"]), order["run"], access(order), Path(order["out"]),
-                    order.get("fresh", False), progress, server_log(order))  # fmt: skip
-    return served.run(resume=True).summary["weights_digest"]
+    way = transport(access(order), order["run"])
+    result = coordinate(Recipe.model_validate(order["recipe"]), order["run"], way, Path(order["out"]),
+                        order.get("fresh", False), progress)  # fmt: skip
+    return result.summary["weights_digest"]
 
 
 def host(order, progress):
     recipe = Recipe.model_validate(order["recipe"])
     if "inline" in order:
-        Objects.inline = order["inline"]
+        NatsEnd.largest = order["inline"]
     if "skew" in order:
         clock = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + order["skew"]})
-        fedseed.federation.join.time = clock
-    load = partial(loader, other_base=order.get("other_base", False))
-    joined = Joined(recipe, order["run"], access(order), order["clients"], None, progress, load)
-    train_all, apply = joined.worker.train_all, joined.worker.apply
+        fedseed.federation.introduction.time = clock
+    way = transport(access(order), order["run"])
+    load = partial(loader, recipe, other_base=order.get("other_base", False))
+    joined = NetworkClient(way, order["run"], lambda: part_of(load(), order["clients"]), recipe.rounds, progress)
+    worker = joined.hosted.worker
+    train_all, apply = worker.train_all, worker.apply
 
     def slow(*arguments):
         time.sleep(order.get("slow", 0))
@@ -105,10 +103,10 @@ def host(order, progress):
         result = apply(step)
         if order.get("drift_at") == joined.at + 1:
             with torch.no_grad():
-                joined.worker.space.parameters[0].view(-1)[0] += 1
+                worker.space.parameters[0].view(-1)[0] += 1
         return result
 
-    joined.worker.train_all, joined.worker.apply = slow, wrong
+    worker.train_all, worker.apply = slow, wrong
     return joined.run()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +12,12 @@ from rich.console import Console
 
 from fedseed.cli.common import PluginOption, SetOption, TrustOption, note
 from fedseed.errors import NetworkError, RecipeError
-from fedseed.federation.protocol import Subjects, check_run, spread
+from fedseed.federation.protocol import listed, read_json
+from fedseed.transport import transport
+from fedseed.transport.base import Access, check_run
 
 if TYPE_CHECKING:
     from fedseed.runs.recipe import Recipe
-    from fedseed.transport.nats import Access
 
 console = Console()
 
@@ -42,11 +44,10 @@ def serve(
     trust_plugins: TrustOption = False,
 ) -> None:
     """Coordinate a federation over NATS; start it again to go on after an interruption."""
-    from fedseed.federation.serve import Served
     from fedseed.reports.progress import Shown
     from fedseed.reports.results import read_summary
+    from fedseed.runs.network import coordinate
     from fedseed.runs.recipe import read_recipe
-    from fedseed.transport.server_log import ServerLog, key_names
 
     checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
     name = run_name(checked, recipe, run)
@@ -55,14 +56,8 @@ def serve(
         console.print(f"the run in {folder} is finished: nothing is changed")
         summary = read_summary(folder)
     else:
-        reach = access(checked, nats, key, ca, "coordinator")
-        names = key_names(reach.key.parent) if reach.key is not None else {}
-        log = None if server_log is None else ServerLog(server_log, names)
-        served = Served(checked, name, reach, folder, fresh, Shown(console), log)
-        try:
-            summary = served.run(resume=True).summary
-        finally:
-            served.close()
+        reach = replace(access(checked, nats, key, ca, "coordinator"), server_log=server_log)
+        summary = coordinate(checked, name, transport(reach, name), folder, fresh, Shown(console)).summary
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
 
@@ -92,14 +87,14 @@ def join(
     checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
     name = run_name(checked, recipe, run)
     examples = None if data is None else read_examples(data)
-    from fedseed.federation.join import Joined  # torch from here on
-    from fedseed.models.loading import quiet
+    from fedseed.models.loading import quiet  # torch from here on
     from fedseed.reports.progress import Shown
+    from fedseed.runs.joining import joining
 
     quiet()
-    reach = access(checked, nats, key, ca, client[0])
-    joined = Joined(checked, name, reach, client, examples, Shown(console))
-    console.print(f"weights digest: {joined.run()}", highlight=False)
+    way = transport(access(checked, nats, key, ca, client[0]), name)
+    process = joining(checked, name, way, client, examples, Shown(console))
+    console.print(f"weights digest: {process.run()}", highlight=False)
 
 
 def status(
@@ -110,8 +105,6 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for a program.")] = False,
 ) -> None:
     """Say how a run over NATS is going: round, clients, bytes, loss, what was refused."""
-    from fedseed.transport.nats import Access
-
     about = asyncio.run(ask(Access(nats, key, ca), check_run(run)))
     if as_json:
         console.print_json(json.dumps(about))
@@ -153,10 +146,8 @@ def run_name(recipe: "Recipe", source: str, given: str | None) -> str:
     return check_run(given or recipe.federation.run or Path(source).stem)
 
 
-def access(recipe: "Recipe", url: str | None, key: Path | None, ca: Path | None, name: str) -> "Access":
+def access(recipe: "Recipe", url: str | None, key: Path | None, ca: Path | None, name: str) -> Access:
     """How to reach the server: the command line goes before the recipe."""
-    from fedseed.transport.nats import Access
-
     settings = recipe.federation
     url = url or settings.nats
     if url is None:
@@ -193,30 +184,23 @@ def read_examples(path: Path) -> list[Any]:
     return examples
 
 
-async def ask(reach: "Access", run: str) -> dict[str, Any]:
+async def ask(reach: Access, run: str) -> dict[str, Any]:
     """What a run's coordinator says, or, if there is none, what the server knows.
 
     Raises:
         NetworkError: the server can't be reached, or knows no such run.
     """
-    import nats.errors
-
-    from fedseed.federation.protocol import read_json
-    from fedseed.transport.nats import connect, log_end
-
-    subjects = Subjects(run)
-    connection = await connect(reach.url, subjects, "watcher", reach.key, reach.ca)
+    end = await transport(reach, run).watcher()
     try:
-        try:
-            return read_json((await connection.request(subjects.status, b"{}", timeout=5)).data)
-        except (TimeoutError, nats.errors.Error):
-            pass
-        last = await log_end(connection, subjects)
+        answer = await end.status(5)
+        if answer is not None:
+            return read_json(answer)
+        last = await end.log_end()
         if last is None:
             raise NetworkError(f"the server knows no run {run}")
         return {"run": run, "entries": last}
     finally:
-        await connection.close()
+        await end.close()
 
 
 def describe(about: dict[str, Any]) -> list[str]:
@@ -228,10 +212,10 @@ def describe(about: dict[str, Any]) -> list[str]:
         f"{about['run']} ({about['method']}): round {about['round']} of {about['rounds']}, "
         f"since {time.strftime('%Y-%m-%d %H:%M', time.gmtime(about['began']))} UTC",
         f"clients  {about['alive']} of {about['clients']} alive"
-        + (f"; away: {spread(about['away'])}" if about["away"] else ""),
+        + (f"; away: {listed(about['away'])}" if about["away"] else ""),
     ]
     if about["waiting_for"]:
-        lines.append(f"waiting  for {spread(about['waiting_for'])}")
+        lines.append(f"waiting  for {listed(about['waiting_for'])}")
     if "bytes_up" in last:
         lines.append(f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and round")
     for key, label in (("loss", "held-out loss"), ("train_loss", "local loss"), ("accuracy", "accuracy")):
@@ -242,9 +226,9 @@ def describe(about: dict[str, Any]) -> list[str]:
     if about["repeated_rounds"]:
         lines.append(f"repeated {about['repeated_rounds']} rounds had too few answers")
     if about["skewed_clocks"]:
-        lines.append(f"clocks   wrong at {spread(about['skewed_clocks'])}")
+        lines.append(f"clocks   wrong at {listed(about['skewed_clocks'])}")
     if about["drifted"]:
-        lines.append(f"drifted  {spread(about['drifted'])}")
+        lines.append(f"drifted  {listed(about['drifted'])}")
     for name, reasons in about["refusals"].items():
         for reason, count in reasons.items():
             lines.append(f"refused  {count} of {name}: {reason}")

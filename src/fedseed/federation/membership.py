@@ -1,6 +1,7 @@
 """Which processes take part in a run, whom they host, and who of them can be reached."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ class Host:
     fits: bool = False
 
 
-class Attendance:
+class Membership:
     """Hosts and their clients.
 
     Args:
@@ -56,3 +57,30 @@ class Attendance:
         """The clients that can be reached."""
         alive = self.alive()
         return [client for client, host in self._host_of.items() if host in alive]
+
+
+class Roster:
+    """The clients of a run, who of them is there, and how many examples each says it has.
+
+    Args:
+        dead_after: seconds of silence after which a host counts as gone.
+    """
+
+    def __init__(self, dead_after: float) -> None:
+        self.names: list[str] = []  # in the order of their numbers; none: not known yet
+        self.numbers: dict[str, int] = {}
+        self.examples: dict[str, int] = {}
+        self.membership = Membership(dead_after)
+
+    def name(self, names: Iterable[str]) -> None:
+        """It is known from now on who the clients are."""
+        self.names = list(names)
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+
+    def present(self) -> frozenset[int]:
+        """The numbers of the clients that can be reached."""
+        return frozenset(self.numbers[name] for name in self.membership.clients() if name in self.numbers)
+
+    def wanted(self, start_with: int | None) -> int:
+        """How many clients must be there before the first round; 0 while that is not known."""
+        return min(start_with or len(self.names), len(self.names)) if self.names else (start_with or 0)

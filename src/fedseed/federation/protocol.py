@@ -1,24 +1,18 @@
-"""What travels over NATS besides plans, updates and steps: subjects, the log's entries, and how messages are wrapped.
+"""What travels besides plans, updates and steps: the log's entries, calls and questions, and how messages are wrapped.
 
-    fedseed.RUN.log                 the run's stream: entries, in order, durable
-    fedseed.RUN.down                coordinator to everybody, not kept: plans, questions
-    fedseed.RUN.up.CLIENT.WHAT      a client's hello, attach, beat, update, report: only CLIENT may publish here
-    fedseed.RUN.status              what `fedseed status` asks
-    fedseed.RUN.in.NAME.>           replies to NAME
+Broadcast by the coordinator, not kept: calls ("C"), plans ("P") and questions about the weights ("A"). Sent by clients:
+hello (a question), attach, beat, update and report. Entries of the log, each a byte that says what it is, and a body:
 
-Entries of the log, each a byte that says what it is, and a body:
-
-    H   header: length u32 | JSON (epoch, names) | the orbit's beginning, as its file has it
+    H   header: length u32 | JSON (epoch: the log's incarnation; names) | the orbit's beginning, as its file has it
     S   session: 8 random bytes; a coordinator has begun to write, whoever wrote before may not any more
     T   step: link | step message      link: hash of the link before it and of the message, so that steps are chained
     M   mark: round u32 | digest       the weights after that round, as the clients found them
     E   end: the run is over
 
-The chain begins with the orbit header's link. A message too large for one NATS message lies in the object store and a
-reference stands in its place. Nothing here imports torch or NATS.
+The chain begins with the orbit header's link. A message too large for one piece is a blob, and a reference stands in
+its place. Nothing here imports torch or knows what carries the bytes.
 """
 
-import hashlib
 import json
 import re
 import struct
@@ -26,11 +20,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedseed.errors import MessageError, RecipeError
+from fedseed.errors import MessageError
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
 
-INLINE_BYTES = 256 * 1024  # longer messages go through the object store; a server takes 1 MiB by default
 _PICKED = struct.Struct("<I")
 _SILENT = struct.Struct("<2sIH")
 _MARK = struct.Struct("<I")
@@ -39,74 +32,6 @@ SILENT = b"FN"
 STORED = b"FO"
 _REASON_BYTES = 200
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
-_RUN = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
-
-
-def check_run(name: str) -> str:
-    """A run's name as a part of subjects.
-
-    Raises:
-        RecipeError: it has other characters than letters, digits, - and _.
-    """
-    if not _RUN.fullmatch(name):
-        raise RecipeError(f"run name {name!r}: letters, digits, _ and single - in between (choose one with --run)")
-    return name
-
-
-def token(name: str) -> str:
-    """A client's name as one part of a subject: letters, digits, - and _ stay, other bytes become =XX."""
-    plain = re.compile(rb"[A-Za-z0-9_-]")
-    return "".join(chr(byte) if plain.match(bytes([byte])) else f"={byte:02X}" for byte in name.encode())
-
-
-@dataclass(frozen=True)
-class Subjects:
-    """The names a run has on a server."""
-
-    run: str
-
-    @property
-    def root(self) -> str:
-        """What all subjects of the run begin with."""
-        return f"fedseed.{self.run}"
-
-    @property
-    def stream(self) -> str:
-        """The stream's name."""
-        return f"fedseed--{self.run}"
-
-    @property
-    def log(self) -> str:
-        """The stream's subject."""
-        return f"{self.root}.log"
-
-    @property
-    def down(self) -> str:
-        """Coordinator to everybody."""
-        return f"{self.root}.down"
-
-    @property
-    def status(self) -> str:
-        """Questions to the coordinator."""
-        return f"{self.root}.status"
-
-    def up(self, client: str, what: str) -> str:
-        """From a client."""
-        return f"{self.root}.up.{token(client)}.{what}"
-
-    def inbox(self, name: str) -> str:
-        """Where replies to somebody go."""
-        return f"{self.root}.in.{token(name)}"
-
-    def bucket(self, client: str | None = None) -> str:
-        """The object store of a client, or (None) the coordinator's."""
-        return f"fedseed--{self.run}--{'down' if client is None else 'up--' + bucket_token(client)}"
-
-
-def bucket_token(name: str) -> str:
-    """A client's name in that of a bucket, where "=" is not allowed."""
-    plain = token(name)
-    return plain if "=" not in plain else hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
 
 
 # -- the log ----------------------------------------------------------------------------------
@@ -163,7 +88,7 @@ def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, 
     Args:
         previous: the link before it.
         message: the step message.
-        carried: the same, or a reference to it in the object store.
+        carried: the same, or a reference to it.
     """
     after = link(previous, message)
     return Entry("T", after + carried), after
@@ -188,9 +113,9 @@ def read_mark(entry: Entry) -> tuple[int, str]:
 # -- to everybody ----------------------------------------------------------------------------------
 
 
-def call_message(epoch: str) -> bytes:
+def call_message(incarnation: str) -> bytes:
     """A coordinator has started, or misses somebody: say hello again."""
-    return b"C" + epoch.encode()
+    return b"C" + incarnation.encode()
 
 
 def ask_message(number: int, evaluator: str | None) -> bytes:
@@ -247,10 +172,10 @@ def read_silent(data: bytes) -> tuple[int, int, str]:
 
 @dataclass(frozen=True)
 class Stored:
-    """A reference to a message in the object store.
+    """A reference to a message that is a blob.
 
     Args:
-        name: of the object.
+        name: the blob's.
         size: of the message.
         frame: the message's frame, so that what it is about is known before it is fetched.
     """
@@ -293,8 +218,8 @@ def read_json(data: bytes) -> dict[str, Any]:
     return value
 
 
-def spread(names: Collection[str], most: int = 8) -> str:
+def listed(names: Collection[str], most: int = 8) -> str:
     """Names for a person: all of them, or the first few and how many more."""
-    listed = sorted(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+    ordered = sorted(names)
+    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    return ", ".join(ordered[:most]) + more

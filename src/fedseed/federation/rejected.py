@@ -9,7 +9,7 @@ MOST_REASONS = 50  # that are kept for each sender
 MOST_SENDERS = 10_000  # that are kept
 
 
-class Refusals:
+class Rejected:
     """Counts refusals by sender and reason, in bounded memory, and says the first ones aloud.
 
     Args:

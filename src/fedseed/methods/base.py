@@ -234,6 +234,4 @@ def misfit(method: Method, rule: AggregationRule) -> str | None:
     if not rule.compares or method.incomparable is None:
         return None
     remedy = '; set method.seeds = "shared"' if method.incomparable.startswith("seeds") else ""
-    return (
-        f'aggregation.name = "{rule.name}" does not fit {method.name}: {method.incomparable}{remedy}'
-    )
+    return f'aggregation.name = "{rule.name}" does not fit {method.name}: {method.incomparable}{remedy}'

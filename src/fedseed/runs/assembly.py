@@ -1,14 +1,21 @@
 """From a recipe to a federation: model, data, objective and evaluation, put together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
+from fedseed.objectives.settings import EvaluationSettings
 from fedseed.reports.progress import Progress
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.runs.simulation import Simulation
+from fedseed.tasks.data import ClientData, TaskData
+
+if TYPE_CHECKING:
+    from fedseed.objectives.kinds import Kind
+    from fedseed.objectives.losses import Objective
 
 
 class Federation(Simulation):
@@ -41,26 +48,46 @@ class Federation(Simulation):
         return build(read_recipe(path, overrides, plugins, trust_plugins, note), out=out, progress=progress)
 
 
-def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | None" = None) -> Federation:
-    """Load model and data of a recipe and put the federation together.
+@dataclass(frozen=True)
+class Equipment:
+    """A recipe's model, and what makes losses and metrics for it.
+
+    Args:
+        model: the base.
+        trainable: name patterns of the parameters that train; None: all.
+        objective: makes losses of examples.
+        kind: what the examples are.
+        measured: the recipe's evaluation settings, within what the model can take.
+        limit: what makes an example too long, for a person.
+    """
+
+    model: Any
+    trainable: Sequence[str] | None
+    objective: "Objective"
+    kind: "Kind"
+    measured: EvaluationSettings
+    limit: str
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """A line about the clients' examples that were left out, if there are some."""
+        count = self.objective.dropped
+        return (f"{count:,} of the clients' examples left out (over {self.limit})",) if count else ()
+
+
+def equip(recipe: Recipe, data: TaskData) -> Equipment:
+    """Load a recipe's model, for examples like these.
 
     Raises:
-        RecipeError: the model or the data can't be had, or do not fit the method.
+        RecipeError: it can't be had, or does not fit the data or the method.
     """
     from fedseed.models import adapters
     from fedseed.models.heads import Head, head_parameters
     from fedseed.models.loading import choose_trainable, load_model
-    from fedseed.objectives.evaluation import longest_input, mean_loss
-    from fedseed.objectives.kinds import kind_of, short_answers, usable_sets
-    from fedseed.runs.stopping import VALIDATION_LOSS
+    from fedseed.objectives.evaluation import longest_input
+    from fedseed.objectives.kinds import kind_of
     from fedseed.tasks.data import Example
 
-    for tracker in recipe.tracking:
-        tracker.check()
-    data = recipe.task.load()
-    per_round = recipe.federation.count(len(data.clients))
-    if per_round > len(data.clients):
-        raise RecipeError(f"federation.per_round = {per_round}: at most the number of clients, {len(data.clients)}")
     settings = recipe.model
     try:
         kind = kind_of(data)
@@ -91,15 +118,34 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         objective = kind.objective(tokenizer, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{settings.base}": {error}') from error
-    measure = kind.measure(objective, data, measured)
+    return Equipment(model, trainable, objective, kind, measured, limit)
+
+
+def evaluation_of(
+    recipe: Recipe, equipment: Equipment, data: TaskData
+) -> tuple[Callable[[Any], dict[str, float]], list[str]]:
+    """What measures the model on a task's evaluation sets, and lines about what was left out of them.
+
+    Raises:
+        RecipeError: nothing of a set is usable.
+    """
+    from fedseed.objectives.evaluation import mean_loss
+    from fedseed.objectives.kinds import short_answers, usable_sets
+    from fedseed.runs.stopping import VALIDATION_LOSS
+
+    objective, measured = equipment.objective, equipment.measured
+    measure = equipment.kind.measure(objective, data, measured)
     if recipe.stopping is not None and not data.validation:
         raise RecipeError(f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by')
     try:
-        sets, notes = usable_sets(objective, data.evaluation, limit)
-        kept, more = usable_sets(objective, {"validation_": data.validation} if recipe.stopping else {}, limit)
+        sets, notes = usable_sets(objective, data.evaluation, equipment.limit)
+        kept, more = usable_sets(
+            objective, {"validation_": data.validation} if recipe.stopping else {}, equipment.limit
+        )
     except ValueError as error:
-        raise RecipeError(f'task.name = "{recipe.task.name}" with model.base = "{settings.base}": {error}') from error
-    notes += more + short_answers(objective, sets, model, measured)
+        base = recipe.model.base
+        raise RecipeError(f'task.name = "{recipe.task.name}" with model.base = "{base}": {error}') from error
+    notes += more + short_answers(objective, sets, equipment.model, measured)
     validation = objective.prepare(kept.get("validation_", []))
 
     def evaluate(model: Any) -> dict[str, float]:
@@ -109,20 +155,54 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
             metrics[VALIDATION_LOSS] = mean_loss(model, objective, validation)
         return metrics
 
-    clients, attackers = list(data.clients), []
-    if recipe.attack is not None:
-        if recipe.attack.clients > len(clients):
-            raise RecipeError(f"attack.clients = {recipe.attack.clients}: there are {len(clients)} clients")
-        attackers = list(range(len(clients) - recipe.attack.clients, len(clients)))
-        if recipe.attack.kind == "labels":
-            for number in attackers:
-                clients[number] = flip_labels(clients[number], recipe.seed, number, len(data.classes))
+    return evaluate, notes
 
+
+def attackers_of(recipe: Recipe, clients: int) -> list[int]:
+    """The numbers of a recipe's Byzantine clients. Raises RecipeError if there are too few clients."""
+    if recipe.attack is None:
+        return []
+    if recipe.attack.clients > clients:
+        raise RecipeError(f"attack.clients = {recipe.attack.clients}: there are {clients} clients")
+    return list(range(clients - recipe.attack.clients, clients))
+
+
+def as_attacked(recipe: Recipe, client: ClientData, number: int, attackers: Sequence[int], classes: int) -> ClientData:
+    """A client's data, changed if the client is a Byzantine one whose labels are flipped."""
+    flipped = recipe.attack is not None and recipe.attack.kind == "labels" and number in attackers
+    return flip_labels(client, recipe.seed, number, classes) if flipped else client
+
+
+def check_per_round(recipe: Recipe, clients: int) -> int:
+    """Clients in a round. Raises RecipeError if there are not so many."""
+    per_round = recipe.federation.count(clients)
+    if per_round > clients:
+        raise RecipeError(f"federation.per_round = {per_round}: at most the number of clients, {clients}")
+    return per_round
+
+
+def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | None = None) -> Federation:
+    """Load model and data of a recipe and put the federation together.
+
+    Raises:
+        RecipeError: the model or the data can't be had, or do not fit the method.
+    """
+    for tracker in recipe.tracking:
+        tracker.check()
+    data = recipe.task.load()
+    count = len(data.clients)
+    per_round = check_per_round(recipe, count)
+    equipment = equip(recipe, data)
+    evaluate, notes = evaluation_of(recipe, equipment, data)
+    attackers, settings = attackers_of(recipe, count), recipe.model
     federation = Federation(
-        model=model,
-        clients=clients,
+        model=equipment.model,
+        clients=[
+            as_attacked(recipe, client, number, attackers, len(data.classes))
+            for number, client in enumerate(data.clients)
+        ],
         method=recipe.method,
-        objective=objective,
+        objective=equipment.objective,
         rounds=recipe.rounds,
         per_round=per_round,
         seed=recipe.seed,
@@ -130,7 +210,7 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         evaluate_every=recipe.evaluation.every,
         out=out,
         base=settings.base,
-        trainable=trainable,
+        trainable=equipment.trainable,
         classes=data.classes,
         adapter=settings.adapter,
         patience=None if recipe.stopping is None else recipe.stopping.patience,
@@ -144,6 +224,5 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: "Progress | N
         aggregation=recipe.aggregation,
         trackers=recipe.tracking,
     )
-    if objective.dropped:
-        federation.notes += (f"{objective.dropped:,} of the clients' examples left out (over {limit})",)
+    federation.settings.notes += equipment.dropped
     return federation

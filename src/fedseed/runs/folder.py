@@ -12,8 +12,6 @@ a folder that has it is finished.
 
 import fcntl
 import json
-import resource
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -211,11 +209,3 @@ def _complete(*tables: dict[str, Any]) -> list[dict[str, Any]]:
         return [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
     except ValidationError:  # of a plug-in that is not there any more, say: they are compared as they stand
         return list(tables)
-
-
-def resident_memory(peak: bool = False) -> int:
-    """This process' resident memory in bytes, now or at its peak."""
-    if peak or not Path("/proc/self/statm").exists():
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

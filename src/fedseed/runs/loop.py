@@ -1,14 +1,14 @@
 """The rounds of a federation, from top to bottom, whatever carries the messages: in process or over a network.
 
-Free of torch. A subclass says how messages travel and where weights are kept (`Federation`: here, in this process;
-`serve.Served`: NATS); opening and closing rounds, what a round costs, the run's folder, metrics, summary and picture
-are the same code for both.
+Free of torch. A `Backend` says how messages travel and where weights are kept (`Simulation`: here, in this process;
+`NetworkBackend`: behind a transport); opening and closing rounds, what a round costs, the run's folder, metrics,
+summary and picture are the same code for both.
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from fedseed.aggregation import AggregationRule, Mean
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.cost import Spent
 from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.rounds import Gathered
 from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.reports.progress import Progress, Silent
@@ -25,7 +25,7 @@ from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.downloads import Downloads, restored
 from fedseed.runs.folder import RunFolder
-from fedseed.tracking import Start, Trackers
+from fedseed.tracking import Start, Tracker, Trackers
 
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
 NOISE_WARNING = 0.1
@@ -47,31 +47,10 @@ class RunResult:
 
 
 @dataclass
-class Gathered:
-    """What became of an open round.
+class RunSettings:
+    """What a run is, besides its clients.
 
     Args:
-        clients: who took part, in ascending order.
-        plan_bytes: payload of a plan.
-        update_bytes: payload of each update that came.
-        skipped: clients whose update does not count, and why.
-        refused: messages that were refused.
-        spent: what the clients' work cost, as far as it is known by now.
-    """
-
-    clients: Sequence[int]
-    plan_bytes: int
-    update_bytes: list[int] = field(default_factory=list)
-    skipped: list[tuple[int, str]] = field(default_factory=list)
-    refused: int = 0
-    spent: Spent = field(default_factory=Spent)
-
-
-class Rounds(ABC):
-    """A run: its rounds and what it writes.
-
-    Args:
-        names: the clients' names, in the order of their numbers.
         method: the method and its settings.
         rounds: how many.
         seed: decides client sampling, data order and directions.
@@ -79,73 +58,94 @@ class Rounds(ABC):
         out: folder for the run's files; None: nothing is written.
         recipe_text: the complete recipe, written beside the results.
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
-        progress: shows the run going on.
+        patience: rounds without a better validation loss after which the run ends; None: it does not.
+        attack: what Byzantine clients do.
+        attackers: their numbers.
+        aggregation: how the clients' answers become one.
+        trackers: where else the metrics go.
     """
 
-    coordinator: Coordinator
-    header: Header
-    patience: int | None = None  # rounds without a better validation loss after which the run ends
+    method: Method
+    rounds: int
+    seed: int
+    evaluate_every: int = 1
+    out: Path | None = None
+    recipe_text: str | None = None
+    notes: tuple[str, ...] = ()
+    patience: int | None = None
     attack: str | None = None
     attackers: frozenset[int] = frozenset()
     aggregation: AggregationRule = Mean()
-    trackers = Trackers()  # none
+    trackers: Sequence[Tracker] = ()
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        method: Method,
-        rounds: int,
-        seed: int,
-        evaluate_every: int,
-        out: Path | str | None,
-        recipe_text: str | None,
-        notes: Sequence[str],
-        progress: Progress | None,
-    ) -> None:
-        self.names = list(names)
-        self.method = method
-        self.rounds = rounds
-        self.seed = seed
-        self.evaluate_every = evaluate_every
-        self.out = None if out is None else Path(out)
-        self.recipe_text = recipe_text
-        self.notes = tuple(notes)
-        self.progress = progress or Silent()
-        self._warned = False
-        self._started = False
-        self._downloads = Downloads(method, len(self.names))
+    def evaluates(self, number: int) -> bool:
+        """Whether there is an evaluation after a round."""
+        return number % self.evaluate_every == 0 or number == self.rounds
 
-    # -- what a transport adds ----------------------------------------------------------------------------------
+    def logs(self, number: int) -> bool:
+        """Whether a round gets a line of metrics of its own."""
+        return self.evaluates(number) or not self.method.stepwise
+
+
+class Backend(ABC):
+    """Where a run's clients are: how a round's answers are gathered, and who holds the weights."""
+
+    coordinator: Coordinator
+    header: Header
+    names: Sequence[str]  # the clients', in the order of their numbers
 
     @abstractmethod
-    def _restore(self, folder: RunFolder) -> tuple[int, list[int]]:
+    def restore(self, folder: RunFolder) -> tuple[int, list[int]]:
         """Bring states (and weights) to the last round that counts: its number, payload bytes of all steps to there."""
 
     @abstractmethod
-    def _gather(self, number: int) -> Gathered:
+    def gather(self, number: int) -> Gathered:
         """Open a round, send the plans, hand the answers to the coordinator."""
 
-    def _apply(self, step: bytes, line: dict[str, Any], log: bool) -> None:  # noqa: B027
+    def apply(self, step: bytes, line: dict[str, Any], log: bool) -> None:  # noqa: B027
         """Where the model is here: apply the step; `line` is told what is known then."""
 
     @abstractmethod
-    def _record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
+    def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
         """Make the step durable: from here on the round counts."""
 
     @abstractmethod
-    def _look(self, line: dict[str, Any], evaluate: bool) -> None:
+    def examine(self, line: dict[str, Any], evaluate: bool) -> None:
         """Add to a line of metrics what only those with the model know: its digest, evaluation, their work."""
 
-    def _complete(self) -> int | None:
+    def complete(self) -> int | None:
         """The last round is over: end the orbit; its bytes, None for a method without one."""
         return None
 
-    def _release(self) -> None:  # noqa: B027
+    def draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
+        """Draw the run's pictures into its folder."""
+        draw_here(folder.path, metrics, self.coordinator)
+
+    def release(self) -> None:  # noqa: B027
         """Close files and connections as they are."""
 
-    def _about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """What the summary says about the process."""
         return {}
+
+
+class Loop:
+    """The rounds of one run.
+
+    Args:
+        settings: what the run is.
+        backend: where its clients are.
+        progress: shows the run going on.
+    """
+
+    def __init__(self, settings: RunSettings, backend: Backend, progress: Progress | None = None) -> None:
+        self.settings = settings
+        self.backend = backend
+        self.progress = progress or Silent()
+        self._trackers = Trackers(settings.trackers, self.progress.warn)
+        self._downloads = Downloads(settings.method, len(backend.names))
+        self._warned = False
+        self._started = False
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -161,9 +161,9 @@ class Rounds(ABC):
         """
         if self._started:
             raise FedseedError("this federation has run already: its model is no longer the base; make a new one")
-        if resume and self.out is None:
+        if resume and self.settings.out is None:
             raise RecipeError("resume needs a folder (out)")
-        folder = None if self.out is None else RunFolder(self.out, self.recipe_text, resume)
+        folder = None if self.settings.out is None else RunFolder(self.settings.out, self.settings.recipe_text, resume)
         if folder is not None and folder.finished:
             self.progress.note(f"the run in {folder.path} is finished: nothing is changed")
             return RunResult(read_summary(folder.path), read_metrics(folder.path), folder.path)
@@ -173,15 +173,15 @@ class Rounds(ABC):
         finally:
             if folder is not None:
                 folder.release()
-            self.trackers.close()
-            self._release()
+            self._trackers.close()
+            self.backend.release()
 
     def _run(self, folder: RunFolder | None) -> RunResult:
         metrics: list[dict[str, Any]] = []
         pending: list[dict[str, Any]] = []  # a step-by-step method's rounds since the last line
         began = time.perf_counter()
-        with self.progress.running(self.method.name, self.rounds):
-            for note in self.notes:
+        with self.progress.running(self.settings.method.name, self.settings.rounds):
+            for note in self.settings.notes:
                 self.progress.note(note)
             done = 0  # the last round that counts
             if folder is not None:
@@ -192,14 +192,18 @@ class Rounds(ABC):
             # an interrupted run may have its last round's step, but not yet its line of metrics
             first = done if pending or not metrics else done + 1
             where = None if folder is None else folder.path
-            self.trackers.start(
-                Start(self.method.name, self.rounds, self.seed, self.names, where, self.recipe_text, tuple(metrics))
-            )
-            for number in range(first, self.rounds + 1):
-                if stopping.over(metrics, self.patience):
+            settings = self.settings
+            self._trackers.start(
+                Start(
+                    settings.method.name, settings.rounds, settings.seed, self.backend.names, where,
+                    settings.recipe_text, tuple(metrics),
+                )
+            )  # fmt: skip
+            for number in range(first, self.settings.rounds + 1):
+                if stopping.over(metrics, self.settings.patience):
                     break
-                evaluate = self._evaluates(number)
-                log = self._logs(number)
+                evaluate = self.settings.evaluates(number)
+                log = self.settings.logs(number)
                 if number > done:
                     pending.append(self._round(number, folder, log))
                 if not log:
@@ -207,64 +211,58 @@ class Rounds(ABC):
                     continue
                 line: dict[str, Any] = merge_rounds(pending) if pending else {"round": 0, "seconds": {}}
                 pending = []
-                self._look(line, evaluate)
+                self.backend.examine(line, evaluate)
                 self._warn_of_noise(line)
                 metrics.append(line)
                 if folder is not None:
                     folder.add_metrics(line)
-                self.trackers.metrics(line)
+                self._trackers.metrics(line)
                 self.progress.round(line)
-        orbit_bytes = self._complete()
+        orbit_bytes = self.backend.complete()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:
-            self._draw(folder, metrics)
+            self.backend.draw(folder, metrics)
             folder.finish(summary)
-        self.trackers.finish(summary)
+        self._trackers.finish(summary)
         return RunResult(summary, metrics, None if folder is None else folder.path)
-
-    def _evaluates(self, number: int) -> bool:
-        return number % self.evaluate_every == 0 or number == self.rounds
-
-    def _logs(self, number: int) -> bool:
-        """Whether a round gets a line of metrics of its own."""
-        return self._evaluates(number) or not self.method.stepwise
 
     def _take_up(self, folder: RunFolder) -> int:
         """Take up an interrupted run; returns the last round that counts, 0 in a new folder."""
-        done, sizes = self._restore(folder)
-        picked = [self.coordinator.sampled(number) for number in range(1, done + 1)]
-        self._downloads = restored(self.method, sizes, picked, len(self.names))
+        done, sizes = self.backend.restore(folder)
+        picked = [self.backend.coordinator.sampled(number) for number in range(1, done + 1)]
+        self._downloads = restored(self.settings.method, sizes, picked, len(self.backend.names))
         if done:
-            self.progress.note(f"resumed after round {done} of {self.rounds}")
-        if done > self.rounds:
-            raise RecipeError(f"{folder.path}: the run there has {done} rounds, this one is to have {self.rounds}")
+            self.progress.note(f"resumed after round {done} of {self.settings.rounds}")
+        if done > self.settings.rounds:
+            wanted = self.settings.rounds
+            raise RecipeError(f"{folder.path}: the run there has {done} rounds, this one is to have {wanted}")
         return done
 
     def _round(self, number: int, folder: RunFolder | None, log: bool) -> dict[str, Any]:
         """One round; returns its line of metrics. `log`: it will be a line of its own."""
-        gathered = self._gather(number)
+        gathered = self.backend.gather(number)
         seconds = dict(gathered.spent.seconds)
         bytes_down = [gathered.plan_bytes + self._downloads.of(client) for client in gathered.clients]
         start = time.perf_counter()
-        step = self.coordinator.close()
+        step = self.backend.coordinator.close()
         seconds["aggregation"] = time.perf_counter() - start
         self._downloads.add(len(step) - FRAME_BYTES)
         taking_part = max(1, len(gathered.clients))
         line = {
             "round": number,
-            "clients": [self.names[c] for c in gathered.clients],
-            "skipped": [{"client": self.names[c], "reason": reason} for c, reason in gathered.skipped],
+            "clients": [self.backend.names[c] for c in gathered.clients],
+            "skipped": [{"client": self.backend.names[c], "reason": reason} for c, reason in gathered.skipped],
             "refused": gathered.refused,
             "bytes_up": sum(gathered.update_bytes) / taking_part,
             "bytes_down": sum(bytes_down) / taking_part,
             **gathered.spent.about(),
-            "attacked": [self.names[c] for c in gathered.clients if c in self.attackers],
+            "attacked": [self.backend.names[c] for c in gathered.clients if c in self.settings.attackers],
             "seconds": seconds,
         }
-        self._apply(step, line, log)
+        self.backend.apply(step, line, log)
         if folder is not None:  # in this order: what the round cost is written before it counts
             folder.add_progress(line)
-        self._record(number, step, line, log)
+        self.backend.record(number, step, line, log)
         return line
 
     def _warn_of_noise(self, line: dict[str, Any]) -> None:
@@ -279,29 +277,30 @@ class Rounds(ABC):
     # -- at the end ----------------------------------------------------------------------------------
 
     def _summary(self, metrics: list[dict[str, Any]], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
-        rounds = metrics[1:]
+        rounds, settings, header = metrics[1:], self.settings, self.backend.header
         measured = [name for name, value in metrics[0].items() if isinstance(value, float)]
         phases: dict[str, float] = {"total": seconds}
         for line in metrics:
             for phase, spent in line["seconds"].items():
                 phases[phase] = phases.get(phase, 0.0) + spent
-        layout = self.header.layout
+        layout = header.layout
 
         def mean(key: str) -> float:
             count = sum(line["rounds"] for line in rounds)
             return sum(line[key] * line["rounds"] for line in rounds) / count if rounds else 0.0
 
+        attack = None if settings.attack is None else {"kind": settings.attack, "clients": len(settings.attackers)}
         return {
-            "method": self.method.name,
-            "aggregation": self.aggregation.model_dump(),
+            "method": settings.method.name,
+            "aggregation": settings.aggregation.model_dump(),
             "rounds": metrics[-1]["round"],
-            "stopped": stopping.describe(metrics, self.patience),
-            "adapter": None if self.header.adapter is None else self.header.adapter.settings.model_dump(),
+            "stopped": stopping.describe(metrics, settings.patience),
+            "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),
             "parameters": layout.size,
             "blocks": len(layout.block_sizes),
-            "clients": len(self.names),
-            "clients_per_round": self.coordinator.per_round,
-            "data_notes": list(self.notes),
+            "clients": len(self.backend.names),
+            "clients_per_round": self.backend.coordinator.per_round,
+            "data_notes": list(settings.notes),
             "baseline": {name: metrics[0][name] for name in measured},
             "final": {name: metrics[-1][name] for name in measured},
             "payload_bytes_up": mean("bytes_up"),
@@ -313,25 +312,27 @@ class Rounds(ABC):
             "skipped": sum(len(line["skipped"]) for line in rounds),
             "skipped_steps": sum(line["skipped_steps"] for line in rounds),
             "refused": sum(line["refused"] for line in rounds),
-            "attack": None if self.attack is None else {"kind": self.attack, "clients": len(self.attackers)},
-            "privacy": None if (p := self.method.privacy) is None else p.spent(metrics[-1]["round"]),
+            "attack": attack,
+            "privacy": None if (p := settings.method.privacy) is None else p.spent(metrics[-1]["round"]),
             "seconds": phases,
-            "base_digest": self.header.base_digest,
+            "base_digest": header.base_digest,
             "weights_digest": metrics[-1]["weights_digest"],
             "orbit_bytes": orbit_bytes,
-            **self._about(),
+            **self.backend.about(),
         }
 
-    def _draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
-        # matplotlib takes a while to import
-        from fedseed.reports.pictures import LABELS, draw_probabilities, draw_runs
 
-        if any(name in metrics[0] for name in LABELS):
-            with replacing(folder.path / "metrics.png") as picture:
-                draw_runs({self.method.name: metrics}, picture)
-        for name, values in self.coordinator.figures().items():
-            with replacing(folder.path / f"{name}.png") as picture:
-                draw_probabilities(values, picture)
+def draw_here(folder: Path, metrics: list[dict[str, Any]], coordinator: Coordinator) -> None:
+    """Draw a run's pictures: its metrics, and what of the coordinator's state a person would like to see."""
+    # matplotlib takes a while to import
+    from fedseed.reports.pictures import LABELS, draw_probabilities, draw_runs
+
+    if any(name in metrics[0] for name in LABELS):
+        with replacing(folder / "metrics.png") as picture:
+            draw_runs({coordinator.method.name: metrics}, picture)
+    for name, values in coordinator.figures().items():
+        with replacing(folder / f"{name}.png") as picture:
+            draw_probabilities(values, picture)
 
 
 def merge_rounds(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:

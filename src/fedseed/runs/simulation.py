@@ -1,4 +1,4 @@
-"""A federation in one process: every client's work is done here (`rounds` has the main loop).
+"""A federation in one process: every client's work is done here (`loop` has the rounds).
 
 Coordinator and worker exchange encoded messages only, as they would over a network, so byte counts are true.
 """
@@ -10,31 +10,33 @@ from typing import Any
 
 import torch
 
-from fedseed.aggregation import AggregationRule, Mean
+from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.worker import Worker, spent
+from fedseed.federation.rounds import Gathered
+from fedseed.federation.worker import spent
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
-from fedseed.orbit import NO_DIGEST, AdapterStart, Header, OrbitWriter, Record
+from fedseed.orbit import NO_DIGEST, OrbitWriter, Record
+from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
 from fedseed.runs import checkpoint
 from fedseed.runs.checkpoint import Checkpoint
-from fedseed.runs.folder import RunFolder, resident_memory
-from fedseed.runs.loop import Gathered, Rounds
+from fedseed.runs.folder import RunFolder
+from fedseed.runs.learner import make_learner
+from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
 from fedseed.tasks.data import ClientData
-from fedseed.tracking import Tracker, Trackers
-from fedseed.weights.digest import base_digest
+from fedseed.tracking import Tracker
 
 Evaluation = Callable[[torch.nn.Module], dict[str, float]]
 
 
-class Simulation(Rounds):
+class Simulation(Backend):
     """A simulated federation: every client's work is done here, one after the other.
 
     Args:
@@ -68,8 +70,6 @@ class Simulation(Rounds):
         trackers: where else the metrics go.
     """
 
-    attack: AttackKind | None
-
     def __init__(
         self,
         model: torch.nn.Module,
@@ -98,51 +98,78 @@ class Simulation(Rounds):
         trackers: Sequence[Tracker] = (),
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
-        super().__init__(
-            [c.name for c in named], method, rounds, seed, evaluate_every, out, recipe_text, notes, progress
-        )
-        self.aggregation = aggregation or Mean()
-        self.trackers = Trackers(trackers, self.progress.warn)
-        self.items = [objective.prepare(c.examples) for c in named]
+        self.names = [client.name for client in named]
+        self.items = [objective.prepare(client.examples) for client in named]
         per_round = len(named) if per_round is None else per_round
         if not 1 <= per_round <= len(named):
             raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(named)}")
-        self.patience = patience
-        self.attack: AttackKind | None = attack
-        self.attackers = frozenset(attackers) if attack is not None else frozenset()
-        if any(not 0 <= a < len(named) for a in self.attackers):
-            raise RecipeError(f"attackers {sorted(self.attackers)}: clients are numbered 0 to {len(named) - 1}")
-        self._orbit: OrbitWriter | None = None
-        self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
-        base_dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        digest = base_digest(model)
-        chosen = adapters.chosen(adapter, method.adapter, method.name)
-        if chosen is not None:
-            model = adapters.install(model, chosen, seed, base)
-            if trainable is not None:
-                from fedseed.models.loading import choose_trainable  # brings transformers; models without it do without
-
-                choose_trainable(model, trainable)
+        byzantine = frozenset(attackers) if attack is not None else frozenset()
+        if any(not 0 <= number < len(named) for number in byzantine):
+            raise RecipeError(f"attackers {sorted(byzantine)}: clients are numbered 0 to {len(named) - 1}")
+        apart = bool(byzantine) or not joint  # what a Byzantine client sends must stand apart
+        self.worker, self.header = make_learner(
+            model, method, objective, seed, base, trainable, classes, adapter, joint, spill_base, apart
+        )
         try:
-            apart = bool(self.attackers) or not joint  # what a Byzantine client sends must stand apart
-            self.worker = Worker(model, method, objective, seed, joint, spill_base, apart)
-            layout = self.worker.space.layout
-            self.coordinator = Coordinator(
-                method, layout, seed, [len(i) for i in self.items], per_round, self.aggregation
-            )
+            sizes = [len(items) for items in self.items]
+            self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round, aggregation)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if method.catch_up == "newest":  # a dense method's coordinator keeps the weights; they are its step 0
             self.coordinator.weights = self.worker.space.dense()
-        patterns = None if trainable is None else tuple(trainable)
-        start = None if chosen is None else AdapterStart(chosen, self.worker.space.digest())
-        self.header = Header(
-            base, digest, base_dtype, layout, method, seed, patterns, adapter=start, classes=tuple(classes)
-        )
+        self.settings = RunSettings(
+            method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text, tuple(notes),
+            patience, attack, byzantine, self.coordinator.aggregation, tuple(trackers),
+        )  # fmt: skip
+        self.loop = Loop(self.settings, self, progress)
+        self.progress = self.loop.progress
+        self._attack: AttackKind | None = attack
+        self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
+        self._orbit: OrbitWriter | None = None
+        self._changed = 0  # the last round whose step was not empty
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def method(self) -> Method:
+        """The method."""
+        return self.settings.method
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it has."""
+        return self.settings.rounds
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.settings.seed
+
+    @property
+    def attack(self) -> AttackKind | None:
+        """What Byzantine clients do."""
+        return self._attack
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """About the data."""
+        return self.settings.notes
+
+    def run(self, resume: bool = False) -> RunResult:
+        """Run all rounds; returns (and writes, if there is a folder) metrics and summary.
+
+        Args:
+            resume: go on where the run in the folder stopped, whatever stopped it, to the same end as if it had not;
+                start if the folder is empty. A finished run's results are returned as they are.
+
+        Raises:
+            FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
+        """
+        return self.loop.run(resume)
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
-    def _restore(self, folder: RunFolder) -> tuple[int, list[int]]:
+    def restore(self, folder: RunFolder) -> tuple[int, list[int]]:
         """Bring weights and states to the last round that counts."""
         path = folder.path / ("model.safetensors" if self.method.catch_up == "newest" else "model.orbit")
         if folder.has_rounds and not path.exists():
@@ -167,7 +194,7 @@ class Simulation(Rounds):
         if not path.exists():
             return 0, []
         at = checkpoint.load(path, self.worker.space, self.header)
-        sizes = [0] * at.round
+        sizes, self._changed = [0] * at.round, at.changed
         if at.changed:  # a dense step is the weights themselves
             step = self.worker.space.dense()
             sizes[at.changed - 1] = len(step)
@@ -178,7 +205,8 @@ class Simulation(Rounds):
 
     # -- a round ----------------------------------------------------------------------------------
 
-    def _gather(self, number: int) -> Gathered:
+    def gather(self, number: int) -> Gathered:
+        """Every client that takes part answers, one after the other."""
         picked = self.coordinator.open(number)
         plans = [self.coordinator.plan(client) for client in picked]
         gathered = Gathered(picked, len(plans[0]) - FRAME_BYTES)
@@ -194,8 +222,9 @@ class Simulation(Rounds):
                 self.progress.warn(f"round {number}: {name} sends nothing: {answer.reason}")
                 continue
             message = answer.message
-            if client in self.attackers and self.attack not in (None, "labels"):  # flipped labels act through the data
-                message = self.worker.corrupt(message, self.attack)
+            attack = self._attack if client in self.settings.attackers else None
+            if attack is not None and attack != "labels":  # flipped labels act through the data
+                message = self.worker.corrupt(message, attack)
             gathered.update_bytes.append(len(message) - FRAME_BYTES)
             try:
                 self.coordinator.receive(message, client)
@@ -205,7 +234,8 @@ class Simulation(Rounds):
                 self.progress.warn(f"round {number}: the update of {name} is refused: {error}")
         return gathered
 
-    def _apply(self, step: bytes, line: dict[str, Any], log: bool) -> None:
+    def apply(self, step: bytes, line: dict[str, Any], log: bool) -> None:
+        """Apply the step to the weights."""
         start = time.perf_counter()
         norm = self.worker.apply(step)
         line["seconds"]["rebuild"] = time.perf_counter() - start
@@ -213,18 +243,22 @@ class Simulation(Rounds):
         if norm is not None:
             line["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
 
-    def _record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
+    def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
+        """Add the step to the orbit; a dense method writes the weights."""
         if self._orbit is not None:
             self._orbit.append(Record(number, step[FRAME_BYTES:], line["weights_digest"]))
-        elif self.out is not None:
-            at = Checkpoint(number, self._downloads.changed, self.coordinator.state_dict())
-            checkpoint.save(self.out / "model.safetensors", self.worker.space, self.header, at)
+        elif self.settings.out is not None:
+            if len(step) > FRAME_BYTES:
+                self._changed = number
+            at = Checkpoint(number, self._changed, self.coordinator.state_dict())
+            checkpoint.save(self.settings.out / "model.safetensors", self.worker.space, self.header, at)
 
     def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
         """A model's metrics on the evaluation sets."""
         return self._evaluate(model)
 
-    def _look(self, line: dict[str, Any], evaluate: bool) -> None:
+    def examine(self, line: dict[str, Any], evaluate: bool) -> None:
+        """Evaluate here."""
         if evaluate:
             start = time.perf_counter()
             self.worker.space.model.eval()
@@ -235,19 +269,22 @@ class Simulation(Rounds):
 
     # -- at the end ----------------------------------------------------------------------------------
 
-    def _complete(self) -> int | None:
-        if self.header.adapter is not None and self.out is not None:
-            adapters.save(self.worker.space.model, self.out / "adapter")
+    def complete(self) -> int | None:
+        """End the orbit, and save an adapter."""
+        if self.header.adapter is not None and self.settings.out is not None:
+            adapters.save(self.worker.space.model, self.settings.out / "adapter")
         if self._orbit is None:
             return None
         self._orbit.close()
         return self._orbit.path.stat().st_size
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Close the orbit as it is."""
         if self._orbit is not None:
             self._orbit.release()
 
-    def _about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
+        """Memory and threads."""
         return {"peak_memory_bytes": peak_memory(), "threads": torch.get_num_threads()}
 
     @staticmethod

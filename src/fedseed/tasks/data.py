@@ -1,7 +1,7 @@
 """What a task hands to a federation."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -132,3 +132,7 @@ class TaskData:
     notes: tuple[str, ...] = ()
     scores: tuple[str, ...] = ("rouge_l",)
     classes: tuple[str, ...] = ()
+
+    def only(self, names: Collection[str]) -> "TaskData":
+        """These clients' data alone, without anything to evaluate on."""
+        return replace(self, clients=[c for c in self.clients if c.name in names], evaluation={}, validation=())

@@ -12,7 +12,7 @@ from fedseed.randomness import Domain, derive, permutation
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, TaskData
 from fedseed.tasks.files import Record, data_folder, read_records
-from fedseed.tasks.instruction_data import Labelled, deal_clients
+from fedseed.tasks.instruction_data import Labelled, deal_clients, names_dealt
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 
 TRAIN, TEST, DEAL = 0, 1, 1000  # separate the draws from the files, and the partition
@@ -77,6 +77,10 @@ class DrawnTask(Task):
     @abstractmethod
     def label_of(self, row: Record, example: Any) -> str:
         """What partitions go by: the class, unless a data set has something else."""
+
+    def client_names(self) -> list[str] | None:
+        """By their numbers, or the values of a field."""
+        return names_dealt(self.partition, self.clients, CLIENTS)
 
     def load(self) -> TaskData:
         """The clients' examples and the evaluation sets.

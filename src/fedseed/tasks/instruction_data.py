@@ -57,6 +57,10 @@ class InstructionData(Task):
     evaluate_on: Literal["test", "validation"] = "test"
     seed: NonNegativeInt = 0
 
+    def client_names(self) -> list[str] | None:
+        """By their numbers, or the values of a field."""
+        return names_dealt(self.partition, self.clients, self.default_clients)
+
     @abstractmethod
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
         """The examples, those of a test part (None: there is none, `held_out` applies), and lines for the notes.
@@ -158,6 +162,17 @@ def without_empty(rows: Sequence[Labelled]) -> tuple[list[Labelled], str]:
     return kept, f"{len(rows) - len(kept):,} of {len(rows):,} examples left out (no response)"
 
 
+def numbered(count: int) -> list[str]:
+    """Names of clients that have none of their own."""
+    digits = max(2, len(str(count)))
+    return [f"client-{number:0{digits}d}" for number in range(1, count + 1)]
+
+
+def names_dealt(partition: AnyPartition, clients: int | None, default: int) -> list[str] | None:
+    """The names that `deal_clients` will give; None: a field's values, which only the data says."""
+    return None if isinstance(partition, ByField) else numbered(clients or default)
+
+
 def deal_clients(
     rows: Sequence[Labelled], partition: AnyPartition, clients: int | None, default: int, seed: int
 ) -> list[ClientData]:
@@ -179,8 +194,7 @@ def deal_clients(
         names = [labels[mine[0]] for mine in dealt]
     else:
         dealt = partition.deal(labels, clients or default, seed)
-        digits = max(2, len(str(len(dealt))))
-        names = [f"client-{number:0{digits}d}" for number in range(1, len(dealt) + 1)]
+        names = numbered(len(dealt))
     known = any(labels)
     return [
         ClientData(name, [rows[i].example for i in mine], [labels[i] for i in mine] if known else ())

@@ -44,6 +44,10 @@ class InstructionsTask(Task):
     evaluate_on: Literal["test", "validation"] = "test"
     seed: NonNegativeInt = 0
 
+    def client_names(self) -> list[str]:
+        """By their numbers."""
+        return [f"client-{number:02d}" for number in range(1, self.clients + 1)]
+
     def load(self) -> TaskData:
         """The clients' examples and the evaluation sets.
 
@@ -71,8 +75,8 @@ class InstructionsTask(Task):
         else:
             dealt_out = self.partition.deal(labels, self.clients, self.seed)
         clients = [
-            ClientData(f"client-{i:02d}", [examples[j] for j in mine], [labels[j] for j in mine])
-            for i, mine in enumerate(dealt_out, start=1)
+            ClientData(name, [examples[j] for j in mine], [labels[j] for j in mine])
+            for name, mine in zip(self.client_names(), dealt_out, strict=True)
         ]
         validation = [example(x) for s in splits for x in s.validation]
         if self.evaluate_on == "validation":

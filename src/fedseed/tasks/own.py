@@ -12,8 +12,8 @@ assistant, which is the response (what a tokenizer's chat template would make of
 becomes "{text}\nLabel:", and " {label}" is chosen by its log-probability.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,7 +24,7 @@ from fedseed.randomness import Domain, permutation
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import Choice, ClientData, Example, TaskData
 from fedseed.tasks.files import Record, read_records
-from fedseed.tasks.instruction_data import HELD_OUT, Labelled, Share, deal_clients, share_of
+from fedseed.tasks.instruction_data import HELD_OUT, Labelled, Share, deal_clients, names_dealt, share_of
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
 
@@ -142,45 +142,118 @@ class FilesTask(Task):
         Raises:
             RecipeError: a file is missing or malformed, or does not fit the settings.
         """
-        if self.evaluate_on == "validation" and not self.validation:
-            raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
+        self._check()
         place = Path(self.path).expanduser()
         files = self._files(place)
+        return self._load(place, files, range(len(files)), self.evaluation_file)
+
+    def client_names(self) -> list[str] | None:
+        """The files' names in a folder; of one file by their numbers, or the values of a field."""
+        place = Path(self.path).expanduser()
+        if place.is_dir():
+            return [file.stem for file in self._files(place)]
+        return names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
+
+    def load_clients(self, names: Collection[str]) -> TaskData:
+        """Some clients' examples; of a folder only their files are opened."""
+        self._check()
+        found = self._theirs(names)
+        if found is None:
+            return super().load_clients(names)
+        return self._load(*found, evaluation_file=None, partly=True).only(names)
+
+    def load_evaluation(self, names: Collection[str]) -> TaskData:
+        """The evaluation set; where the clients hold it out of their files, only these clients' files are opened."""
+        self._check()
+        found = self._theirs(names)
+        if found is None:
+            return super().load_evaluation(names)
+        place, files, numbers = found
+        needed = not self.evaluation_file or self.validation
+        data = self._load(place, files, numbers if needed else [], self.evaluation_file, partly=True)
+        self._check_held_out(data)
+        alone = f"evaluated on what {', '.join(sorted(names))} holds out, not the other clients"
+        notes = (alone,) if not self.evaluation_file else ()
+        return replace(data, clients=(), notes=notes)
+
+    def _check(self) -> None:
+        if self.evaluate_on == "validation" and not self.validation:
+            raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
+
+    def _theirs(self, names: Collection[str]) -> tuple[Path, list[Path], list[int]] | None:
+        """A folder, its files and the numbers of these clients' files; None: of one file, or of all clients."""
+        place = Path(self.path).expanduser()
+        if not place.is_dir():
+            return None
+        files = self._files(place)
+        numbers = [number for number, file in enumerate(files) if file.stem in names]
+        return None if len(numbers) == len(files) else (place, files, numbers)
+
+    def _load(
+        self,
+        place: Path,
+        files: Sequence[Path],
+        numbers: Sequence[int],
+        evaluation_file: str | None,
+        partly: bool = False,
+    ) -> TaskData:
+        """Read some of the files, and the evaluation file if there is one.
+
+        Args:
+            place: the folder or file.
+            files: all clients' files.
+            numbers: those to read.
+            evaluation_file: the same for evaluation.
+            partly: other clients' files are not known: what depends on them must be in the settings.
+        """
         reader = _Reader(self.template)
-        lines = [reader.read(file) for file in files]
-        test = reader.read(Path(self.evaluation_file).expanduser()) if self.evaluation_file else []
-        finish = _finisher([*(line for part in lines for line in part), *test], self.labels or ())
+        lines = [reader.read(files[number]) for number in numbers]
+        test = reader.read(Path(evaluation_file).expanduser()) if evaluation_file else []
+        every = [*(line for part in lines for line in part), *test]
+        if partly and self.labels is None and any(isinstance(line.made, ToLabel) for line in every):
+            raise RecipeError(
+                "task.labels: not set; name all labels, because no client opens the others' files to find them"
+            )
+        finish = _finisher(every, self.labels or ())
         share = 0.0 if self.evaluation_file else self.evaluation
         validation: list[Line] = []
         training: list[list[Line]] = []
-        for number, part in enumerate(lines):
+        for number, part in zip(numbers, lines, strict=True):
             rest, held, chosen = self._hold_out(part, share, number, files[number])
             training.append(rest)
             test += held
             validation += chosen
         if place.is_dir():
             clients = [
-                ClientData(file.stem, [finish(line.made) for line in part])
-                for file, part in zip(files, training, strict=True)
+                ClientData(files[number].stem, [finish(line.made) for line in part])
+                for number, part in zip(numbers, training, strict=True)
             ]
         else:
             clients = self._deal(training[0], finish)
+        kept = [finish(line.made) for line in validation]
+        evaluation = kept if self.evaluate_on == "validation" else [finish(line.made) for line in test]
+        data = TaskData(clients, {"": evaluation}, kept)
+        if not partly:
+            self._check_held_out(data)
         sizes = [len(client.examples) for client in clients]
-        if not test or (self.evaluate_on == "validation" and not validation):
-            raise RecipeError(
-                f'task.path = "{self.path}": nothing is held out to evaluate on; raise task.'
-                f"{'evaluation' if not test else 'validation'}, or give task.evaluation_file"
-            )
+        held_out = "" if partly else f", {len(validation):,} validation and {len(test):,} held-out examples"
+        form = reader.form.fields if reader.form else ""
         notes = [
-            f"{sum(sizes):,} training, {len(validation):,} validation and {len(test):,} held-out examples "
-            f"({reader.form.fields if reader.form else ''})",
-            f"{len(clients)} clients hold {min(sizes):,} to {max(sizes):,} examples",
+            f"{sum(sizes):,} training{held_out or ' examples'} ({form})",
+            f"{len(clients)} clients hold {min(sizes, default=0):,} to {max(sizes, default=0):,} examples",
         ]
         if reader.empty:
             notes.insert(0, f"{reader.empty:,} examples left out (nothing to answer)")
-        kept = [finish(line.made) for line in validation]
-        evaluation = kept if self.evaluate_on == "validation" else [finish(line.made) for line in test]
-        return TaskData(clients, {"": evaluation}, kept, tuple(notes))
+        return replace(data, notes=tuple(notes))
+
+    def _check_held_out(self, data: TaskData) -> None:
+        """Whether there is something to evaluate on. Raises RecipeError."""
+        if not data.evaluation[""]:
+            key = "validation" if self.evaluate_on == "validation" else "evaluation"
+            raise RecipeError(
+                f'task.path = "{self.path}": nothing is held out to evaluate on; raise task.{key}, '
+                "or give task.evaluation_file"
+            )
 
     def _files(self, place: Path) -> list[Path]:
         wanted = f'task.path = "{self.path}"'

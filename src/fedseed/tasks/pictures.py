@@ -62,6 +62,10 @@ class PictureTask(Task):
             RecipeError: a file is missing or malformed.
         """
 
+    def client_names(self) -> list[str] | None:
+        """By their numbers; how many values a field has only the data says."""
+        return None if isinstance(self.partition, ByField) else _names(self.clients or DEFAULT_CLIENTS)
+
     def load(self) -> TaskData:
         """The clients' pictures, and the evaluation set.
 
@@ -90,9 +94,10 @@ class PictureTask(Task):
                 permutation(self.seed, Domain.PARTITION, len(test.pictures), TEST)[: self.evaluation].tolist()
             )
         ]
+        dealt = self._deal(train, held, classes)
         clients = [
-            ClientData(f"client-{number + 1:02d}", [train.pictures[held[i]] for i in mine])
-            for number, mine in enumerate(self._deal(train, held, classes))
+            ClientData(name, [train.pictures[held[i]] for i in mine])
+            for name, mine in zip(_names(len(dealt)), dealt, strict=True)
         ]
         sizes = [len(client.examples) for client in clients]
         notes = (
@@ -112,6 +117,10 @@ class PictureTask(Task):
             values = train.fields[self.partition.field]
             return self.partition.deal([values[i] for i in held], self.clients, self.seed)
         return self.partition.deal(labels, self.clients or DEFAULT_CLIENTS, self.seed)
+
+
+def _names(count: int) -> list[str]:
+    return [f"client-{number:02d}" for number in range(1, count + 1)]
 
 
 def _span(counts: Sequence[int]) -> str:

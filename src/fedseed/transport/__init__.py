@@ -1,11 +1,24 @@
-"""What carries bytes between a coordinator and its clients; it knows no rounds."""
+"""What carries bytes between the coordinator and its clients, and knows nothing of rounds.
+
+A transport goes by the scheme of its URLs. Another package adds one by an entry point `fedseed.transports`, or with
+`fedseed.register_transport("flower", lambda access, run: MyTransport(access, run))`.
+"""
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
+from fedseed.errors import RecipeError
 from fedseed.registry import Registry
+from fedseed.transport.base import Access, Transport
 
-Factory = Callable[..., Any]  # what a transport of others is made by; see `transport.base`
+Factory = Callable[[Access, str], Transport]  # (how to reach it, the run's name) -> a transport, not connected yet
+
+
+def _nats(access: Access, run: str) -> Transport:
+    from fedseed.transport.nats import NatsTransport  # so that nats is imported where it is used
+
+    return NatsTransport(access, run)
 
 
 def _check(thing: Any) -> None:
@@ -13,4 +26,21 @@ def _check(thing: Any) -> None:
         raise TypeError(f"{thing!r} is no function that makes a transport")
 
 
-REGISTRY: Registry[Factory] = Registry("transport", "fedseed.transports", (), _check)
+REGISTRY: Registry[Factory] = Registry("transport", "fedseed.transports", (("nats", _nats), ("tls", _nats)), _check)
+
+
+def transport(access: Access, run: str) -> Transport:
+    """The transport that an address asks for; nothing is connected yet.
+
+    Args:
+        access: how to reach it.
+        run: the run's name.
+
+    Raises:
+        RecipeError: there is no transport for such an address.
+    """
+    make = REGISTRY.find(urlsplit(access.url).scheme)
+    if make is None:
+        others = "".join(f" or {scheme}://..." for scheme in REGISTRY.names() if scheme not in ("nats", "tls"))
+        raise RecipeError(f"{access.url}: write nats://HOST:PORT or tls://HOST:PORT{others}")
+    return make(access, run)

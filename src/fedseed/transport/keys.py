@@ -15,7 +15,7 @@ from pathlib import Path
 import nkeys
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.federation.protocol import Subjects
+from fedseed.transport.subjects import Subjects
 
 
 def make(

@@ -1,438 +1,285 @@
-"""A connection to NATS with JetStream: errors in one line, the run's log, messages too large for one piece."""
+"""NATS with JetStream: core messages, a stream for the log, an object store for each owner's blobs."""
 
 import asyncio
 import io
-import logging
-import socket
-import ssl
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import api
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.errors import NotFoundError
 
-from fedseed.errors import FedseedError, MessageError, NetworkError, RecipeError
-from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.protocol import INLINE_BYTES, STORED, Stored, Subjects
+from fedseed.errors import MessageError, NetworkError
+from fedseed.transport.base import Access, ClientEnd, CoordinatorEnd, End, Receive, Rejected, Take, Transport
+from fedseed.transport.nats_connection import connect
+from fedseed.transport.nats_log import PENDING_BYTES, REQUEST_SECONDS, NatsFollowing, NatsLogWriter
+from fedseed.transport.server_log import ServerLog, key_names
+from fedseed.transport.subjects import Subjects, name_of
 
-CONNECT_SECONDS = 5
-REQUEST_SECONDS = 5.0
-HEARTBEAT_SECONDS = 2.0  # of the log's reader
-PENDING_BYTES = 32 * 1024 * 1024  # of messages that wait to be looked at; what a flood brings beyond is dropped
-WRONG_LAST_SEQUENCE = 10071
-
-
-@dataclass(frozen=True)
-class Access:
-    """How to reach the server.
-
-    Args:
-        url: of nats-server.
-        key: file with this side's NKEY seed.
-        ca: file with the certificates to trust.
-    """
-
-    url: str
-    key: Path | None = None
-    ca: Path | None = None
+BLOB_SECONDS = 30.0
 
 
-class _Guarded(Client):
-    """Says nothing, credentials least of all, to a server without encryption when there must be some.
-
-    The library encrypts when the server asks for it. Somebody in between could leave that out.
-    """
-
-    def __init__(self, encrypted: bool) -> None:
-        super().__init__()
-        self._encrypted = encrypted
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if self._encrypted and initial_connection and not info.get("tls_required"):
-            raise nats.errors.SecureConnWantedError
-        await super()._process_info(info, initial_connection)
-
-
-async def connect(
-    url: str,
-    subjects: Subjects,
-    name: str,
-    key: Path | None = None,
-    ca: Path | None = None,
-    on_refusal: Callable[[str], None] | None = None,
-    on_reconnect: Callable[[], None] | None = None,
-) -> Client:
-    """Connect, and stay connected: later interruptions are bridged.
-
-    Args:
-        url: such as "nats://host:4222"; "tls://": encrypted or not at all.
-        subjects: the run's.
-        name: who connects; replies come to an inbox of this name.
-        key: file with the NKEY seed.
-        ca: file with the certificates to trust; makes encryption compulsory.
-        on_refusal: told when the server refuses a publication or subscription.
-        on_reconnect: told when an interruption is over.
-
-    Raises:
-        RecipeError: the URL or a file is wrong.
-        NetworkError: not reachable, another certificate, or the key is refused; one line.
-    """
-    parts = urlsplit(url)
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """The library's errors as one of ours."""
     try:
-        port = parts.port or 4222
-    except ValueError as error:
-        raise RecipeError(f"{url}: {error}") from error
-    if parts.scheme not in ("nats", "tls") or not parts.hostname:
-        raise RecipeError(f"{url}: write nats://HOST:PORT or tls://HOST:PORT")
-    for path in (key, ca):
-        if path is not None and not path.is_file():
-            raise RecipeError(f"{path}: there is no such file")
-    context = None
-    if ca is not None or parts.scheme == "tls":
-        try:
-            context = ssl.create_default_context(cafile=None if ca is None else str(ca))
-        except (ssl.SSLError, OSError) as error:
-            raise RecipeError(f"{ca}: not a file with certificates: {error}") from error
-    logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
-    client = _Guarded(encrypted=context is not None)
-    place = f"{parts.hostname}:{port}"
-
-    seen: list[Exception] = []
-
-    async def failed(error: Exception) -> None:
-        seen[:] = [error]
-        if on_refusal is not None and "permissions violation" in str(error).lower():
-            on_refusal(str(error).removeprefix("nats: "))
-
-    async def reconnected() -> None:
-        if on_reconnect is not None:
-            on_reconnect()
-
-    options: dict[str, Any] = {"allow_reconnect": False, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
-    if context is not None:
-        options["tls"] = context
-    if key is not None:
-        options["nkeys_seed"] = str(key)
-    scheme = "tls" if context is not None else "nats"
-    connecting = asyncio.create_task(
-        client.connect(
-            f"{scheme}://{place}",
-            name=f"fedseed {name}",
-            error_cb=failed,
-            reconnected_cb=reconnected,
-            connect_timeout=CONNECT_SECONDS,
-            inbox_prefix=subjects.inbox(name),
-            ping_interval=20,
-            **options,
-        )
-    )
-    await asyncio.wait({connecting}, timeout=CONNECT_SECONDS + 2)  # the library may wait for ever while it gives up
-    try:
-        if not connecting.done():
-            connecting.cancel()
-            raise seen[0] if seen else TimeoutError
-        connecting.result()
-    except Exception as error:
-        closing = asyncio.create_task(client.close())  # may wait for ever where encryption did not come about
-        await asyncio.wait({closing}, timeout=0.3)
-        closing.cancel()
-        raise _explained(error, place, key, ca) from error
-    client.options["allow_reconnect"] = True
-    return client
+        yield
+    except (TimeoutError, nats.errors.Error, OSError) as error:
+        raise NetworkError(f"{what}: {error or type(error).__name__}") from error
 
 
-def _explained(error: Exception, place: str, key: Path | None, ca: Path | None) -> FedseedError:
-    """What a failed attempt to connect means."""
-    chain: list[BaseException] = [error]
-    while chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(chain[-1].__cause__ or chain[-1].__context__)  # type: ignore[arg-type]
-    for cause in chain:
-        text = str(cause).lower()
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            reason = cause.verify_message
-            hint = "is it the right --ca file, and the right server?"
-            if ca is None:
-                hint = "the server wants encryption: give its certificate authority with --ca FILE"
-            if "not yet valid" in reason or "expired" in reason:
-                hint = f"this machine's clock says {time.strftime('%Y-%m-%d %H:%M')} UTC: is it right?"
-            return NetworkError(f"{place}: the server's certificate is not accepted: {reason}; {hint}")
-        if isinstance(cause, ssl.SSLError):
-            return NetworkError(f"{place}: no encrypted connection: {cause.reason or cause}")
-        if isinstance(cause, socket.gaierror):
-            return NetworkError(f"{place}: there is no host of this name")
-        if isinstance(cause, nats.errors.AuthorizationError) or "authorization violation" in text:
-            what = "a key is needed (--key FILE)" if key is None else f"it does not know the key in {key}"
-            return NetworkError(f"{place}: the server lets nobody in without permission: {what}")
-        if "no ssl context" in text or isinstance(cause, nats.errors.SecureConnRequiredError):
-            return NetworkError(f"{place}: the server wants encryption: give its certificate authority with --ca FILE")
-        if isinstance(cause, nats.errors.SecureConnWantedError):
-            return NetworkError(f"{place}: encryption was asked for, but this server has none")
-        if isinstance(cause, ConnectionRefusedError):
-            return NetworkError(f"{place}: can't be reached: nothing listens there; is nats-server running?")
-        if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
-            return NetworkError(f"{place}: can't be reached: {cause.strerror or cause}")
-    if isinstance(error, (asyncio.TimeoutError, TimeoutError, nats.errors.TimeoutError)):
-        return NetworkError(f"{place}: can't be reached: no answer within {CONNECT_SECONDS} s")
-    return NetworkError(f"{place}: can't connect: {error or type(error).__name__}")
-
-
-async def end(task: "asyncio.Task[None]") -> None:
-    """Cancel a task until it is over: before Python 3.12 `wait_for` swallows a cancellation now and then."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=0.1)
-
-
-class Objects:
-    """Messages that are too large for one piece, in the object store.
+class NatsTransport(Transport):
+    """A run on a NATS server.
 
     Args:
-        connection: to NATS.
-        bucket: where this side's own go.
+        access: how to reach the server.
+        run: the run's name.
     """
 
-    inline = INLINE_BYTES
+    def __init__(self, access: Access, run: str) -> None:
+        self._access = access
+        self._subjects = Subjects(run)
 
-    def __init__(self, connection: Client, bucket: str) -> None:
-        self._js = connection.jetstream(timeout=30)
-        self._bucket = bucket
+    async def coordinator(self, refused: Callable[[str], None]) -> "NatsCoordinator":
+        """The coordinator's end. Raises FedseedError also if the server's log can't be read."""
+        at = self._access
+        names = key_names(at.key.parent) if at.key is not None else {}
+        log = None if at.server_log is None else ServerLog(at.server_log, names)
+        return NatsCoordinator(await self._connect("coordinator", refused), self._subjects, log)
 
-    async def carry(self, message: bytes, name: str) -> bytes:
-        """The message itself, or, if it is large, a reference to it in the object store."""
-        if len(message) <= self.inline:
-            return message
-        store = await self._js.object_store(self._bucket)
-        await store.put(name, message)
-        return Stored(name, len(message), message[:FRAME_BYTES]).encode()
+    async def client(self, name: str, refused: Callable[[str], None], again: Callable[[], None]) -> "NatsClient":
+        """A client's end."""
+        end: list[NatsClient] = []
 
-    async def fetch(self, carried: bytes, bucket: str, most: int | None = None) -> bytes:
-        """The message, wherever it is.
+        def reconnected() -> None:
+            for one in end:
+                one.restart()
+            again()
 
-        Args:
-            carried: the message or a reference.
-            bucket: where the sender's are.
-            most: largest size that is accepted.
+        end.append(NatsClient(await self._connect(name, refused, reconnected), self._subjects, name))
+        return end[0]
 
-        Raises:
-            MessageError: not there, too large, or not what the reference says.
-        """
-        if carried[: len(STORED)] != STORED:
-            return carried
-        reference = Stored.decode(carried)
-        if most is not None and reference.size > most:
-            raise MessageError(f"a message of {reference.size:,} bytes: at most {most:,} are accepted")
-        data = io.BytesIO()
+    async def watcher(self) -> "NatsEnd":
+        """A watcher's end."""
+        return NatsEnd(await self._connect("watcher"), self._subjects, None)
+
+    async def _connect(
+        self, name: str, refused: Callable[[str], None] | None = None, again: Callable[[], None] | None = None
+    ) -> Client:
+        return await connect(self._access.url, self._subjects, name, self._access.key, self._access.ca, refused, again)
+
+
+class NatsEnd(End):
+    """What the ends have in common.
+
+    Args:
+        connection: to the server.
+        subjects: the run's names there.
+        owner: whose blobs are put here; None: the coordinator's.
+    """
+
+    largest = 256 * 1024  # a server takes 1 MiB by default
+
+    def __init__(self, connection: Client, subjects: Subjects, owner: str | None) -> None:
+        self.connection = connection
+        self.subjects = subjects
+        self._owner = owner
+        self._blobs = connection.jetstream(timeout=BLOB_SECONDS)
+        self._followers: list[NatsFollowing] = []
+
+    async def status(self, seconds: float) -> bytes | None:
+        """What the coordinator answers."""
         try:
-            store = await self._js.object_store(bucket)
-            info = await store.get_info(reference.name)
-            if info.size != reference.size:
-                raise MessageError(f"an object of {info.size} bytes, {reference.size:,} were announced")
-            await asyncio.wait_for(store.get(reference.name, writeinto=data), 60 + reference.size / 1e6)
-        except (NotFoundError, KeyError, ValueError) as error:
-            raise MessageError(f"the object {reference.name} can't be had: {type(error).__name__}") from error
-        except TimeoutError as error:
-            raise MessageError(f"the object {reference.name} can't be had: it does not come") from error
-        except nats.errors.Error as error:
-            raise MessageError(f"the object {reference.name} can't be had: {error}") from error
-        message = data.getvalue()
-        if len(message) != reference.size or message[:FRAME_BYTES] != reference.frame:
-            raise MessageError(f"the object {reference.name} is not what was announced")
-        return message
+            return (await self.connection.request(self.subjects.status, b"{}", timeout=seconds)).data
+        except (TimeoutError, nats.errors.Error):
+            return None
 
-    async def create(self, bucket: str, most: int) -> None:
-        """Make a bucket that holds at most so many bytes, if there is none."""
+    async def log_end(self) -> int | None:
+        """The stream's last sequence number. Raises NetworkError if JetStream is missing, or this key may not ask."""
         try:
-            await self._js.object_store(bucket)
+            info = await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
         except NotFoundError:
-            await self._js.create_object_store(bucket, api.ObjectStoreConfig(bucket=bucket, max_bytes=most))
+            return None
+        except (TimeoutError, nats.errors.Error) as error:
+            raise NetworkError(
+                f"the server does not answer about run {self.subjects.run}: has it JetStream, and may this key ask? "
+                f"({error})"
+            ) from error
+        return int(info.state.last_seq)
 
-    async def drop(self, bucket: str, name: str) -> None:
-        """Delete an object that nobody needs any more."""
-        with suppress(nats.errors.Error):
-            await (await self._js.object_store(bucket)).delete(name)
-
-
-class LogReader:
-    """Follows a run's log: every entry once, in order, through interruptions.
-
-    An ephemeral consumer pushes entries to an inbox. A gap, or silence where heartbeats should be, makes a new one that
-    begins with the next entry.
-
-    Args:
-        connection: to NATS.
-        subjects: the run's.
-        take: called with each entry's sequence number and bytes.
-        after: the last entry that is known already.
-    """
-
-    def __init__(self, connection: Client, subjects: Subjects, take: Callable[[int, bytes], None], after: int) -> None:
-        self._connection = connection
-        self._js = connection.jetstream(timeout=REQUEST_SECONDS)
-        self._subjects = subjects
-        self._take = take
-        self.last = after
-        self._generation = 0
-        self._heard = 0.0
-        self._watch: asyncio.Task[None] | None = None
-        self._subscription: Any = None
-        self._again = asyncio.Event()
-
-    async def start(self) -> None:
-        """Begin."""
-        self._watch = asyncio.create_task(self._keep_going())
+    async def follow(self, after: int, take: Take) -> "NatsFollowing":
+        """Follow the stream."""
+        following = NatsFollowing(self.connection, self.subjects, take, after, self._followers.remove)
+        self._followers.append(following)
+        return following
 
     def restart(self) -> None:
-        """The connection was interrupted: whatever consumer there was may be gone."""
-        self._again.set()
+        """The connection was interrupted: whatever consumers there were may be gone."""
+        for following in self._followers:
+            following.restart()
 
-    async def stop(self) -> None:
-        """End."""
-        if self._watch is not None:
-            await end(self._watch)
-        await self._drop()
+    async def put(self, name: str, data: bytes) -> None:
+        """Store an object."""
+        with _explained(f"{len(data):,} bytes can't be stored on the server as {name}"):
+            await (await self._blobs.object_store(self.subjects.bucket(self._owner))).put(name, data)
 
-    async def _keep_going(self) -> None:
-        while True:
-            self._again.clear()
-            try:
-                await self._begin()
-            except (TimeoutError, nats.errors.Error, APIError, NoStreamResponseError):
-                await asyncio.sleep(0.2)
-                continue
-            while not self._again.is_set() and time.monotonic() < self._heard + 3 * HEARTBEAT_SECONDS:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._again.wait(), HEARTBEAT_SECONDS)
+    async def get(self, owner: str | None, name: str, size: int) -> bytes:
+        """Fetch an object."""
+        data = io.BytesIO()
+        try:
+            store = await self._blobs.object_store(self.subjects.bucket(owner))
+            info = await store.get_info(name)
+            if info.size != size:
+                raise MessageError(f"an object of {info.size} bytes, {size:,} were announced")
+            await asyncio.wait_for(store.get(name, writeinto=data), 60 + size / 1e6)
+        except (NotFoundError, KeyError, ValueError) as error:
+            raise MessageError(f"the object {name} can't be had: {type(error).__name__}") from error
+        except TimeoutError as error:
+            raise MessageError(f"the object {name} can't be had: it does not come") from error
+        except nats.errors.Error as error:
+            raise MessageError(f"the object {name} can't be had: {error}") from error
+        return data.getvalue()
 
-    async def _begin(self) -> None:
-        await self._drop()
-        self._generation += 1
-        generation, expected = self._generation, 1
+    async def drop(self, owner: str | None, name: str) -> None:
+        """Delete an object."""
+        with suppress(nats.errors.Error, TimeoutError):
+            await (await self._blobs.object_store(self.subjects.bucket(owner))).delete(name)
+
+    async def close(self) -> None:
+        """End the connection."""
+        for following in list(self._followers):
+            await following.stop()
+        with suppress(nats.errors.Error, TimeoutError):
+            await self.connection.close()
+
+    async def _publish(self, subject: str, data: bytes) -> None:
+        try:
+            await self.connection.publish(subject, data)
+        except nats.errors.OutboundBufferLimitError:
+            pass  # an interruption that lasts: what is not kept is lost
+        except nats.errors.Error as error:
+            raise NetworkError(f"nothing can be sent to run {self.subjects.run}: {error}") from error
+
+
+class NatsClient(NatsEnd, ClientEnd):
+    """A client's end."""
+
+    async def listen(self, take: Callable[[bytes], None]) -> None:
+        """Subscribe to what goes to everybody."""
 
         async def deliver(message: Msg) -> None:
-            nonlocal expected
-            if generation != self._generation:
-                return
-            self._heard = time.monotonic()
-            if message.headers and message.headers.get("Status"):  # a heartbeat, or a question whether we keep up
-                reply = message.reply or message.headers.get("Nats-Consumer-Stalled")
-                if reply:
-                    await self._connection.publish(reply)
-                delivered = message.headers.get("Nats-Last-Consumer")
-                if delivered is not None and int(delivered) >= expected:
-                    self._again.set()
-                return
-            fields = message.reply.split(".")
-            sequence, number = int(fields[-4]), int(fields[-3])
-            if number != expected:
-                self._again.set()
-                return
-            expected += 1
-            self.last = sequence
-            self._take(sequence, message.data)
+            if message.data and not message.reply.startswith("$JS"):  # not delivered from a stream
+                take(message.data)
 
-        inbox = self._connection.new_inbox()
-        self._subscription = await self._connection.subscribe(inbox, cb=deliver, pending_bytes_limit=PENDING_BYTES)
-        self._heard = time.monotonic()
-        await self._js.add_consumer(
-            self._subjects.stream,
-            api.ConsumerConfig(
-                deliver_subject=inbox,
-                deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self.last + 1,
-                ack_policy=api.AckPolicy.NONE,
-                max_deliver=1,
-                mem_storage=True,
-                num_replicas=1,
-                flow_control=True,
-                idle_heartbeat=HEARTBEAT_SECONDS,
-            ),
-        )
-        self._heard = time.monotonic()
+        await self.connection.subscribe(self.subjects.down, cb=deliver)
 
-    async def _drop(self) -> None:
-        if self._subscription is not None:
-            with suppress(nats.errors.Error):
-                await self._subscription.unsubscribe()
-            self._subscription = None
+    async def send(self, client: str, what: str, data: bytes) -> None:
+        """Publish under the client's name."""
+        await self._publish(self.subjects.up(client, what), data)
+
+    async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
+        """A request under the client's name."""
+        try:
+            return (await self.connection.request(self.subjects.up(client, what), data, timeout=seconds)).data
+        except (nats.errors.Error, TimeoutError, OSError):
+            return None
+
+    async def flush(self) -> None:
+        """A round trip to the server."""
+        with _explained("the server does not answer"):
+            await self.connection.flush()
 
 
-class LogWriter:
-    """Appends to a run's log, fenced: only if nobody else has.
+class NatsCoordinator(NatsEnd, CoordinatorEnd):
+    """The coordinator's end.
 
     Args:
-        connection: to NATS.
-        subjects: the run's.
-        last: the sequence number of the last entry.
+        connection: to the server.
+        subjects: the run's names there.
+        log: what the server itself refuses is read from here.
     """
 
-    def __init__(self, connection: Client, subjects: Subjects, last: int) -> None:
-        self._js = connection.jetstream(timeout=REQUEST_SECONDS)
-        self._subjects = subjects
-        self.last = last
+    def __init__(self, connection: Client, subjects: Subjects, log: ServerLog | None = None) -> None:
+        super().__init__(connection, subjects, None)
+        self._log = log
+        self._rejected: Rejected | None = None
 
-    async def append(self, entry: bytes, patience: float = 3600) -> None:
-        """Append an entry; it is stored when this returns, once, whatever happened to the connection.
+    async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
+        """Subscribe to what clients publish, and to questions."""
+        self._rejected = rejected
+        root = [*self.subjects.root.split("."), "up"]
 
-        Args:
-            entry: its bytes.
-            patience: seconds to go on trying.
+        async def answer(message: Msg) -> None:
+            if message.reply:
+                await self._publish(message.reply, status())
 
-        Raises:
-            NetworkError: another coordinator has written, or the stream is gone.
-        """
-        give_up = time.monotonic() + patience
-        while True:
-            try:
-                ack = await self._js.publish(
-                    self._subjects.log, entry, headers={"Nats-Expected-Last-Sequence": str(self.last)}
-                )
-                self.last = ack.seq
+        async def deliver(message: Msg) -> None:
+            parts = message.subject.split(".")
+            if message.reply.startswith("$JS") or parts[:-2] != root:
+                rejected("a consumer", "not sent by a client: delivered from a stream")
                 return
-            except APIError as error:
-                if error.err_code != WRONG_LAST_SEQUENCE:
-                    raise NetworkError(f"the log of run {self._subjects.run} can't be written: {error}") from error
-                if await self._is_ours(entry):  # it arrived, its receipt did not
-                    self.last += 1
-                    return
-                raise NetworkError(
-                    f"another coordinator has written to run {self._subjects.run} since: this one stops"
-                ) from error
-            except (TimeoutError, nats.errors.Error) as error:
-                if time.monotonic() > give_up:
-                    raise NetworkError(f"the log of run {self._subjects.run} can't be written: {error}") from error
-                await asyncio.sleep(0.1)
+            sender = name_of(parts[-2])
+            if sender is None:
+                rejected(parts[-2], "not a name")
+                return
+            reply = await receive(sender, parts[-1], message.data)
+            if reply is not None and message.reply:
+                await self._publish(message.reply, reply)
 
-    async def _is_ours(self, entry: bytes) -> bool:
-        while True:
+        await self.connection.subscribe(self.subjects.status, cb=answer)
+        up = f"{self.subjects.root}.up.*.*"
+        await self.connection.subscribe(up, cb=deliver, pending_bytes_limit=PENDING_BYTES)
+        with _explained("the server does not answer"):
+            await self.connection.flush()
+
+    def poll(self) -> None:
+        """Read on in the server's log."""
+        if self._log is not None and self._rejected is not None:
+            for who, reason in self._log.new():
+                self._rejected(who, reason)
+
+    async def broadcast(self, data: bytes) -> None:
+        """Publish to everybody."""
+        await self._publish(self.subjects.down, data)
+
+    async def create_log(self, copies: int) -> None:
+        """Make the stream."""
+        settings = api.StreamConfig(
+            name=self.subjects.stream,
+            subjects=[self.subjects.log],
+            storage=api.StorageType.FILE,
+            num_replicas=copies,
+            allow_direct=False,
+            deny_delete=True,
+            deny_purge=True,
+        )
+        with _explained(f"the log of run {self.subjects.run} can't be made"):
+            await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
+
+    def writer(self, last: int) -> "NatsLogWriter":
+        """What publishes to the stream."""
+        return NatsLogWriter(self.connection, self.subjects, last)
+
+    async def allow(self, owner: str | None, most: int | None) -> None:
+        """Make a bucket, if there is none."""
+        bucket = self.subjects.bucket(owner)
+        with _explained(f"the object store {bucket} can't be made"):
             try:
-                there = await self._js.get_msg(self._subjects.stream, self.last + 1)
-                return there.data == entry
+                await self._blobs.object_store(bucket)
             except NotFoundError:
-                return False
-            except (TimeoutError, nats.errors.Error):
-                await asyncio.sleep(0.1)
+                settings = api.ObjectStoreConfig(bucket=bucket, max_bytes=-1 if most is None else most)
+                await self._blobs.create_object_store(bucket, settings)
 
-
-async def log_end(connection: Client, subjects: Subjects) -> int | None:
-    """The sequence number of the log's last entry, None if there is no log.
-
-    Raises:
-        NetworkError: the server has no JetStream, or this key may not ask.
-    """
-    try:
-        info = await connection.jetstream(timeout=REQUEST_SECONDS).stream_info(subjects.stream)
-    except NotFoundError:
-        return None
-    except (TimeoutError, nats.errors.Error) as error:
-        raise NetworkError(
-            f"the server does not answer about run {subjects.run}: has it JetStream, and may this key ask? ({error})"
-        ) from error
-    return int(info.state.last_seq)
+    async def delete(self) -> None:
+        """Delete the stream and the buckets."""
+        stream = self.connection.jetstream(timeout=REQUEST_SECONDS)
+        buckets = f"OBJ_{self.subjects.stream}--"
+        with _explained(f"run {self.subjects.run} can't be deleted"):
+            found: list[str] = []
+            while page := await stream.streams_info(offset=len(found)):
+                found += [str(info.config.name) for info in page]
+            for name in found:
+                if name == self.subjects.stream or name.startswith(buckets):
+                    await stream.delete_stream(name)

@@ -1,0 +1,177 @@
+"""What a client's process is asked, and its answers: updates to plans, reports about the weights."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from fedseed.errors import MessageError, NetworkError
+from fedseed.federation.cost import Spent
+from fedseed.federation.hosted import WorkThread
+from fedseed.federation.introduction import Introduction
+from fedseed.federation.large import carry, fetch, frame_of, round_of
+from fedseed.federation.messages import Kind, Message
+from fedseed.federation.protocol import read_plan, silent_message
+from fedseed.federation.replica import Replica
+from fedseed.federation.worker import spent
+from fedseed.reports.progress import Progress
+from fedseed.transport.base import ClientEnd
+
+MOST_PLANS = 10_000  # that wait to be looked at
+
+
+class Answers:
+    """Takes plans and questions, and answers those that the weights are ready for.
+
+    Args:
+        end: the transport.
+        replica: the weights here.
+        introduction: whether the coordinator knows this process.
+        thread: where the work is done.
+        progress: shows the run going on.
+    """
+
+    def __init__(
+        self, end: ClientEnd, replica: Replica, introduction: Introduction, thread: WorkThread, progress: Progress
+    ) -> None:
+        self.end = end
+        self.replica = replica
+        self.introduction = introduction
+        self._thread = thread
+        self._progress = progress
+        self._plans: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)
+        self._question: dict[str, Any] | None = None
+        self._version = replica.version  # of the weights that these are about:
+        self._given: dict[int, bytes | str] = {}  # updates, or reasons for none, by client
+        self._report: dict[str, Any] | None = None
+
+    def take_plan(self, body: bytes) -> None:
+        """A plan has come. Raises MessageError."""
+        self._plans.append(read_plan(body))
+
+    def take_question(self, about: dict[str, Any]) -> None:
+        """A question about the weights has come; an older one is not answered any more."""
+        self._question = about
+
+    @property
+    def _ready(self) -> bool:
+        return self.introduction.welcome and self.replica.current
+
+    def _look_at_weights(self) -> None:
+        """Forget what was found out about other weights."""
+        if self._version != self.replica.version:
+            self._version = self.replica.version
+            self._given = {}
+            self._report = None
+
+    # -- plans -----------------------------------------------------------------------------------------------
+
+    async def try_plan(self) -> bool:
+        """Do what the oldest plan asks, if the steps before it have come; whether anything was done."""
+        if not self._plans:
+            return False
+        picked, carried = self._plans[0]
+        numbers = self.replica.numbers
+        try:
+            number = round_of(frame_of(carried))
+            if number > self.replica.at + 1 or not self._ready:
+                return False  # its steps have not come yet
+            self._plans.popleft()
+            if number < self.replica.at + 1:
+                return True
+            mine = [name for name in self.replica.hosted.items if picked is None or numbers[name] in picked]
+            if not mine:
+                return True
+            plan = await fetch(self.end, carried, None)
+            about = Message.decode(plan).expect(Kind.PLAN, self.replica.hosted.worker.method.code, number)
+        except MessageError:
+            self._forget(carried)
+            return True
+        await self._answer(plan, about, mine)
+        self._forget(carried)
+        return True
+
+    async def _answer(self, plan: bytes, about: Message, names: Sequence[str]) -> None:
+        """Train for those who have not yet in this round, and send everybody's answer."""
+        numbers = self.replica.numbers
+        self._look_at_weights()
+        new = [name for name in names if numbers[name] not in self._given]
+        if new:
+            await self._train(plan, new)
+        for name in names:
+            await self._send(name, self._given[numbers[name]], about)
+
+    def _forget(self, carried: bytes) -> None:
+        """The plan that was just answered may have come once more meanwhile."""
+        for plan in [plan for plan in self._plans if plan[1] == carried]:
+            self._plans.remove(plan)
+
+    async def _train(self, plan: bytes, names: Sequence[str]) -> None:
+        hosted = self.replica.hosted
+        numbers = [self.replica.numbers[name] for name in names]
+        items = [hosted.items[name] for name in names]
+        answers = await self._thread.do(hosted.worker.train_all, [plan] * len(names), numbers, items)
+        for number, answer in zip(numbers, answers, strict=True):
+            self.replica.spent.add(spent(answer.effort, counts=answer.message is not None))
+            if answer.message is None:
+                self._given[number] = str(answer.reason)
+            elif number in hosted.attackers and hosted.attack is not None:
+                self._given[number] = hosted.worker.corrupt(answer.message, hosted.attack)
+            else:
+                self._given[number] = answer.message
+
+    async def _send(self, name: str, answer: bytes | str, plan: Message) -> None:
+        if isinstance(answer, str):
+            await self.end.send(name, "update", silent_message(plan.round, plan.attempt, answer))
+            return
+        if plan.attempt:
+            answer = replace(Message.decode(answer), attempt=plan.attempt).encode()
+        number = self.replica.numbers[name]
+        try:
+            if len(answer) > self.end.largest and not await self.introduction.ask_for_blobs():
+                return  # the plan comes again
+            carried = await carry(self.end, answer, f"update-{plan.round}-{plan.attempt}-{number}")
+        except NetworkError as error:
+            self._progress.warn(f"the update of {name} can't be sent now: {error}")
+            return
+        await self.end.send(name, "update", carried)
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    async def try_question(self) -> bool:
+        """Report on the weights, if they are those that are asked about; whether anything was done."""
+        if self._question is None:
+            return False
+        asked = self._question
+        number = asked.get("round")
+        if not isinstance(number, int) or number < self.replica.at:
+            self._question = None
+            return True
+        if number > self.replica.at or not self._ready:
+            return False
+        self._question = None
+        self._look_at_weights()
+        if self._report is None:
+            self._report = await self._about(number)
+        if asked.get("evaluate") == self.replica.hosted.host and self._report["metrics"] is None:
+            await self._evaluate(self._report)
+        await self.introduction.say("report", self._report)
+        return True
+
+    async def _about(self, number: int) -> dict[str, Any]:
+        """A report: the weights' digest, and what the work since the last one has cost."""
+        space, ratio = self.replica.hosted.worker.space, None
+        digest = await self.replica.digest()
+        if self.replica.norm is not None:
+            ratio = self.replica.norm / max(await self._thread.do(space.norm), 1e-30)
+        done, self.replica.spent = self.replica.spent, Spent()
+        return {"round": number, "digest": digest, "spent": asdict(done), "ratio": ratio, "metrics": None}
+
+    async def _evaluate(self, report: dict[str, Any]) -> None:
+        start = time.perf_counter()
+        hosted = self.replica.hosted
+        hosted.worker.space.model.eval()
+        metrics = await self._thread.do(hosted.evaluate, hosted.worker.space.model)
+        report.update(metrics=metrics, seconds=time.perf_counter() - start)
+        self._progress.round({"round": report["round"], **metrics})

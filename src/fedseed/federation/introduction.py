@@ -1,0 +1,154 @@
+"""How a client's process makes itself known: it says hello until it is welcome, and gives signs of life."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from fedseed.errors import FedseedError, NetworkError
+from fedseed.federation.hosted import WorkThread, first_of
+from fedseed.federation.large import carry
+from fedseed.federation.messages import Kind, Message
+from fedseed.federation.protocol import read_json
+from fedseed.federation.replica import Replica
+from fedseed.reports.progress import Progress
+from fedseed.transport.base import ClientEnd, end_task
+
+RETRY_SECONDS = 2.0
+HELLO_SECONDS = 5.0  # for an answer to a hello
+
+
+class Introduction:
+    """Keeps the process known to the coordinator.
+
+    Args:
+        end: the transport.
+        replica: the weights here.
+        thread: where work is done.
+        progress: shows the run going on.
+        failed: told what ends the process.
+    """
+
+    def __init__(
+        self, end: ClientEnd, replica: Replica, thread: WorkThread, progress: Progress,
+        failed: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        self.end = end
+        self.replica = replica
+        self.welcome = False
+        self.incarnation = ""
+        self._thread = thread
+        self._progress = progress
+        self._failed = failed
+        self._call = asyncio.Event()  # the coordinator calls, or an interruption is over
+        self._beat_seconds = RETRY_SECONDS
+        self._bring_weights = False
+        self._wants_blobs = replica.hosted.worker.method.catch_up == "newest"
+        self._has_blobs = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Begin to say hello."""
+        self._tasks = [asyncio.create_task(self._keep_hello()), asyncio.create_task(self._beat())]
+
+    async def stop(self) -> None:
+        """Say nothing any more."""
+        for task in self._tasks:
+            await end_task(task)
+
+    def again(self) -> None:
+        """An interruption is over: say hello again."""
+        self._call.set()
+
+    def called(self, incarnation: str) -> None:
+        """A coordinator calls; one that this process does not know has to let it in first."""
+        if incarnation != self.incarnation or not self.incarnation or not self.welcome:
+            self.welcome = False
+        self._call.set()
+
+    async def say(self, what: str, about: dict[str, Any]) -> None:
+        """Send a sign of life or a report."""
+        about = {"at": self.replica.at, "epoch": self.incarnation, **about}
+        await self.end.send(self.replica.hosted.host, what, json.dumps(about).encode())
+
+    async def ask_for_blobs(self) -> bool:
+        """Let the coordinator make room for large messages of this process; whether there is."""
+        if not self._has_blobs:
+            self._wants_blobs = True
+            await self._hello()
+        return self._has_blobs
+
+    async def _keep_hello(self) -> None:
+        told = False
+        try:
+            while True:
+                self._call.clear()
+                answered = False
+                with suppress(NetworkError):  # it is tried again
+                    answered = await self._hello()
+                if not answered and not told and not self.welcome:
+                    told = True
+                    self._progress.note(f"waiting for the coordinator of run {self.replica.run}")
+                await first_of(self._call, None if self.welcome else RETRY_SECONDS)
+                await asyncio.sleep(0.05)
+        except Exception as error:
+            self._failed(error)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_seconds)
+            with suppress(NetworkError):
+                await self.say("beat", {})
+
+    async def _hello(self) -> bool:
+        """Say hello once; whether it was answered. Raises FedseedError if this process does not fit."""
+        hosted = self.replica.hosted
+        for name, items in hosted.items.items():
+            about: dict[str, Any] = {"client": name, "host": hosted.host, "examples": len(items)}
+            await self.end.send(name, "attach", json.dumps(about).encode())
+        about = {
+            "host": hosted.host,
+            "header": base64.b64encode(hosted.start).decode(),
+            "names": list(hosted.names),
+            "at": self.replica.at,
+            "time": time.time(),
+            "bucket": self._wants_blobs,
+        }
+        if self._bring_weights:
+            self._bring_weights = False
+            frame = Message(Kind.STEP, hosted.worker.method.code, 0, 0, b"").encode()
+            weights = frame + await self._thread.do(hosted.worker.space.dense)
+            about["weights"] = base64.b64encode(await carry(self.end, weights, "base-weights")).decode()
+        reply = await self.end.ask(hosted.host, "hello", json.dumps(about).encode(), HELLO_SECONDS)
+        if reply is None:
+            return False
+        await self._take_answer(read_json(reply))
+        return True
+
+    async def _take_answer(self, answer: dict[str, Any]) -> None:
+        host = self.replica.hosted.host
+        if "refused" in answer:
+            raise FedseedError(f"the coordinator refuses {host}: {answer['refused']}")
+        if "skew" in answer:
+            self._progress.warn(
+                f"this machine's clock is {abs(answer['skew']):.0f} s {'ahead of' if answer['skew'] > 0 else 'behind'} "
+                "the coordinator's: nothing here depends on it, but certificates do"
+            )
+        self._has_blobs = self._wants_blobs
+        self._beat_seconds = float(answer.get("beat", RETRY_SECONDS))
+        if answer.get("bring") == "weights":
+            self._bring_weights = True
+            self._call.set()
+        incarnation = str(answer["epoch"])
+        if incarnation and incarnation != self.incarnation:
+            if self.incarnation and self.replica.at:
+                self._progress.warn("the run has been put on the server again: begun from the base")
+                await self.replica.begin_at_base()
+            self.incarnation = incarnation
+            await self.replica.follow()
+        self.welcome = bool(incarnation)
+        if self.welcome:
+            await self.say("beat", {})

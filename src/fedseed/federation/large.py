@@ -1,0 +1,63 @@
+"""Messages that are too large for one piece: they travel as blobs, and a reference goes in their place."""
+
+from fedseed.errors import MessageError
+from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.protocol import STORED, Stored
+from fedseed.transport.base import End
+
+
+def is_stored(carried: bytes) -> bool:
+    """Whether this is a reference to a message."""
+    return carried[: len(STORED)] == STORED
+
+
+async def carry(end: End, message: bytes, name: str) -> bytes:
+    """The message itself, or, if it is large, a reference to it: it is stored as a blob of this end's own.
+
+    Args:
+        end: this side's.
+        message: the message.
+        name: what a blob of it is called.
+    """
+    if len(message) <= end.largest:
+        return message
+    await end.put(name, message)
+    return Stored(name, len(message), message[:FRAME_BYTES]).encode()
+
+
+async def fetch(end: End, carried: bytes, owner: str | None, most: int | None = None) -> bytes:
+    """The message, wherever it is.
+
+    Args:
+        end: this side's.
+        carried: the message or a reference.
+        owner: whose blobs it refers to; None: the coordinator's.
+        most: largest size that is accepted.
+
+    Raises:
+        MessageError: not there, too large, or not what the reference says.
+    """
+    if not is_stored(carried):
+        return carried
+    reference = Stored.decode(carried)
+    if most is not None and reference.size > most:
+        raise MessageError(f"a message of {reference.size:,} bytes: at most {most:,} are accepted")
+    message = await end.get(owner, reference.name, reference.size)
+    if len(message) != reference.size or message[:FRAME_BYTES] != reference.frame:
+        raise MessageError(f"the object {reference.name} is not what was announced")
+    return message
+
+
+def frame_of(carried: bytes) -> bytes:
+    """The message's frame, wherever the message is. Raises MessageError."""
+    return Stored.decode(carried).frame if is_stored(carried) else carried
+
+
+def round_of(frame: bytes) -> int:
+    """The round that a frame is about; it has not been checked."""
+    return int.from_bytes(frame[8:12], "little")
+
+
+def attempt_of(frame: bytes) -> int:
+    """The attempt that a frame is about; it has not been checked."""
+    return int.from_bytes(frame[6:8], "little")

@@ -1,0 +1,123 @@
+"""A client behind a transport. One process may speak for many clients; the model stays in memory.
+
+What comes from the log goes first, then plans, then questions. Work is done in a thread of its own, so that signs of
+life go on meanwhile.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from fedseed.errors import MessageError, NetworkError
+from fedseed.federation.answers import Answers
+from fedseed.federation.hosted import Hosted, WorkThread, first_of
+from fedseed.federation.introduction import Introduction
+from fedseed.federation.protocol import read_json
+from fedseed.federation.replica import Replica
+from fedseed.reports.progress import Progress, Silent
+from fedseed.transport.base import Transport
+
+
+class NetworkClient:
+    """A process that takes part in a run for the clients it hosts.
+
+    Args:
+        transport: how to reach the run.
+        run: the run's name.
+        load: makes the model at its base, with the hosted clients' data; called again if the weights have to be
+            replayed.
+        rounds: how many the run has, for showing how far it is.
+        progress: shows the run going on.
+    """
+
+    def __init__(
+        self, transport: Transport, run: str, load: Callable[[], Hosted], rounds: int, progress: Progress | None = None
+    ) -> None:
+        self.transport = transport
+        self.run_name = run
+        self.rounds = rounds
+        self.progress = progress or Silent()
+        self.hosted = load()
+        for note in self.hosted.notes:
+            self.progress.note(note)
+        self.replica: Replica | None = None  # once connected
+        self._load = load
+        self._thread = WorkThread()
+        self._wake = asyncio.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def at(self) -> int:
+        """The last step that was applied."""
+        return 0 if self.replica is None else self.replica.at
+
+    def run(self) -> str:
+        """Take part until the run is over; returns the digest of the weights.
+
+        Raises:
+            FedseedError: refused by the server or the coordinator, or the weights can't be brought in line.
+        """
+        try:
+            return asyncio.run(self._run())
+        finally:
+            self._thread.end()
+
+    async def _run(self) -> str:
+        host = self.hosted.host
+        introductions: list[Introduction] = []
+
+        def refused(text: str) -> None:
+            self._fail(NetworkError(f"the server refuses {host}: {text}: its key is not allowed to"))
+
+        def again() -> None:
+            for one in introductions:
+                one.again()
+
+        end = await self.transport.client(host, refused, again)
+        thread, progress, wake = self._thread, self.progress, self._wake.set
+        replica = self.replica = Replica(end, self.run_name, self._load, self.hosted, thread, progress, wake)
+        introduction = Introduction(end, replica, thread, progress, self._fail)
+        introductions.append(introduction)
+        answers = Answers(end, replica, introduction, thread, progress)
+        try:
+            await end.listen(lambda data: self._take(data, introduction, answers))
+            introduction.begin()
+            with progress.running(self.hosted.worker.method.name, self.rounds):
+                await self._work(replica, answers)
+            await introduction.say("beat", {"done": True})
+            await end.flush()
+        finally:
+            await introduction.stop()
+            await replica.stop()
+            await end.close()
+        return await replica.digest()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._wake.set()
+
+    def _take(self, data: bytes, introduction: Introduction, answers: Answers) -> None:
+        """Something was broadcast."""
+        kind, body = data[:1], data[1:]
+        with suppress(MessageError):  # what is not valid is not from a coordinator
+            if kind == b"C":
+                introduction.called(body.decode("ascii", errors="replace"))
+            elif kind == b"P":
+                answers.take_plan(body)
+                self._wake.set()
+            elif kind == b"A":
+                answers.take_question(read_json(body))
+                self._wake.set()
+
+    async def _work(self, replica: Replica, answers: Answers) -> None:
+        while True:
+            self._wake.clear()
+            if self._failure is not None:
+                raise self._failure
+            if replica.waits:
+                await replica.advance()
+            elif replica.ended:
+                return
+            elif not (await answers.try_plan() or await answers.try_question()):
+                await first_of(self._wake, None if replica.current else 1.0)
+                await replica.take_awaited()

@@ -1,0 +1,199 @@
+"""The coordinator behind a transport. Free of torch, models and data, and of what carries the bytes."""
+
+import json
+import time
+from typing import Any
+
+from fedseed.aggregation import AggregationRule
+from fedseed.errors import MessageError, NetworkError, RecipeError
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.inquiry import Inquiry
+from fedseed.federation.membership import Roster
+from fedseed.federation.protocol import read_json
+from fedseed.federation.reception import Reception
+from fedseed.federation.rejected import Rejected
+from fedseed.federation.rounds import Rounds
+from fedseed.federation.session import Session, Settings
+from fedseed.federation.step_log import StepLog
+from fedseed.methods import Method
+from fedseed.orbit import Header
+from fedseed.reports.memory import resident_memory
+from fedseed.reports.progress import Progress
+from fedseed.transport.base import CoordinatorEnd
+
+SHOWN = (
+    "round", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up", "bytes_down", "weights_digest",
+)  # fmt: skip
+MOST_NAMED = 100  # clients in an answer about the status
+
+
+class NetworkCoordinator:
+    """One run's coordinator: its reception, its rounds, its log, and what it asks and answers.
+
+    Args:
+        end: the transport.
+        run: the run's name.
+        method: the recipe's method.
+        seed: the recipe's seed.
+        total: how many rounds the run has.
+        settings: how it deals with clients.
+        progress: shows the run going on.
+    """
+
+    def __init__(
+        self, end: CoordinatorEnd, run: str, method: Method, seed: int, total: int, settings: Settings,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        self.run = run
+        self.total = total
+        self.session = Session(end, settings, progress, Rejected(progress, run))
+        self.roster = Roster(settings.dead_after)
+        self.reception = Reception(self.session, self.roster, method, seed)
+        self.inquiry = Inquiry(self.session, self.roster)
+        self.log = StepLog(end, method)
+        self.rounds: Rounds | None = None  # once it is known who the clients are
+        self.line: dict[str, Any] = {}  # the newest line of metrics, for the status
+        self.began = time.time()
+
+    # -- starting -----------------------------------------------------------------------------------------------
+
+    async def start(self, fresh: bool, known: bool) -> Header:
+        """Take up the run, or wait for clients and begin it; returns the header. `open` comes next.
+
+        Args:
+            fresh: delete a run of this name from the server first.
+            known: there are files of this run here.
+
+        Raises:
+            NetworkError: another coordinator runs this run.
+            MessageError: the server holds another run of this name.
+        """
+        end, method = self.session.end, self.reception.method
+        await self._be_the_only_one()
+        last = await end.log_end()
+        if fresh and last is not None:
+            await end.delete()
+            last = None
+        await end.allow(None, None)
+        await end.listen(self.receive, self._answer, self.session.rejected.add)
+        if last is None:
+            if known:
+                self.session.progress.warn("the server has lost the run: it is put there again from the orbit")
+            await self.reception.assemble()
+            header = self.reception.header
+            assert header is not None
+            copies = self.session.settings.copies
+            self.session.incarnation = await self.log.create(header, self.roster.names, self.total, copies)
+        else:
+            self.session.incarnation = await self.log.read(last, self.run)
+            header = self.log.header
+            assert header is not None
+            self.reception.check(header)
+            self.reception.header = header
+            self.roster.name(self.log.names)
+            if method.catch_up == "newest" and not self.log.steps:
+                await self.reception.assemble()  # for the base's weights
+        await self.log.begin_session()
+        return header
+
+    async def open(self, per_round: int, aggregation: AggregationRule) -> Coordinator:
+        """Make the coordinator, and let the clients know.
+
+        Args:
+            per_round: clients in a round.
+            aggregation: how their answers become one.
+
+        Raises:
+            RecipeError: that can't be, or the method does not fit the model.
+        """
+        names, reception = self.roster.names, self.reception
+        if not 1 <= per_round <= len(names):
+            raise RecipeError(f"federation.per_round = {per_round}: there are {len(names)} clients")
+        examples = [self.roster.examples.get(name, 0) for name in names]
+        assert reception.header is not None
+        try:
+            layout = reception.header.layout
+            made = Coordinator(reception.method, layout, reception.seed, examples, per_round, aggregation)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+        if reception.base_weights is not None:
+            made.weights = reception.base_weights
+            reception.base_weights = None
+        reception.coordinator = made
+        self.rounds = Rounds(self.session, self.roster, made, reception.largest_message())
+        await self.session.call()
+        return made
+
+    async def _be_the_only_one(self) -> None:
+        answer = await self.session.end.status(2)
+        if answer is None:
+            return
+        about = read_json(answer)
+        raise NetworkError(
+            f"another coordinator runs {self.run} already (since "
+            f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(about.get('began', 0)))} UTC, round "
+            f"{about.get('round')}): this one stops"
+        )
+
+    # -- what clients say ------------------------------------------------------------------------------------------
+
+    async def receive(self, sender: str, what: str, data: bytes) -> bytes | None:
+        """A client's message; returns the answer to a hello."""
+        try:
+            if what == "update":
+                if self.rounds is not None:
+                    self.rounds.take(sender, data)
+                return None
+            about = read_json(data)
+            if what == "hello":
+                return await self.reception.hello(sender, about, self.session.rejected.add)
+            if what == "attach":
+                self.reception.attach(sender, about)
+            elif what in ("beat", "report"):
+                self.inquiry.beat(sender, about, what == "report")
+            else:
+                raise MessageError(f"a message of unknown kind {what[:20]!r}")
+        except (MessageError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = str(error) if isinstance(error, MessageError) else f"not valid: {type(error).__name__}: {error}"
+            self.session.rejected.add(sender, reason)
+        return None
+
+    # -- how it is going -------------------------------------------------------------------------------------------
+
+    def _answer(self) -> bytes:
+        return json.dumps(self.status()).encode()
+
+    def figures(self) -> dict[str, Any]:
+        """What status and summary both say."""
+        self.session.end.poll()
+        return {
+            "run": self.run,
+            "repeated_rounds": self.rounds.repeated if self.rounds is not None else 0,
+            "refusals": self.session.rejected.counts(),
+            "drifted": sorted(self.inquiry.drifted),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """What `fedseed status` shows."""
+        here, names = self.roster.present(), self.roster.names
+        current = self.rounds.open if self.rounds is not None else None
+        missing = sorted(self.rounds.missing(current)) if self.rounds is not None and current is not None else []
+        figures = self.figures()
+        return {
+            "run": self.run,
+            "method": self.reception.method.name,
+            "began": self.began,
+            "round": current.number if current is not None else self.line.get("round", 0),
+            "rounds": self.total,
+            "waiting_for": [names[number] for number in missing[:MOST_NAMED]],
+            "clients": len(names),
+            "alive": len(here),
+            "away": [name for number, name in enumerate(names) if number not in here][:MOST_NAMED],
+            "behind": {name: host.at for name, host in self.roster.membership.alive().items()},
+            "last": {key: self.line[key] for key in SHOWN if key in self.line},
+            "repeated_rounds": figures["repeated_rounds"],
+            "refusals": figures["refusals"],
+            "skewed_clocks": sorted(self.reception.skewed),
+            "drifted": figures["drifted"],
+            "memory_bytes": resident_memory(),
+        }

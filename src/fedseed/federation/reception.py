@@ -1,0 +1,163 @@
+"""How clients come to a run: they say hello, and what they have must be what the run is about."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fedseed.errors import MessageError, OrbitError
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.large import fetch
+from fedseed.federation.membership import Roster
+from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.session import RESEND_SECONDS, Session
+from fedseed.methods import Method
+from fedseed.orbit import Header
+from fedseed.orbit.file import scan
+
+BRING_SECONDS = 60.0  # for a client to bring the base's weights, which a dense method's coordinator begins with
+CLOCK_SKEW_SECONDS = 60.0
+SPARE_BYTES = 16 << 20  # of a message of scalars, and of a client's blobs besides the messages
+
+
+class Reception:
+    """Takes hellos and attachments.
+
+    Args:
+        session: the conversation.
+        roster: the clients.
+        method: the recipe's method.
+        seed: the recipe's seed.
+    """
+
+    def __init__(self, session: Session, roster: Roster, method: Method, seed: int) -> None:
+        self.session = session
+        self.roster = roster
+        self.method = method
+        self.seed = seed
+        self.header: Header | None = None  # that of the log, or of the first client
+        self.base_weights: bytes | None = None  # for a dense method's coordinator to begin with
+        self.coordinator: Coordinator | None = None  # once there is one
+        self.skewed: set[str] = set()  # hosts whose clocks are wrong
+        self._bring_until = 0.0  # when to ask another client for the base's weights
+        self._fetching: set[asyncio.Task[None]] = set()
+
+    async def assemble(self) -> None:
+        """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed."""
+        told = ""
+        while True:
+            await self.session.call()
+            here, wanted = self.roster.present(), self.roster.wanted(self.session.settings.start_with)
+            brought = self.method.catch_up != "newest" or self.base_weights is not None
+            if self.header is not None and len(here) >= wanted and brought:
+                return
+            missing = f"{len(here)} of {wanted or '?'} clients are here"
+            if missing != told:
+                self.session.progress.note(f"waiting for clients: {missing}")
+                told = missing
+            await self.session.pause(RESEND_SECONDS)
+
+    def check(self, header: Header) -> None:
+        """Whether a header is of this run. Raises MessageError."""
+        mine = replace(header, method=self.method, seed=self.seed)  # what the recipe says
+        expected = self.header or mine
+        wanted = self.session.settings.base_digest or expected.base_digest
+        if header.base_digest != wanted:
+            raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
+        differences = header.differences(expected)
+        if differences:
+            raise MessageError(f"another recipe or model: {differences[0]} here")
+
+    def attach(self, sender: str, about: dict[str, Any]) -> None:
+        """A client says which process hosts it, and how many examples it has. Raises MessageError."""
+        client, host, examples = str(about["client"]), str(about["host"]), int(about["examples"])
+        if client != sender:
+            raise MessageError(f"it speaks for client {client}")
+        if examples < 0:
+            raise MessageError(f"{examples} examples")
+        number = self.roster.numbers.get(client)
+        if self.roster.names and number is None:
+            raise MessageError(f"this run has no client {client}")
+        self.roster.membership.attach(client, host)
+        self.roster.examples[client] = examples
+        if number is not None and self.coordinator is not None:
+            self.coordinator.examples[number] = examples
+
+    async def hello(self, sender: str, about: dict[str, Any], reject: Callable[[str, str], None]) -> bytes:
+        """A process introduces itself; returns what it is told.
+
+        Args:
+            sender: who it is.
+            about: what it says.
+            reject: counts it, if it does not fit.
+
+        Raises:
+            MessageError: it is not a hello, or in another's name.
+        """
+        host = str(about["host"])
+        if host != sender:
+            raise MessageError(f"it speaks for client {host}")
+        try:
+            header = scan(base64.b64decode(about["header"]), "hello")[0].header
+            self.check(header)
+            self._compare_names([str(name) for name in about["names"]], bool(about.get("names_matter", True)))
+        except (OrbitError, MessageError) as error:
+            reject(host, str(error))
+            return json.dumps({"refused": str(error)}).encode()
+        if self.header is None:
+            self.header = header
+        answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
+        self._compare_clocks(host, float(about["time"]), answer)
+        self.roster.membership.hello(host, int(about["at"]))
+        if about.get("bucket"):
+            await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
+        if self.method.catch_up == "newest" and self.coordinator is None and self.base_weights is None:
+            if about.get("weights") is not None:
+                task = asyncio.create_task(self._take_weights(host, base64.b64decode(about["weights"]), reject))
+                self._fetching.add(task)
+                task.add_done_callback(self._fetching.discard)
+            elif time.monotonic() > self._bring_until:  # one client is enough; another is asked if this one does not
+                self._bring_until = time.monotonic() + BRING_SECONDS
+                answer["bring"] = "weights"
+        self.session.stir()
+        return json.dumps(answer).encode()
+
+    def _compare_names(self, names: list[str], matter: bool) -> None:
+        known = self.roster.names
+        if known and names != known and matter:
+            raise MessageError(f"another list of clients: {len(names)} there, {len(known)} here, or in another order")
+        if not names or len(set(names)) < len(names):
+            raise MessageError("a list of clients that is empty or names one twice")
+        if not known:
+            self.roster.name(names)
+
+    def _compare_clocks(self, host: str, there: float, answer: dict[str, Any]) -> None:
+        skew = there - time.time()
+        if abs(skew) <= CLOCK_SKEW_SECONDS:
+            return
+        answer["skew"] = skew
+        if host not in self.skewed:
+            self.skewed.add(host)
+            word = "ahead" if skew > 0 else "behind"
+            self.session.progress.warn(f"the clock of {host} is {abs(skew):.0f} s {word}")
+
+    async def _take_weights(self, host: str, carried: bytes, reject: Callable[[str, str], None]) -> None:
+        """The base's weights, which a dense method's coordinator begins with."""
+        assert self.header is not None
+        try:
+            data = await fetch(self.session.end, carried, host, self.largest_message())
+            weights = data[FRAME_BYTES:]
+            if len(weights) != self.header.layout.dense_bytes:
+                raise MessageError(f"{len(weights)} bytes of weights")
+            self.base_weights = weights
+        except MessageError as error:
+            reject(host, str(error))
+        self.session.stir()
+
+    def largest_message(self) -> int:
+        """Bytes of the largest message a client may send: all weights, or what scalars take."""
+        assert self.header is not None
+        return FRAME_BYTES + max(self.header.layout.dense_bytes, SPARE_BYTES)

@@ -1,0 +1,259 @@
+"""A round over a network: plans go out, answers come in, until there are enough of them or time is over."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fedseed.errors import MessageError
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.cost import Spent
+from fedseed.federation.large import attempt_of, carry, fetch, is_stored, round_of
+from fedseed.federation.membership import Roster
+from fedseed.federation.messages import FRAME_BYTES, Message
+from fedseed.federation.protocol import SILENT, Stored, plan_message, read_silent
+from fedseed.federation.session import RESEND_SECONDS, Session
+
+
+@dataclass
+class Gathered:
+    """What became of an open round.
+
+    Args:
+        clients: who took part, in ascending order.
+        plan_bytes: payload of a plan.
+        update_bytes: payload of each update that came.
+        skipped: clients whose update does not count, and why.
+        refused: messages that were refused.
+        spent: what the clients' work cost, as far as it is known by now.
+    """
+
+    clients: Sequence[int]
+    plan_bytes: int
+    update_bytes: list[int] = field(default_factory=list)
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    refused: int = 0
+    spent: Spent = field(default_factory=Spent)
+
+
+@dataclass
+class OpenRound:
+    """The round that is open.
+
+    Args:
+        number: the round.
+        attempt: how often it was begun before.
+        clients: who takes part.
+        missing: how many of them have not answered.
+        silent: who has nothing to send, and why.
+        refused: whose answer was refused, and why.
+        bytes_up: the payload of each update that counts, by client.
+    """
+
+    number: int
+    attempt: int
+    clients: frozenset[int]
+    missing: int
+    silent: dict[int, str] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    bytes_up: dict[int, int] = field(default_factory=dict)
+
+
+class Rounds:
+    """Opens rounds and takes what clients answer.
+
+    Args:
+        session: the conversation.
+        roster: the clients.
+        coordinator: plans, and combines answers.
+        largest: bytes of the largest message a client may send.
+    """
+
+    def __init__(self, session: Session, roster: Roster, coordinator: Coordinator, largest: int) -> None:
+        self.session = session
+        self.roster = roster
+        self.coordinator = coordinator
+        self.open: OpenRound | None = None
+        self.repeated = 0
+        self.grace = float("inf")  # until when all clients are waited for, as before the first round
+        self._largest = largest
+        self._running = False  # whether a round was begun here
+        self._fetching: set[asyncio.Task[None]] = set()
+
+    # -- what comes in -----------------------------------------------------------------------------------------------
+
+    def take(self, name: str, data: bytes) -> None:
+        """A client's answer. Raises MessageError."""
+        current = self.open
+        if current is None and not self._running:
+            return  # it answers what was asked before this coordinator started
+        number = self.roster.numbers.get(name)
+        if number is None:
+            raise MessageError("this run has no client of this name")
+        try:
+            if data[:2] == SILENT:
+                self._take_silent(number, data)
+            elif current is None:
+                about = "" if is_stored(data) else f", this is for round {Message.decode(data).round}"
+                raise MessageError(f"no round is open{about}")
+            elif is_stored(data):
+                self._begin_fetch(current, name, number, data)
+            else:
+                self.coordinator.receive(data, number)
+                self._count(current, number, len(data))
+        except MessageError as error:
+            self._refuse(name, number, str(error))
+
+    def _refuse(self, name: str, number: int, reason: str) -> None:
+        self.session.rejected.add(name, reason)
+        if self.open is not None:
+            self.open.refused[number] = reason
+
+    def _count(self, current: OpenRound, number: int, size: int) -> None:
+        current.bytes_up[number] = size - FRAME_BYTES
+        if current.silent.pop(number, None) is None:
+            self._one_less(current)
+
+    def _one_less(self, current: OpenRound) -> None:
+        current.missing -= 1
+        if current.missing == 0:
+            self.session.stir()
+
+    def _take_silent(self, client: int, data: bytes) -> None:
+        number, attempt, reason = read_silent(data)
+        current = self.open
+        if current is None or (number, attempt) != (current.number, current.attempt):
+            raise MessageError(f"round {number} attempt {attempt} is not open")
+        if client not in current.clients or client in self.coordinator.answered or client in current.silent:
+            raise MessageError(f"client {client} has answered round {number} already, or takes no part in it")
+        current.silent[client] = reason
+        self._one_less(current)
+
+    def _begin_fetch(self, current: OpenRound, name: str, number: int, data: bytes) -> None:
+        """Get a large update, if what its frame says can count."""
+        reference = Stored.decode(data)
+        about = (round_of(reference.frame), attempt_of(reference.frame))
+        if about != (current.number, current.attempt):
+            raise MessageError(f"round {current.number} was expected, round {about[0]} came")
+        if number not in current.clients or number in self.coordinator.answered:
+            raise MessageError(f"client {number} has answered round {current.number} already, or takes no part in it")
+        if reference.size > self._largest:
+            raise MessageError(f"a message of {reference.size:,} bytes: at most {self._largest:,} are accepted")
+        if sum(1 for task in self._fetching if task.get_name() == name) >= 2:
+            raise MessageError("too many large messages at once")
+        task = asyncio.create_task(self._fetch(name, number, data, reference), name=name)
+        self._fetching.add(task)
+        task.add_done_callback(self._fetching.discard)
+
+    async def _fetch(self, name: str, number: int, data: bytes, reference: Stored) -> None:
+        owner = self.roster.membership.host_of(name)
+        try:
+            message = await fetch(self.session.end, data, owner, self._largest)
+            if self.open is None:
+                raise MessageError("it came when its round was over")
+            self.coordinator.receive(message, number)
+            self._count(self.open, number, len(message))
+        except MessageError as error:
+            self._refuse(name, number, str(error))
+        await self.session.end.drop(owner, reference.name)
+
+    # -- a round -----------------------------------------------------------------------------------------------
+
+    async def gather(self, number: int) -> Gathered:
+        """Open a round, as often as it takes, and gather what counts."""
+        minimum, attempt = self.session.settings.minimum, 0
+        while True:
+            clients = self.coordinator.open(number, attempt, await self._enough())
+            plans = self.coordinator.plans()
+            self._running = True
+            self.open = current = OpenRound(number, attempt, frozenset(clients), len(clients))
+            reason = await self._ask(current, plans)
+            answered = len(self.coordinator.answered) + len(current.silent)
+            if answered >= min(minimum, len(clients)):
+                break
+            attempt += 1
+            self.repeated += 1
+            self.session.progress.warn(f"round {number}: {answered} answers, {minimum} are needed: it is begun again")
+        gathered = Gathered(clients, len(next(iter(plans))) - FRAME_BYTES)
+        gathered.skipped = [(client, self._why(current, client, reason)) for client in self._without(current)]
+        gathered.update_bytes = [current.bytes_up[client] for client in sorted(current.bytes_up)]
+        gathered.refused = self.session.rejected.since()
+        self.open = None
+        return gathered
+
+    def missing(self, current: OpenRound) -> frozenset[int]:
+        """The clients that the open round waits for."""
+        return current.clients - set(self.coordinator.answered) - current.silent.keys()
+
+    def _without(self, current: OpenRound) -> list[int]:
+        """The clients whose updates do not count."""
+        return sorted(current.clients - set(self.coordinator.answered))
+
+    def _why(self, current: OpenRound, client: int, reason: str) -> str:
+        """Why a client's update does not count; it is said aloud, too."""
+        name, number = self.roster.names[client], current.number
+        if client in current.silent:
+            self.session.progress.warn(f"round {number}: {name} sends nothing: {current.silent[client]}")
+            return current.silent[client]
+        why = f"refused: {current.refused[client]}" if client in current.refused else reason
+        self.session.progress.warn(f"round {number}: nothing of {name} counts: {why}")
+        return why
+
+    async def _ask(self, current: OpenRound, plans: dict[bytes, list[int]]) -> str:
+        """Send the plans and wait for answers; why some are missing."""
+        end, blobs = self.session.end, []
+        asked: list[tuple[bytes, list[int]]] = []
+        for plan, clients in plans.items():
+            name = f"plan-{current.number}-{current.attempt}-{clients[0]}"
+            carried = await carry(end, plan, name)
+            asked.append((carried, clients))
+            if is_stored(carried):
+                blobs.append(name)
+        for carried, clients in asked:
+            everybody = len(clients) == len(self.roster.names)
+            await end.broadcast(plan_message(clients, everybody, carried))
+        reason = await self._answers(current, asked)
+        for name in blobs:
+            await end.drop(None, name)
+        return reason
+
+    async def _answers(self, current: OpenRound, asked: list[tuple[bytes, list[int]]]) -> str:
+        """Wait for answers: all of them, or the deadline, or until nobody is left to wait for."""
+        deadline = time.monotonic() + self.session.settings.deadline
+        resend = time.monotonic() + RESEND_SECONDS
+        while current.missing:
+            await self.session.pause(0.25)
+            if not current.missing:
+                break
+            now = time.monotonic()
+            if now >= deadline:
+                return f"no answer within {self.session.settings.deadline:g} s"
+            missing = self.missing(current)
+            if not missing & self.roster.present():
+                return "it has gone"
+            if now >= resend:
+                for carried, clients in asked:
+                    if again := [client for client in clients if client in missing]:
+                        await self.session.end.broadcast(plan_message(again, False, carried))
+                resend = now + RESEND_SECONDS
+        return ""
+
+    async def _enough(self) -> frozenset[int]:
+        """Wait until enough clients are there for a round; who they are."""
+        settings = self.session.settings
+        told = called = 0.0
+        while True:
+            here = self.roster.present()
+            least = max(1, min(settings.minimum, len(self.roster.names)))
+            grace = self.grace - time.monotonic()
+            if len(here) >= (least if grace <= 0 else self.roster.wanted(settings.start_with)):
+                self.grace = 0.0
+                return here
+            now = time.monotonic()
+            if now > called + RESEND_SECONDS:
+                await self.session.call()
+                called = now
+            if grace <= 0 and now > told + 30:
+                self.session.progress.warn(f"{len(here)} clients are alive, a round needs {least}: waiting")
+                told = now
+            await self.session.pause(0.25)

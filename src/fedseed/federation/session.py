@@ -1,0 +1,75 @@
+"""What the parts of a coordinator's conversation share."""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from fedseed.federation.protocol import call_message
+from fedseed.federation.rejected import Rejected
+from fedseed.reports.progress import Progress
+from fedseed.transport.base import CoordinatorEnd
+
+RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not answered
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a coordinator deals with its clients.
+
+    Args:
+        deadline: seconds after which a round does without those that have not answered.
+        minimum: answers that a round needs; with fewer it is begun again.
+        start_with: clients that must be there before the first round; None: all.
+        dead_after: seconds of silence after which a client is taken for dead.
+        base_digest: digest that the clients' base must have; None: that of the first client to come.
+        copies: of the run's log, where there are several servers.
+    """
+
+    deadline: float = 600.0
+    minimum: int = 1
+    start_with: int | None = None
+    dead_after: float = 6.0
+    base_digest: str | None = None
+    copies: int = 1
+
+
+@dataclass
+class Session:
+    """A coordinator's end, and what all who talk through it need to know.
+
+    Args:
+        end: the transport.
+        settings: deadlines and the like.
+        progress: shows the run going on.
+        rejected: counts messages that are not accepted.
+        incarnation: of the log; it begins anew when a run is put on the server again.
+        stranger: somebody has written whom this coordinator does not know.
+    """
+
+    end: CoordinatorEnd
+    settings: Settings
+    progress: Progress
+    rejected: Rejected
+    incarnation: str = ""
+    stranger: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _called: float = 0.0
+
+    def stir(self) -> None:
+        """Something has happened that somebody may wait for."""
+        self._changed.set()
+
+    async def call(self) -> None:
+        """Ask everybody to say hello."""
+        await self.end.broadcast(call_message(self.incarnation))
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for something to happen, at most so long."""
+        now = time.monotonic()
+        if self.stranger and now > self._called + 1 and self.incarnation:
+            self.stranger, self._called = False, now
+            await self.call()
+        self._changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)

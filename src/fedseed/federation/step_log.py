@@ -1,0 +1,167 @@
+"""A coordinator's side of the run's log: what stands in it, and how steps get there.
+
+A step counts when the log has it, once, because only a coordinator that knows the log's last entry can write.
+docs/architecture.md has the argument.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+
+from fedseed.errors import NetworkError
+from fedseed.federation.large import carry, fetch, is_stored
+from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.protocol import (
+    Entry,
+    Stored,
+    header_entry,
+    mark_entry,
+    read_header,
+    read_mark,
+    read_step,
+    step_entry,
+)
+from fedseed.methods import Method
+from fedseed.orbit import Header
+from fedseed.orbit.file import begin, scan
+from fedseed.orbit.record import LINK_BYTES
+from fedseed.transport.base import CoordinatorEnd, LogWriter
+
+
+class StepLog:
+    """The log while a coordinator runs.
+
+    Args:
+        end: the transport.
+        method: the recipe's.
+    """
+
+    def __init__(self, end: CoordinatorEnd, method: Method) -> None:
+        self.end = end
+        self.method = method
+        self.names: list[str] = []  # the clients', as the log's header has them
+        self.steps: list[tuple[bytes, bytes]] = []  # of earlier sessions: link, and message or reference
+        self.marks: dict[int, str] = {}  # digests by round
+        self.ended = False
+        self.header: Header | None = None
+        self._writer: LogWriter | None = None
+        self._link = b""
+        self._blobs: list[str] = []  # of the newest steps, where they replace each other
+
+    # -- beginning -----------------------------------------------------------------------------------------------
+
+    async def create(self, header: Header, names: Sequence[str], rounds: int, copies: int) -> str:
+        """Make the log; returns its incarnation."""
+        incarnation = secrets.token_hex(8)
+        await self.end.create_log(copies)
+        self._writer = self.end.writer(0)
+        about = {"epoch": incarnation, "names": list(names), "rounds": rounds}
+        await self._writer.append(header_entry(about, begin(header)).encode())
+        self._begin(header, names)
+        return incarnation
+
+    async def read(self, last: int, run: str) -> str:
+        """Read the log up to entry `last`; returns its incarnation.
+
+        Raises:
+            NetworkError: it is empty.
+            MessageError: it holds something else.
+        """
+        entries = await self._entries(last)
+        self._writer = self.end.writer(last)
+        if not entries:
+            raise NetworkError(f"the log of run {run} is empty: start again with --fresh")
+        about, start = read_header(entries.pop(0))
+        self._begin(scan(start, "the log's header")[0].header, [str(name) for name in about["names"]])
+        self.steps = [read_step(entry) for entry in entries if entry.kind == "T"]
+        self.marks = dict(read_mark(entry) for entry in entries if entry.kind == "M")
+        self.ended = any(entry.kind == "E" for entry in entries)
+        return str(about["epoch"])
+
+    def _begin(self, header: Header, names: Sequence[str]) -> None:
+        self.header = header
+        self.names = list(names)
+        self._link = begin(header)[-LINK_BYTES:]
+
+    async def _entries(self, last: int) -> list[Entry]:
+        entries: list[Entry] = []
+        done = asyncio.Event()
+
+        def take(sequence: int, data: bytes) -> None:
+            if sequence <= last:
+                entries.append(Entry.decode(data))
+            if sequence >= last:
+                done.set()
+
+        if last:
+            following = await self.end.follow(0, take)
+            await done.wait()
+            await following.stop()
+        return entries
+
+    async def begin_session(self) -> None:
+        """From here on nobody else may write."""
+        await self._append(Entry("S", secrets.token_bytes(8)))
+
+    async def _append(self, entry: Entry) -> None:
+        assert self._writer is not None
+        await self._writer.append(entry.encode())
+
+    # -- taking up what is there ----------------------------------------------------------------------------------
+
+    async def payloads(self) -> list[bytes]:
+        """The payloads of the earlier sessions' steps; new ones follow these."""
+        found = [(await fetch(self.end, carried, None))[FRAME_BYTES:] for _, carried in self.steps]
+        self._take_up()
+        return found
+
+    async def newest(self) -> tuple[list[int], bytes | None]:
+        """Of a method whose steps replace each other: the payload bytes of all steps, and the newest payload."""
+        sizes = [
+            (Stored.decode(carried).size if is_stored(carried) else len(carried)) - FRAME_BYTES
+            for _, carried in self.steps
+        ]
+        changed = [number for number, size in enumerate(sizes, start=1) if size]
+        payload = None
+        if changed:
+            payload = (await fetch(self.end, self.steps[changed[-1] - 1][1], None))[FRAME_BYTES:]
+            self._blobs = [f"step-{changed[-1]}"]
+        self._take_up()
+        return sizes, payload
+
+    def _take_up(self) -> None:
+        if self.steps:
+            self._link = self.steps[-1][0]
+        self.steps = []
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    async def publish(self, number: int, step: bytes) -> None:
+        """Append a step: from here on it counts."""
+        name = f"step-{number}"
+        carried = await carry(self.end, step, name)
+        entry, after = step_entry(self._link, step, carried)
+        await self._append(entry)
+        self._link = after
+        if self.method.catch_up == "newest" and carried != step:  # the newest weights replace all before them
+            self._blobs.append(name)
+            for old in self._blobs[:-2]:
+                await self.end.drop(None, old)
+            self._blobs = self._blobs[-2:]
+
+    async def mark(self, number: int, digest: str) -> None:
+        """Append which weights the clients have after a round, unless it is known."""
+        if number not in self.marks:
+            await self._append(mark_entry(number, digest))
+            self.marks[number] = digest
+
+    async def finish(self) -> None:
+        """The run is over."""
+        if not self.ended:
+            await self._append(Entry("E", b""))
+            self.ended = True
+
+    @property
+    def digest(self) -> str | None:
+        """The digest that was marked last."""
+        return self.marks[max(self.marks)] if self.marks else None

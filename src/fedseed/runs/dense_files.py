@@ -1,0 +1,59 @@
+"""Files of a coordinator without torch whose method's steps are whole weights: what it remembers, and the weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedseed.durable import replacing
+from fedseed.errors import FedseedError
+from fedseed.federation.coordinator import Coordinator
+from fedseed.weights.layout import ITEM_BYTES, Layout
+
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}  # as safetensors calls them
+
+
+def keep_state(folder: Path, number: int, coordinator: Coordinator) -> None:
+    """Write what the coordinator remembers besides the weights, before the round counts."""
+    kept = coordinator.state_dict()
+    if not kept:
+        return
+    with replacing(folder / f"kept-{number}.npz") as temporary, open(temporary, "wb") as file:
+        np.savez(file, **kept)  # type: ignore[arg-type]
+    (folder / f"kept-{number - 2}.npz").unlink(missing_ok=True)
+
+
+def restore_state(folder: Path, number: int, coordinator: Coordinator) -> None:
+    """Take up what was kept after a round. Raises FedseedError."""
+    if not coordinator.state_dict() and not list(folder.glob("kept-*.npz")):
+        return
+    path = folder / f"kept-{number}.npz"
+    try:
+        with np.load(path) as arrays:
+            coordinator.load_state_dict({name: arrays[name] for name in arrays.files})
+    except (OSError, LookupError, ValueError) as error:
+        raise FedseedError(f"{path}: what the coordinator has kept of round {number} can't be read: {error}") from error
+
+
+def remove_state(folder: Path) -> None:
+    """The run is over: nothing is taken up any more."""
+    for path in folder.glob("kept-*.npz"):
+        path.unlink()
+
+
+def write_weights(path: Path, layout: Layout, weights: bytes, digest: str) -> None:
+    """Weights as a safetensors file."""
+    about: dict[str, Any] = {}
+    position = 0
+    for entry in layout.tensors:
+        size = entry.size * ITEM_BYTES[entry.dtype]
+        offsets = [position, position + size]
+        about[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": list(entry.shape), "data_offsets": offsets}
+        position += size
+    about["__metadata__"] = {"format": "pt", "digest": digest}
+    text = json.dumps(about).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(weights)

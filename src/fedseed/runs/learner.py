@@ -1,0 +1,52 @@
+"""A model and what is known of it before the first step: the worker that trains it, and the orbit's header."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fedseed.errors import RecipeError
+from fedseed.federation.worker import Worker
+from fedseed.methods import Method
+from fedseed.models import adapters
+from fedseed.models.adapters import Adapter
+from fedseed.objectives.losses import Objective
+from fedseed.orbit import AdapterStart, Header
+from fedseed.weights.digest import base_digest
+
+
+def make_learner(
+    model: torch.nn.Module,
+    method: Method,
+    objective: Objective,
+    seed: int,
+    base: str = "",
+    trainable: Sequence[str] | None = None,
+    classes: Sequence[str] = (),
+    adapter: Adapter | None = None,
+    joint: bool = True,
+    spill_base: bool = False,
+    apart: bool = True,
+) -> tuple[Worker, Header]:
+    """A worker at the base, and the header; `Simulation` and `Worker` have the arguments.
+
+    Raises:
+        RecipeError: the method or adapter does not fit the model.
+    """
+    base_dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    digest = base_digest(model)
+    chosen = adapters.chosen(adapter, method.adapter, method.name)
+    if chosen is not None:
+        model = adapters.install(model, chosen, seed, base)
+        if trainable is not None:
+            from fedseed.models.loading import choose_trainable  # brings transformers; models without it do without
+
+            choose_trainable(model, trainable)
+    try:
+        worker = Worker(model, method, objective, seed, joint, spill_base, apart)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    patterns = None if trainable is None else tuple(trainable)
+    start = None if chosen is None else AdapterStart(chosen, worker.space.digest())
+    layout = worker.space.layout
+    header = Header(base, digest, base_dtype, layout, method, seed, patterns, adapter=start, classes=tuple(classes))
+    return worker, header

@@ -1,0 +1,242 @@
+"""A recipe's run whose clients are behind a transport: what `fedseed serve` does. Free of torch, models and data.
+
+The conversation with the clients is `NetworkCoordinator`; here it becomes a run: its files, and what is done when.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedseed.errors import FedseedError, NetworkError
+from fedseed.federation.cost import Spent
+from fedseed.federation.network_coordinator import NetworkCoordinator
+from fedseed.federation.orbit_copy import OrbitCopy
+from fedseed.federation.rounds import Gathered
+from fedseed.federation.session import Settings
+from fedseed.orbit import NO_DIGEST
+from fedseed.reports.apart import draw_apart
+from fedseed.reports.memory import resident_memory
+from fedseed.reports.progress import Progress, Silent
+from fedseed.runs.dense_files import keep_state, remove_state, restore_state, write_weights
+from fedseed.runs.folder import RunFolder
+from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
+from fedseed.runs.recipe import Recipe
+from fedseed.transport.base import Transport
+
+T = TypeVar("T")
+
+
+def coordinate(
+    recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool = False, progress: Progress | None = None
+) -> RunResult:
+    """Coordinate a run from its beginning, or from where it was interrupted, to its end.
+
+    Args:
+        recipe: the recipe.
+        run: the run's name on the transport.
+        transport: how to reach the clients.
+        out: folder for the run's files; with an unfinished run of this recipe in it, that run goes on.
+        fresh: delete a run of this name from the server first.
+        progress: shows the run going on.
+
+    Raises:
+        NetworkError: the server can't be reached, or another coordinator runs this run.
+        FedseedError: the server or the folder holds another run.
+    """
+    for tracker in recipe.tracking:
+        tracker.check()
+    backend = NetworkBackend(recipe, run, transport, out, fresh, progress)
+    try:
+        return Loop(backend.settings, backend, progress).run(resume=True)
+    finally:
+        backend.close()
+
+
+class NetworkBackend(Backend):
+    """A run behind a transport. It is there once the clients that the recipe asks for are; `coordinate` has the rest.
+
+    Close it in any case: it holds the connection.
+    """
+
+    def __init__(
+        self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool = False,
+        progress: Progress | None = None,
+    ) -> None:  # fmt: skip
+        self.progress = progress or Silent()
+        self.settings = RunSettings(
+            recipe.method, recipe.rounds, recipe.seed, recipe.evaluation.every, out, recipe.to_toml(),
+            patience=None if recipe.stopping is None else recipe.stopping.patience,
+            attack=None if recipe.attack is None else recipe.attack.kind,
+            aggregation=recipe.aggregation, trackers=recipe.tracking,
+        )  # fmt: skip
+        self._orbit: OrbitCopy | None = None
+        self._folder: RunFolder | None = None
+        self._loop = asyncio.new_event_loop()
+        self._talk: NetworkCoordinator | None = None
+        try:
+            self._wait(self._start(recipe, run, transport, fresh))
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let the connection work until this is done."""
+        return self._loop.run_until_complete(work)
+
+    async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:
+        wanted, out = recipe.federation, self.settings.out
+        end = await transport.coordinator(
+            lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")
+        )
+        dealings = Settings(
+            wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas
+        )
+        self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
+        self.header = await self._talk.start(fresh, out is not None and (out / "model.orbit").exists())
+        self.names = self._talk.roster.names
+        self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation)
+        if recipe.attack is not None:
+            self.settings.attackers = frozenset(range(len(self.names) - recipe.attack.clients, len(self.names)))
+
+    @property
+    def talk(self) -> NetworkCoordinator:
+        """The conversation with the clients."""
+        assert self._talk is not None
+        return self._talk
+
+    @property
+    def _newest_only(self) -> bool:
+        """Whether steps are whole weights: there is no orbit then."""
+        return self.settings.method.catch_up == "newest"
+
+    # -- taking up an interrupted run ----------------------------------------------------------------------------------
+
+    def restore(self, folder: RunFolder) -> tuple[int, list[int]]:
+        """Bring log, orbit file and state together: each may be behind the other after a crash."""
+        self._folder = folder
+        folder.lazy = self.settings.method.stepwise
+        steps = len(self.talk.log.steps)
+        if steps and self.talk.rounds is not None:
+            self.talk.rounds.grace = time.monotonic() + self.talk.session.settings.dead_after
+        return self._wait(self._take_up_weights(folder) if self._newest_only else self._take_up_orbit(folder, steps))
+
+    async def _take_up_weights(self, folder: RunFolder) -> tuple[int, list[int]]:
+        if folder.has_rounds and not self.talk.log.steps:
+            raise FedseedError(f"{folder.path}: the server has lost this run's weights; start again elsewhere")
+        sizes, newest = await self.talk.log.newest()
+        if newest is not None:
+            self.coordinator.catch_up([newest])
+        if sizes:
+            restore_state(folder.path, len(sizes), self.coordinator)
+        return len(sizes), sizes
+
+    async def _take_up_orbit(self, folder: RunFolder, steps: int) -> tuple[int, list[int]]:
+        path, run = folder.path / "model.orbit", self.talk.run
+        if steps and not path.exists():
+            raise FedseedError(
+                f"the server holds a run {run} of {steps} steps, {folder.path} does not: "
+                "go on in its folder (--out), choose another name (--run), or delete it from the server with --fresh"
+            )
+        self._orbit = OrbitCopy(path, self.header)
+        if self._orbit.cut is not None:
+            self.progress.warn(self._orbit.cut)
+        payloads = await self._orbit.repair(self.talk.log, run, self.settings.logs(steps))
+        self.coordinator.catch_up(payloads)
+        folder.fill(len(payloads), _unknown_round)
+        return len(payloads), [len(payload) for payload in payloads]
+
+    # -- a round ----------------------------------------------------------------------------------
+
+    def gather(self, number: int) -> Gathered:
+        """Ask the clients."""
+        assert self.talk.rounds is not None
+        return self._wait(self.talk.rounds.gather(number))
+
+    def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
+        """The step goes into the log, then into the orbit."""
+        if self._newest_only and self._folder is not None:
+            keep_state(self._folder.path, number, self.coordinator)
+        self._wait(self.talk.log.publish(number, step))
+        self.talk.line.update(line)
+        if self._orbit is not None:
+            self._orbit.append(number, step, waits=log)
+            if not log and self._orbit.due:
+                self._sync()
+
+    def examine(self, line: dict[str, Any], evaluate: bool) -> None:
+        """Ask the clients about their weights."""
+        digest = self._wait(self.talk.inquiry.ask(line, evaluate))
+        self.talk.line.update(line)
+        self._wait(self.talk.log.mark(line["round"], digest))
+        if self._orbit is not None:
+            self._orbit.confirm(digest)
+        self._sync()
+
+    def _sync(self) -> None:
+        """Bring what was written to the disk; a step-by-step method does this now and then."""
+        self.talk.session.end.poll()
+        if self._folder is not None:
+            self._folder.sync()
+        if self._orbit is not None:
+            self._orbit.sync()
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def complete(self) -> int | None:
+        """End the log and the orbit, or write the weights."""
+        weights, folder = self.coordinator.weights, self._folder
+        if self._newest_only and folder is not None:
+            if weights is not None:
+                digest = self.talk.log.digest or NO_DIGEST
+                write_weights(folder.path / "model.safetensors", self.header.layout, weights, digest)
+            remove_state(folder.path)
+        self._wait(self.talk.log.finish())
+        return None if self._orbit is None else self._orbit.close()
+
+    def draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
+        """Draw in a process of its own, so that this one stays small."""
+        found = self.coordinator.figures().get("probabilities")
+        probabilities = None if found is None else found.tolist()
+        try:
+            draw_apart(folder.path, self.settings.method.name, probabilities)
+        except FedseedError as error:  # the run's results do not depend on it
+            self.progress.warn(str(error))
+
+    def release(self) -> None:
+        """Close the orbit as it is."""
+        if self._orbit is not None:
+            self._orbit.release()
+
+    def about(self) -> dict[str, Any]:
+        """What was refused, and the like."""
+        return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
+
+    def close(self) -> None:
+        """Close the connection; again is fine."""
+        if self._loop.is_closed():
+            return
+        if self._talk is not None:
+            with suppress(NetworkError):
+                self._wait(self._talk.session.end.close())
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self._wait(_ended(left))
+        self._loop.close()
+
+
+async def _ended(tasks: "set[asyncio.Task[Any]]") -> None:
+    """Wait until cancelled tasks are over."""
+    await asyncio.wait(tasks, timeout=1)
+
+
+def _unknown_round(number: int) -> dict[str, Any]:
+    """The line of a round whose cost was not on disk when the machine stopped."""
+    return {
+        "round": number, "clients": [], "skipped": [], "refused": 0, "bytes_up": 0.0, "bytes_down": 0.0,
+        **Spent().about(), "attacked": [], "seconds": {}, "unknown": True,
+    }  # fmt: skip

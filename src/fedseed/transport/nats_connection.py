@@ -1,0 +1,158 @@
+"""A connection to a NATS server: encryption and keys, and errors in one line."""
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+
+from fedseed.errors import FedseedError, NetworkError, RecipeError
+from fedseed.transport.subjects import Subjects
+
+CONNECT_SECONDS = 5
+
+
+class _Guarded(Client):
+    """Says nothing, credentials least of all, to a server without encryption when there must be some.
+
+    The library encrypts when the server asks for it. Somebody in between could leave that out.
+    """
+
+    def __init__(self, encrypted: bool) -> None:
+        super().__init__()
+        self._encrypted = encrypted
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if self._encrypted and initial_connection and not info.get("tls_required"):
+            raise nats.errors.SecureConnWantedError
+        await super()._process_info(info, initial_connection)
+
+
+async def connect(
+    url: str,
+    subjects: Subjects,
+    name: str,
+    key: Path | None = None,
+    ca: Path | None = None,
+    on_refusal: Callable[[str], None] | None = None,
+    on_reconnect: Callable[[], None] | None = None,
+) -> Client:
+    """Connect, and stay connected: later interruptions are bridged.
+
+    Args:
+        url: such as "nats://host:4222"; "tls://": encrypted or not at all.
+        subjects: the run's.
+        name: who connects; replies come to an inbox of this name.
+        key: file with the NKEY seed.
+        ca: file with the certificates to trust; makes encryption compulsory.
+        on_refusal: told when the server refuses a publication or subscription.
+        on_reconnect: told when an interruption is over.
+
+    Raises:
+        RecipeError: the URL or a file is wrong.
+        NetworkError: not reachable, another certificate, or the key is refused; one line.
+    """
+    parts = urlsplit(url)
+    try:
+        port = parts.port or 4222
+    except ValueError as error:
+        raise RecipeError(f"{url}: {error}") from error
+    if parts.scheme not in ("nats", "tls") or not parts.hostname:
+        raise RecipeError(f"{url}: write nats://HOST:PORT or tls://HOST:PORT")
+    for path in (key, ca):
+        if path is not None and not path.is_file():
+            raise RecipeError(f"{path}: there is no such file")
+    context = None
+    if ca is not None or parts.scheme == "tls":
+        try:
+            context = ssl.create_default_context(cafile=None if ca is None else str(ca))
+        except (ssl.SSLError, OSError) as error:
+            raise RecipeError(f"{ca}: not a file with certificates: {error}") from error
+    logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
+    client = _Guarded(encrypted=context is not None)
+    place = f"{parts.hostname}:{port}"
+
+    seen: list[Exception] = []
+
+    async def failed(error: Exception) -> None:
+        seen[:] = [error]
+        if on_refusal is not None and "permissions violation" in str(error).lower():
+            on_refusal(str(error).removeprefix("nats: "))
+
+    async def reconnected() -> None:
+        if on_reconnect is not None:
+            on_reconnect()
+
+    options: dict[str, Any] = {"allow_reconnect": False, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
+    if context is not None:
+        options["tls"] = context
+    if key is not None:
+        options["nkeys_seed"] = str(key)
+    scheme = "tls" if context is not None else "nats"
+    connecting = asyncio.create_task(
+        client.connect(
+            f"{scheme}://{place}",
+            name=f"fedseed {name}",
+            error_cb=failed,
+            reconnected_cb=reconnected,
+            connect_timeout=CONNECT_SECONDS,
+            inbox_prefix=subjects.inbox(name),
+            ping_interval=20,
+            **options,
+        )
+    )
+    await asyncio.wait({connecting}, timeout=CONNECT_SECONDS + 2)  # the library may wait for ever while it gives up
+    try:
+        if not connecting.done():
+            connecting.cancel()
+            raise seen[0] if seen else TimeoutError
+        connecting.result()
+    except Exception as error:
+        closing = asyncio.create_task(client.close())  # may wait for ever where encryption did not come about
+        await asyncio.wait({closing}, timeout=0.3)
+        closing.cancel()
+        raise _explained(error, place, key, ca) from error
+    client.options["allow_reconnect"] = True
+    return client
+
+
+def _explained(error: Exception, place: str, key: Path | None, ca: Path | None) -> FedseedError:
+    """What a failed attempt to connect means."""
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(chain[-1].__cause__ or chain[-1].__context__)  # type: ignore[arg-type]
+    for cause in chain:
+        text = str(cause).lower()
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            reason = cause.verify_message
+            hint = "is it the right --ca file, and the right server?"
+            if ca is None:
+                hint = "the server wants encryption: give its certificate authority with --ca FILE"
+            if "not yet valid" in reason or "expired" in reason:
+                hint = f"this machine's clock says {time.strftime('%Y-%m-%d %H:%M')} UTC: is it right?"
+            return NetworkError(f"{place}: the server's certificate is not accepted: {reason}; {hint}")
+        if isinstance(cause, ssl.SSLError):
+            return NetworkError(f"{place}: no encrypted connection: {cause.reason or cause}")
+        if isinstance(cause, socket.gaierror):
+            return NetworkError(f"{place}: there is no host of this name")
+        if isinstance(cause, nats.errors.AuthorizationError) or "authorization violation" in text:
+            what = "a key is needed (--key FILE)" if key is None else f"it does not know the key in {key}"
+            return NetworkError(f"{place}: the server lets nobody in without permission: {what}")
+        if "no ssl context" in text or isinstance(cause, nats.errors.SecureConnRequiredError):
+            return NetworkError(f"{place}: the server wants encryption: give its certificate authority with --ca FILE")
+        if isinstance(cause, nats.errors.SecureConnWantedError):
+            return NetworkError(f"{place}: encryption was asked for, but this server has none")
+        if isinstance(cause, ConnectionRefusedError):
+            return NetworkError(f"{place}: can't be reached: nothing listens there; is nats-server running?")
+        if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
+            return NetworkError(f"{place}: can't be reached: {cause.strerror or cause}")
+    if isinstance(error, (asyncio.TimeoutError, TimeoutError, nats.errors.TimeoutError)):
+        return NetworkError(f"{place}: can't be reached: no answer within {CONNECT_SECONDS} s")
+    return NetworkError(f"{place}: can't connect: {error or type(error).__name__}")

@@ -1,0 +1,80 @@
+"""The names that a run has on a NATS server.
+
+fedseed.RUN.log                 the run's stream: entries, in order, durable
+fedseed.RUN.down                coordinator to everybody, not kept
+fedseed.RUN.up.CLIENT.WHAT      from a client: only CLIENT may publish here
+fedseed.RUN.status              questions for the status
+fedseed.RUN.in.NAME.>           replies to NAME
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+_PLAIN = re.compile(rb"[A-Za-z0-9_-]")
+_ESCAPED = re.compile(r"=([0-9A-F]{2})|([A-Za-z0-9_-])")
+
+
+def token(name: str) -> str:
+    """A client's name as one part of a subject: letters, digits, - and _ stay, other bytes become =XX."""
+    return "".join(chr(byte) if _PLAIN.match(bytes([byte])) else f"={byte:02X}" for byte in name.encode())
+
+
+def name_of(part: str) -> str | None:
+    """The inverse of `token`; None for a part that is nobody's token."""
+    data = bytes(int(m[1], 16) if m[1] else ord(m[2]) for m in _ESCAPED.finditer(part))
+    try:
+        name = data.decode()
+    except UnicodeDecodeError:
+        return None
+    return name if token(name) == part else None
+
+
+def bucket_token(name: str) -> str:
+    """A client's name in that of a bucket, where "=" is not allowed."""
+    plain = token(name)
+    return plain if "=" not in plain else hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """The names a run has on a server."""
+
+    run: str
+
+    @property
+    def root(self) -> str:
+        """What all subjects of the run begin with."""
+        return f"fedseed.{self.run}"
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return f"fedseed--{self.run}"
+
+    @property
+    def log(self) -> str:
+        """The stream's subject."""
+        return f"{self.root}.log"
+
+    @property
+    def down(self) -> str:
+        """Coordinator to everybody."""
+        return f"{self.root}.down"
+
+    @property
+    def status(self) -> str:
+        """Questions to the coordinator."""
+        return f"{self.root}.status"
+
+    def up(self, client: str, what: str) -> str:
+        """From a client."""
+        return f"{self.root}.up.{token(client)}.{what}"
+
+    def inbox(self, name: str) -> str:
+        """Where replies to somebody go."""
+        return f"{self.root}.in.{token(name)}"
+
+    def bucket(self, client: str | None = None) -> str:
+        """The object store of a client, or (None) the coordinator's."""
+        return f"fedseed--{self.run}--{'down' if client is None else 'up--' + bucket_token(client)}"

@@ -1,0 +1,133 @@
+"""Whole runs over the transport in memory: the conversation is the same, whatever carries the bytes."""
+
+import threading
+
+import pytest
+import torch
+
+from fedseed.federation.network_client import NetworkClient
+from fedseed.reports.progress import Silent
+from fedseed.runs.joining import part_of
+from fedseed.runs.network import coordinate
+from fedseed.runs.recipe import Recipe
+from fedseed.transport.memory import Hub, MemoryEnd
+
+TRAINING = {"rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
+METHODS = {
+    "ferret": {"name": "ferret", "directions": 300, "basis": "hadamard", "blocks": "one", "seeds": "shared",
+               "allocation": "previous", "training": TRAINING},
+    "feedsign": {"name": "feedsign", "basis": "rademacher", "rate": 1e-2, "batch": 8},
+    "fedavg": {"name": "fedavg", "training": TRAINING},
+}  # fmt: skip
+
+
+def recipe(method, **more):
+    federation = {"joint": False, **more.pop("federation", {})}
+    return Recipe.model_validate(
+        {
+            "seed": 3,
+            "rounds": 6,
+            "evaluation": {"every": 2},
+            "method": METHODS[method],
+            "federation": federation,
+            **more,
+        }
+    )
+
+
+class Reached(Silent):
+    """Does something when a client has reached a step."""
+
+    def __init__(self, number, act):
+        self.number, self.act = number, act
+
+    def advance(self, number):
+        if number >= self.number and self.act is not None:
+            act, self.act = self.act, None
+            act()
+
+
+class Clients:
+    """Processes of clients, each in a thread."""
+
+    def __init__(self, checked, hub, problem):
+        self.checked, self.hub, self.problem = checked, hub, problem
+        self.digests, self.clients, self._threads = {}, {}, []
+
+    def host(self, *names, progress=None):
+        def load():
+            federation = self.problem.federation(
+                self.checked.method, rounds=self.checked.rounds, seed=self.checked.seed, joint=False,
+                per_round=self.checked.federation.count(5),
+            )  # fmt: skip
+            return part_of(federation, names)
+
+        def live():
+            torch.set_num_threads(1)
+            client = self.clients[names] = NetworkClient(
+                self.hub.transport("run"), "run", load, self.checked.rounds, progress
+            )
+            self.digests[names] = client.run()
+
+        self._threads.append(threading.Thread(target=live))
+        self._threads[-1].start()
+
+    def wait(self):
+        for thread in self._threads:
+            thread.join(120)
+            assert not thread.is_alive()
+        return set(self.digests.values())
+
+
+@pytest.mark.parametrize("largest", [None, 200])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_result_is_that_of_one_process(method, largest, problem, tmp_path, in_process, monkeypatch):
+    if largest is not None:
+        monkeypatch.setattr(MemoryEnd, "largest", largest)  # nearly everything becomes a blob
+    checked, hub = recipe(method), Hub()
+    expected = in_process(problem, checked.model_dump(exclude_none=True))
+    clients = Clients(checked, hub, problem)
+    clients.host("client-0", "client-3")
+    clients.host("client-[124]")
+    result = coordinate(checked, "run", hub.transport("run"), tmp_path / "run")
+    assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
+    assert [line["clients"] for line in result.metrics[1:]] == [line["clients"] for line in expected.metrics[1:]]
+    assert [line["loss"] for line in result.metrics if "loss" in line] == [
+        line["loss"] for line in expected.metrics if "loss" in line
+    ]
+    assert result.summary["refusals"] == {} and result.summary["repeated_rounds"] == 0
+
+
+def test_a_client_that_is_cut_off_for_a_while(problem, tmp_path, in_process):
+    """It misses plans and calls, and catches up from the log."""
+    checked, hub = recipe("feedsign", rounds=30, federation={"minimum": 5}), Hub()
+    expected = in_process(problem, checked.model_dump(exclude_none=True))
+    clients = Clients(checked, hub, problem)
+
+    def interrupt():
+        end = clients.clients["client-2",].replica.end
+        end.cut()
+        threading.Timer(0.3, end.heal).start()
+
+    clients.host("client-[0134]")
+    clients.host("client-2", progress=Reached(9, interrupt))
+    result = coordinate(checked, "run", hub.transport("run"), tmp_path / "run")
+    assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
+
+
+def test_a_coordinator_that_is_taken_over(problem, tmp_path, in_process):
+    """One that fails in a round is followed by another, which goes on from the log."""
+    checked, hub = recipe("ferret"), Hub()
+    expected = in_process(problem, checked.model_dump(exclude_none=True))
+    clients = Clients(checked, hub, problem)
+    clients.host("client-*")
+
+    class Failing(Silent):
+        def round(self, line):
+            if line["round"] == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing())
+    result = coordinate(checked, "run", hub.transport("run"), tmp_path / "run")
+    assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}

@@ -1,0 +1,88 @@
+"""No class of the federation has more attributes than a reader can keep in mind, and no file more lines."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fedseed
+
+SOURCE = Path(fedseed.__file__).parent
+MOST_ATTRIBUTES = 20
+MOST_LINES = 400
+FILES = sorted(
+    [*(SOURCE / "federation").glob("*.py"), *(SOURCE / "transport").glob("*.py")]
+    + [SOURCE / "runs" / f"{name}.py" for name in ("loop", "simulation", "network", "joining", "assembly", "learner")]
+)
+
+
+def classes():
+    """All classes of the package, by name."""
+    return {
+        node.name: node
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def assigned(target):
+    """The attributes of self that an assignment to a target sets."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return {name for part in target.elts for name in assigned(part)}
+    if isinstance(target, ast.Starred):
+        return assigned(target.value)
+    on_self = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    return {target.attr} if on_self else set()
+
+
+def attributes(name, known):
+    """The instance attributes of a class and its bases."""
+    node = known.get(name)
+    if node is None:
+        return set()
+    found = set()
+    for base in node.bases:
+        found |= attributes(base.id if isinstance(base, ast.Name) else getattr(base, "attr", ""), known)
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Assign):
+            found |= {name for target in inner.targets for name in assigned(target)}
+        elif isinstance(inner, ast.AnnAssign | ast.AugAssign):
+            found |= assigned(inner.target)
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        found |= {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_classes_and_files_are_small(path):
+    known = classes()
+    text = path.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    counts = {
+        node.name: len(attributes(node.name, known)) for node in ast.parse(text).body if isinstance(node, ast.ClassDef)
+    }
+    assert max(counts.values(), default=0) <= MOST_ATTRIBUTES, counts
+
+
+def test_attributes_of_bases_count():
+    known = classes()
+    assert attributes("MemoryClient", known) > attributes("MemoryEnd", known) >= {"_owner", "_cut"}
+
+
+def test_only_the_transport_knows_nats():
+    for path in SOURCE.rglob("*.py"):
+        modules = [
+            name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+        ]
+        outside = path.parent != SOURCE / "transport"
+        assert not outside or not any(name.split(".")[0] in ("nats", "nkeys") for name in modules), path
+        if path.parent == SOURCE / "federation":  # it knows what a transport is, and none of them
+            assert not any(name.startswith(("fedseed.transport.nats", "fedseed.transport.memory")) for name in modules)
+            assert not any(name.startswith(("fedseed.runs", "fedseed.cli", "fedseed.experiments")) for name in modules)
+        if path.parent == SOURCE / "transport":
+            allowed = ("fedseed.transport", "fedseed.errors", "fedseed.durable")
+            assert all(name.startswith(allowed) for name in modules if name.startswith("fedseed")), path

@@ -1,0 +1,177 @@
+"""Over a network no client opens another's data, and only those that evaluate open evaluation data."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedseed.errors import RecipeError
+from fedseed.federation.network_client import NetworkClient
+from fedseed.runs.assembly import build
+from fedseed.runs.joining import Loading
+from fedseed.runs.network import coordinate
+from fedseed.runs.recipe import Recipe
+from fedseed.tasks.data import Example
+from fedseed.transport.memory import Hub
+
+NAMES = ("east", "north", "south")
+OPENED = []  # files that were opened while `WATCHING` is set
+WATCHING = threading.Event()
+
+
+def note(event, arguments):
+    if event == "open" and WATCHING.is_set():
+        OPENED.append(Path(str(arguments[0])).name)
+
+
+@pytest.fixture
+def opened():
+    """The names of the files that are opened during the test."""
+    if note not in installed:
+        sys.addaudithook(note)  # for ever: there is no way to remove it
+        installed.append(note)
+    OPENED.clear()
+    WATCHING.set()
+    yield OPENED
+    WATCHING.clear()
+
+
+installed = []
+
+
+def rows(name, count=8):
+    return [{"prompt": f"{name} {number}:", "completion": f" {number * 7 % 10}"} for number in range(count)]
+
+
+def write(path, found):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A folder as each client sees it, by its name ("all": everything): the others' files are garbage there."""
+    found = {}
+    for owner in (*NAMES, "all"):
+        folder = found[owner] = tmp_path / owner
+        for name in NAMES:
+            write(folder / f"{name}.jsonl", rows(name))
+            if owner not in (name, "all"):
+                (folder / f"{name}.jsonl").write_bytes(b"\xff\xfe secret")
+        write(folder / "test" / "questions.jsonl", rows("test", 4))
+    return found
+
+
+def recipe(folder, shared=True, **more):
+    task = {"name": "files", "path": str(folder), **more}
+    if shared:
+        task["evaluation_file"] = str(folder / "test" / "questions.jsonl")
+    return Recipe.model_validate({
+        "rounds": 4, "task": task, "federation": {"joint": False}, "evaluation": {"every": 2, "rouge": False},
+        "method": {"name": "feedsign", "batch": 2},
+    })  # fmt: skip
+
+
+def test_a_client_opens_its_own_file_only(folders, opened, tmp_path):
+    expected = build(recipe(folders["all"])).run().summary
+    opened.clear()
+    loads = {name: Loading(recipe(folders[name]), [name]) for name in NAMES}
+    assert {name for name in opened if name.endswith(".jsonl")} == {f"{name}.jsonl" for name in NAMES}
+    assert all(load.names == list(NAMES) and [c.name for c in load.data.clients] == [n] for n, load in loads.items())
+    opened.clear()
+    hub, digests, said = Hub(), {}, []
+    threads = []
+    for name, load in loads.items():
+        client = NetworkClient(hub.transport("run"), "run", load, 4)
+        measure = client.hosted.evaluate
+
+        def evaluate(model, measure=measure, name=name):
+            said.append(name)
+            return measure(model)
+
+        client.hosted.evaluate = evaluate
+
+        def live(client=client, name=name):
+            digests[name] = client.run()
+
+        threads.append(threading.Thread(target=live))
+        threads[-1].start()
+    result = coordinate(recipe(folders["all"]), "run", hub.transport("run"), tmp_path / "run").summary
+    for thread in threads:
+        thread.join()
+    assert set(digests.values()) == {expected["weights_digest"]} == {result["weights_digest"]}
+    assert result["final"] == expected["final"]
+    # one of them was asked to evaluate, and opened the file for that, once; nothing else was opened any more
+    assert set(said) == {"east"}
+    assert [name for name in opened if name.endswith(".jsonl") and name != "metrics.jsonl"
+            and name != "progress.jsonl"] == ["questions.jsonl"]  # fmt: skip
+
+
+def test_where_each_holds_out_its_own_a_client_evaluates_on_that(folders):
+    checked = recipe(folders["north"], shared=False)
+    whole = recipe(folders["all"], shared=False).task.load()
+    mine = checked.task.load_clients(["north"])
+    assert mine.clients == [whole.clients[1]] and mine.evaluation == {} and mine.validation == ()
+    evaluation = checked.task.load_evaluation(["north"])
+    assert evaluation.clients == () and evaluation.notes == (
+        "evaluated on what north holds out, not the other clients",
+    )
+    assert set(evaluation.evaluation[""]) < set(whole.evaluation[""])
+    # a process that hosts all of them has what a simulation has
+    task = recipe(folders["all"], shared=False).task
+    assert task.load_evaluation(NAMES).evaluation == whole.evaluation
+    assert task.load_clients(NAMES).clients == whole.clients
+
+
+def test_labels_that_others_have_must_be_named(tmp_path):
+    for name, label in (("a", "yes"), ("b", "no")):
+        write(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}", "label": label} for i in range(4)])
+    with pytest.raises(RecipeError, match=r"task.labels: not set; name all labels"):
+        recipe(tmp_path, shared=False).task.load_clients(["a"])
+    named = recipe(tmp_path, shared=False, labels=["no", "yes"]).task
+    assert named.load_clients(["a"]).clients[0] == named.load().clients[0]
+
+
+def test_with_examples_of_its_own_a_client_opens_nothing(folders, opened):
+    for name in NAMES:
+        (folders["all"] / f"{name}.jsonl").write_bytes(b"\xff garbage")
+    opened.clear()
+    own = [Example("2 + 2 =", " 4"), Example("2 + 3 =", " 5")]
+    hosted = Loading(recipe(folders["all"]), ["south"], own)()
+    assert not [name for name in opened if name.endswith(".jsonl")]
+    assert list(hosted.names) == list(NAMES) and list(hosted.items) == ["south"] and len(hosted.items["south"]) == 2
+    with pytest.raises(RecipeError, match="--data FILE: for one --client"):
+        Loading(recipe(folders["all"]), ["*"], own)
+
+
+def test_of_one_file_only_the_hosted_clients_examples_are_kept(tmp_path):
+    write(tmp_path / "all.jsonl", rows("all", 30))
+    checked = recipe(tmp_path / "all.jsonl", shared=False, clients=3)
+    load = Loading(checked, ["client-02"])
+    whole = checked.task.load()
+    assert load.names == [client.name for client in whole.clients]
+    assert load.data.clients == [whole.clients[1]] and load.data.evaluation == {}
+    assert checked.task.load_evaluation(["client-02"]).evaluation == whole.evaluation
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"clients": 3, "examples": 4, "evaluation": 1, "unseen": 1},
+        {"name": "digits", "clients": 4},
+        {"name": "digits", "clients": 2, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+    ],
+)
+def test_names_that_need_no_data(task):
+    found = Recipe.model_validate({"rounds": 1, "task": task, "method": {"name": "feedsign"}}).task
+    assert found.client_names() == [client.name for client in found.load().clients]
+
+
+def test_names_that_only_the_data_says(tmp_path):
+    write(tmp_path / "all.jsonl", [{**row, "who": "ab"[i % 2]} for i, row in enumerate(rows("x", 12))])
+    checked = recipe(tmp_path / "all.jsonl", shared=False, partition={"kind": "field", "field": "who"})
+    assert checked.task.client_names() is None
+    load = Loading(checked, ["b"])
+    assert load.names == ["a", "b"] and [client.name for client in load.data.clients] == ["b"]

@@ -1,0 +1,480 @@
+"""What every transport must do: the same tests for the one in memory and for NATS on a real server.
+
+Everything waits for what it expects, and for nothing else; `SECONDS` only bounds how long a failure takes.
+"""
+
+import asyncio
+import itertools
+
+import pytest
+
+from fedseed.errors import MessageError, NetworkError
+from fedseed.transport import transport
+from fedseed.transport.base import Access, Interrupted
+from fedseed.transport.memory import Hub
+
+SECONDS = 60
+RUNS = itertools.count()
+
+
+class InMemory:
+    """The transport in one process."""
+
+    def __init__(self):
+        self._hub = Hub()
+
+    def transport(self, run):
+        return self._hub.transport(run)
+
+    def interrupt(self, end):
+        """Cut an end off, and put it back."""
+        end.cut()
+        end.heal()
+
+
+class OnNats:
+    """NATS, with a connection that can be broken."""
+
+    def __init__(self, url):
+        self._access = Access(url)
+
+    def transport(self, run):
+        return transport(self._access, run)
+
+    def interrupt(self, end):
+        """Break the connection: the library makes a new one."""
+        end.connection._transport._io_writer.transport.abort()
+
+
+@pytest.fixture(params=["memory", "nats"])
+def kind(request):
+    return InMemory() if request.param == "memory" else OnNats(request.getfixturevalue("shared_server").url)
+
+
+def contract(test):
+    """A test that is a coroutine; it gets a `Room` of a run of its own."""
+
+    def run(kind):
+        async def inside():
+            room = Room(kind, f"contract-{next(RUNS)}")
+            try:
+                await asyncio.wait_for(test(room), 2 * SECONDS)
+            finally:
+                await room.close()
+
+        asyncio.run(inside())
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+class Room:
+    """The ends of one run."""
+
+    def __init__(self, kind, run):
+        self.kind, self.run, self._ends = kind, run, []
+
+    async def coordinator(self, receive=None, status=lambda: b"", rejected=print):
+        async def nothing(sender, what, data):
+            return None
+
+        end = await self.kind.transport(self.run).coordinator(print)
+        self._ends.append(end)
+        await end.listen(receive or nothing, status, rejected)
+        return end
+
+    async def client(self, name, take=lambda data: None, again=lambda: None):
+        end = await self.kind.transport(self.run).client(name, print, again)
+        self._ends.append(end)
+        await end.listen(take)
+        await end.flush()
+        return end
+
+    async def watcher(self):
+        end = await self.kind.transport(self.run).watcher()
+        self._ends.append(end)
+        return end
+
+    async def log(self):
+        """A coordinator's end with an empty log, and its writer."""
+        end = await self.coordinator()
+        await end.create_log(1)
+        return end, end.writer(0)
+
+    async def close(self):
+        for end in self._ends:
+            await end.close()
+
+
+async def until(true):
+    async with asyncio.timeout(SECONDS):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+# -- messages that are not kept ------------------------------------------------------------------------------------
+
+
+@contract
+async def test_messages_come_in_order_and_say_who_sent_them(room):
+    came = []
+
+    async def receive(sender, what, data):
+        came.append((sender, what, data))
+
+    await room.coordinator(receive)
+    names = ["north", "a b.c*>", "ä=41"]
+    clients = [await room.client(name) for name in names]
+    for number in range(50):
+        for name, client in zip(names, clients, strict=True):
+            await client.send(name, "update", b"%d" % number)
+    await until(lambda: len(came) == 150)
+    for name in names:
+        mine = [(what, data) for sender, what, data in came if sender == name]
+        assert mine == [("update", b"%d" % number) for number in range(50)]
+
+
+@contract
+async def test_one_end_speaks_for_several_clients(room):
+    came = []
+
+    async def receive(sender, what, data):
+        came.append((sender, data))
+
+    await room.coordinator(receive)
+    host = await room.client("a")
+    for name in ("a", "b", "c"):
+        await host.send(name, "attach", name.encode())
+    await until(lambda: len(came) == 3)
+    assert came == [("a", b"a"), ("b", b"b"), ("c", b"c")]
+
+
+@contract
+async def test_a_broadcast_reaches_all_who_listen_in_order(room):
+    coordinator = await room.coordinator()
+    heard = [[], []]
+    for name, mine in zip("ab", heard, strict=True):
+        await room.client(name, mine.append)
+    sent = [b"%d" % number for number in range(100)]
+    for data in sent:
+        await coordinator.broadcast(data)
+    await until(lambda: all(len(mine) == 100 for mine in heard))
+    assert heard == [sent, sent]
+
+
+@contract
+async def test_a_question_is_answered(room):
+    async def receive(sender, what, data):
+        return f"{sender} {what} ".encode() + data if what == "hello" else None
+
+    await room.coordinator(receive)
+    one, other = await room.client("one"), await room.client("other")
+    answers = await asyncio.gather(
+        *(end.ask(name, "hello", b"%d" % number, SECONDS)
+          for number in range(20) for name, end in (("one", one), ("other", other)))
+    )  # fmt: skip
+    assert answers == [f"{name} hello {n}".encode() for n in range(20) for name in ("one", "other")]
+    assert await one.ask("one", "other", b"", 0.05) is None  # nobody answers this
+
+
+@contract
+async def test_what_is_sent_is_copied(room):
+    came = []
+
+    async def receive(sender, what, data):
+        came.append(data)
+
+    await room.coordinator(receive)
+    client = await room.client("a")
+    data = bytearray(b"before")
+    await client.send("a", "update", bytes(data))
+    data[:] = b"after!"
+    await until(lambda: came)
+    assert came == [b"before"] and isinstance(came[0], bytes)
+
+
+@contract
+async def test_a_coordinator_tells_its_status_to_anybody(room):
+    watcher = await room.watcher()
+    assert await watcher.status(0.2) is None  # there is no coordinator
+    await room.coordinator(status=lambda: b"fine")
+    assert await watcher.status(SECONDS) == b"fine"
+    assert await (await room.coordinator()).status(SECONDS) in (b"fine", b"")  # its own, or the other's
+
+
+@contract
+async def test_after_an_interruption_both_sides_hear_each_other(room):
+    came, heard, again = [], [], []
+
+    async def receive(sender, what, data):
+        came.append(data)
+        return b"yes"
+
+    coordinator = await room.coordinator(receive)
+    client = await room.client("a", heard.append, lambda: again.append(1))
+    room.kind.interrupt(client)
+    await until(lambda: again)
+    while await client.ask("a", "hello", b"?", 0.2) is None:
+        await asyncio.sleep(0.01)
+    while not heard:
+        await coordinator.broadcast(b"!")
+        await asyncio.sleep(0.01)
+    assert came and set(heard) == {b"!"}
+
+
+@contract
+async def test_an_end_that_is_closed_hears_nothing(room):
+    came, heard = [], []
+
+    async def receive(sender, what, data):
+        came.append(data)
+
+    first = await room.coordinator(receive)
+    gone, stays = [], []
+    left, there = await room.client("left", gone.append), await room.client("there", stays.append)
+    await left.close()
+    await first.broadcast(b"x")
+    await until(lambda: stays)
+    assert gone == []
+    await first.close()
+    second = await room.coordinator(lambda sender, what, data: _add(heard, data))
+    await there.send("there", "update", b"y")
+    await until(lambda: heard)
+    assert came == []
+    with pytest.raises(NetworkError):
+        await first.broadcast(b"z")
+    await left.close()  # again is fine
+    assert await second.log_end() is None
+
+
+async def _add(found, data):
+    found.append(data)
+
+
+# -- the log -------------------------------------------------------------------------------------------------------
+
+
+@contract
+async def test_a_log_begins_empty_and_keeps_its_entries(room):
+    end = await room.coordinator()
+    assert await end.log_end() is None
+    await end.create_log(1)
+    assert await end.log_end() == 0
+    writer = end.writer(0)
+    for number in range(1, 6):
+        await writer.append(b"entry %d" % number)
+        assert writer.last == number and await end.log_end() == number
+    later = await room.coordinator()
+    assert await later.log_end() == 5 and await (await room.watcher()).log_end() == 5
+
+
+@contract
+async def test_followers_get_every_entry_once_whenever_they_begin(room):
+    _, writer = await room.log()
+    wanted = [(number, b"entry %d" % number) for number in range(1, 61)]
+    found = {after: [] for after in (0, 7, 30, 59)}
+
+    def take(after):
+        return lambda number, data: found[after].append((number, data))
+
+    early = await room.client("early")
+    await early.follow(0, take(0))
+    for _, data in wanted[:30]:
+        await writer.append(data)
+    late = await room.client("late")
+    await late.follow(7, take(7))
+    await late.follow(30, take(30))
+    for _, data in wanted[30:]:
+        await writer.append(data)
+    await late.follow(59, take(59))
+    await until(lambda: all(len(entries) == 60 - after for after, entries in found.items()))
+    assert found == {after: wanted[after:] for after in found}
+
+
+@contract
+async def test_following_again_and_stopping(room):
+    _, writer = await room.log()
+    first, second = [], []
+    client = await room.client("a")
+    following = await client.follow(0, lambda number, data: first.append(number))
+    await writer.append(b"1")
+    await until(lambda: first == [1])
+    await following.stop()
+    await writer.append(b"2")
+    await client.follow(0, lambda number, data: second.append(number))
+    await until(lambda: second == [1, 2])
+    assert first == [1]  # nothing came after it was stopped
+    await following.stop()
+
+
+@contract
+async def test_a_follower_misses_nothing_through_interruptions(room):
+    _, writer = await room.log()
+    found, again = [], []
+    client = await room.client("a", again=lambda: again.append(1))
+    await client.follow(0, lambda number, data: found.append((number, data)))
+    for number in range(1, 41):
+        await writer.append(b"entry %d" % number)
+        if number in (10, 25):
+            await until(lambda: found)
+            seen = len(again)
+            room.kind.interrupt(client)
+            await until(lambda seen=seen: len(again) > seen)
+    await until(lambda: len(found) == 40)
+    assert found == [(number, b"entry %d" % number) for number in range(1, 41)]
+
+
+@contract
+async def test_of_two_writers_one_is_fenced_off(room):
+    _, old = await room.log()
+    await old.append(b"one")
+    heir = (await room.coordinator()).writer(1)
+    await heir.append(b"mine")
+    with pytest.raises(NetworkError, match="another coordinator has written"):
+        await old.append(b"too late")
+    with pytest.raises(NetworkError, match="another coordinator has written"):
+        await old.append(b"once more")
+    await heir.append(b"mine, too")
+    assert await entries(room) == [b"one", b"mine", b"mine, too"]
+
+
+@contract
+async def test_two_writers_at_once(room):
+    end, one = await room.log()
+    other = end.writer(0)
+    results = await asyncio.gather(one.append(b"one"), other.append(b"other"), return_exceptions=True)
+    assert sum(isinstance(result, NetworkError) for result in results) == 1
+    assert await entries(room) == [b"one" if results[0] is None else b"other"]
+
+
+@contract
+async def test_an_entry_whose_receipt_is_lost_counts_once(room):
+    _, writer = await room.log()
+    store, lost = writer._store, []
+
+    async def losing(entry):
+        await store(entry)
+        if len(lost) < 2:
+            lost.append(entry)
+            raise Interrupted("the receipt is lost")
+
+    writer._store = losing
+    for entry in (b"a", b"b", b"c"):
+        await writer.append(entry)
+    assert lost == [b"a", b"b"] and writer.last == 3 and await entries(room) == [b"a", b"b", b"c"]
+
+
+@contract
+async def test_an_entry_that_is_lost_is_sent_again(room):
+    _, writer = await room.log()
+    store, lost = writer._store, []
+
+    async def losing(entry):
+        if len(lost) < 2:
+            lost.append(entry)
+            raise Interrupted("it did not arrive")
+        await store(entry)
+
+    writer._store = losing
+    await writer.append(b"a")
+    assert lost == [b"a", b"a"] and await entries(room) == [b"a"]
+    lost.clear()
+    with pytest.raises(NetworkError, match="can't be written"):
+        await writer.append(b"b", patience=-1)
+
+
+@contract
+async def test_a_log_that_is_deleted_can_be_made_again(room):
+    end, writer = await room.log()
+    await writer.append(b"old")
+    await end.allow(None, None)
+    await end.put("blob", b"x")
+    await end.delete()
+    assert await end.log_end() is None
+    with pytest.raises(NetworkError):
+        await writer.append(b"nowhere", patience=0)
+    await end.create_log(1)
+    await end.writer(0).append(b"new")
+    assert await entries(room) == [b"new"]
+    with pytest.raises(MessageError):
+        await end.get(None, "blob", 1)
+
+
+async def entries(room):
+    """The whole log, as somebody reads it who comes now."""
+    found = []
+    client = await room.client(f"reader-{next(RUNS)}")
+    last = await client.log_end()
+    following = await client.follow(0, lambda number, data: found.append(data))
+    await until(lambda: len(found) >= last)
+    await following.stop()
+    return found
+
+
+# -- blobs ---------------------------------------------------------------------------------------------------------
+
+
+@contract
+async def test_large_messages_are_blobs_of_their_owners(room):
+    end = await room.coordinator()
+    await end.allow(None, None)
+    await end.allow("a b", 8 << 20)
+    await end.allow("a b", 1)  # again changes nothing
+    client = await room.client("a b")
+    large = bytes(range(256)) * (3 * client.largest // 256)
+    await end.put("same", large)
+    await client.put("same", large[::-1])
+    assert await client.get(None, "same", len(large)) == large
+    assert await end.get("a b", "same", len(large)) == large[::-1]
+    await client.put("same", b"new")  # in its place
+    assert await end.get("a b", "same", 3) == b"new"
+    await end.drop("a b", "same")
+    await end.drop("a b", "same")
+    with pytest.raises(MessageError, match="can't be had"):
+        await end.get("a b", "same", 3)
+    assert await client.get(None, "same", len(large)) == large
+
+
+@contract
+async def test_blobs_that_are_not_there_or_of_another_size(room):
+    end = await room.coordinator()
+    await end.allow("a", 1 << 20)
+    client = await room.client("a")
+    await client.put("x", b"12345")
+    with pytest.raises(MessageError, match="5 bytes, 6 were announced"):
+        await end.get("a", "x", 6)
+    for owner, name in (("a", "y"), ("nobody", "x")):
+        with pytest.raises(MessageError, match="can't be had"):
+            await end.get(owner, name, 5)
+
+
+@contract
+async def test_an_owner_stores_no_more_than_it_may(room):
+    end = await room.coordinator()
+    await end.allow("a", 300_000)
+    client = await room.client("a")
+    await client.put("x", bytes(200_000))
+    with pytest.raises(NetworkError, match="can't be stored"):
+        await client.put("y", bytes(200_000))
+    assert await end.get("a", "x", 200_000) == bytes(200_000)
+    stranger = await room.client("stranger")  # it has no room at all
+    with pytest.raises(NetworkError, match="can't be stored"):
+        await stranger.put("x", b"1")
+
+
+@contract
+async def test_messages_of_the_largest_size_need_no_blob(room):
+    came = []
+
+    async def receive(sender, what, data):
+        came.append(data)
+
+    coordinator = await room.coordinator(receive)
+    heard = []
+    client = await room.client("a", heard.append)
+    data = bytes(range(256)) * (client.largest // 256)
+    await client.send("a", "update", data)
+    await coordinator.broadcast(data)
+    await until(lambda: came and heard)
+    assert came == [data] == heard
