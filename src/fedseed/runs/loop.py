@@ -8,7 +8,7 @@ summary and picture are the same code for both.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class RunSettings:
     patience: int | None = None
     attack: str | None = None
     attackers: frozenset[int] = frozenset()
-    aggregation: AggregationRule = Mean()
+    aggregation: AggregationRule = field(default_factory=Mean)
     trackers: Sequence[Tracker] = ()
 
     def evaluates(self, number: int) -> bool:
