@@ -406,6 +406,7 @@ def test_components_are_chosen_by_name(recipe):
     assert read.aggregation.name == "median" and [t.name for t in read.tracking] == ["csv", "tensorboard"]
     assert read_recipe(recipe(read.to_toml())) == read
     assert read_recipe(recipe(GOOD)).aggregation.name == "mean"
+    assert read_recipe(recipe(GOOD), ["method.seeds=shared", "aggregation.name=median"]).aggregation.name == "median"
     for table, problem in (
         ("[aggregation]\nname = 'krum'", "aggregation.name = 'krum': choose one of mean, median, or give the file"),
         ("[aggregation]\ntrim = 1", "aggregation.trim = 1: unknown key; allowed here: name$"),
