@@ -21,7 +21,8 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
-from fedseed.weights.space import Perturbation, Term
+from fedseed.weights.change import Rebuild, Term
+from fedseed.weights.perturbation import Perturbation
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 3200, 8640, 32_000, 26  # openlm-research/open_llama_3b
 REBUILT, PROJECTED = 4096, 8000  # directions: FedKSeed's pool, Ferret's K
@@ -81,9 +82,9 @@ def rebuild(space: ParameterSpace, runs: int) -> None:
     for name in ("hadamard", "rademacher", "normal"):
         count = REBUILT if name == "hadamard" else TIMED
         terms = [Term(Basis(name, 1, size=REBUILT), rng.normal(size=count).astype(np.float32))]
-        spent = timed(lambda t=terms: space.rebuild(t, 1e-5), runs) * REBUILT / count
+        spent = timed(lambda t=terms: space.apply(Rebuild(t, 1e-5)), runs) * REBUILT / count
         row(f"rebuild from {REBUILT:,} directions, {name}", spent, "" if count == REBUILT else f"scaled from {count}")
-    space._base = None  # free it
+    space.release_base()
 
 
 def perturb(space: ParameterSpace, runs: int) -> None:
@@ -103,7 +104,7 @@ def perturb(space: ParameterSpace, runs: int) -> None:
     limit = timed(bare, runs)
     row("a bare copy of the weights", limit)
     for name in BASES:
-        one = Perturbation(space, Term(Basis(name, 2), np.ones(1, dtype=np.float32), 7), 1e-3)
+        one = Perturbation(space.vector, Term(Basis(name, 2), np.ones(1, dtype=np.float32), 7), 1e-3)
         spent = timed(lambda p=one: perturbed(p), runs)
         row(f"one perturbed copy, {name}", spent, f"{spent / limit:.1f} times a bare copy")
 

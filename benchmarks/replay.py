@@ -7,27 +7,27 @@ The votes are coin tosses: a replay costs the same whatever they are. Both ways 
 
 import argparse
 import time
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from fedseed.weights.deferred import Deferred
 
 from fedseed import FeedSign, ParameterSpace
 from fedseed.methods.feedsign import Votes
 from fedseed.models.loading import load_model
+from fedseed.weights.pending import Pending
 
 
-def replayed(target: Any, method: FeedSign, space: ParameterSpace, signs: np.ndarray[Any, Any]) -> float:
+def replayed(method: FeedSign, space: ParameterSpace, signs: np.ndarray[Any, Any], together: bool) -> float:
     """Seconds for all steps."""
-    state = method.start(space.layout, 1)
+    state, pending = method.start(space.layout, 1), Pending(space)
+    take = pending.add if together else space.apply
     begin = time.perf_counter()
     for sign in signs:
         step = Votes(np.array([sign], dtype=np.int8))
-        method.apply(state, step, cast(ParameterSpace, target))
+        take(method.change(state, step))
         state = method.advance(state, step)
-    if isinstance(target, Deferred):
-        target.flush()
+    pending.flush()
     return time.perf_counter() - begin
 
 
@@ -44,9 +44,8 @@ def main() -> None:
         spent, digests = [], []
         for together in (False, True):
             space = ParameterSpace(load_model("small", args.dtype)[0])
-            target = Deferred(space) if together else space
-            replayed(target, method, space, signs[:2])  # compile
-            spent.append(replayed(target, method, space, signs))
+            replayed(method, space, signs[:2], together)  # compile
+            spent.append(replayed(method, space, signs, together))
             digests.append(space.digest())
         assert digests[0] == digests[1], "the bits differ"
         each = spent[1] / args.steps / space.size * 1e9

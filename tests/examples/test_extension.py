@@ -87,7 +87,8 @@ def test_a_plugin_in_one_file(tmp_path):
         for line in run("list", "aggregation", "--plugin", plugin).stdout.splitlines()
     )
     settings = ["rounds=1", "method.seeds=shared", "aggregation.name=clipped-mean", "method.training.steps=1",
-                "method.directions=20", "task.clients=2", "federation.per_round=2", "task.examples=8", "evaluation.rouge=false"]  # fmt: skip
+                "method.directions=20", "task.clients=2",
+                "federation.per_round=2", "task.examples=8", "evaluation.rouge=false"]  # fmt: skip
     words = ["run", "small-ferret", *(word for text in settings for word in ("--set", text)), "--out", tmp_path / "run"]
     assert run(*words).returncode == 2
     done = run(*words, "--plugin", plugin)

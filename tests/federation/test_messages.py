@@ -56,12 +56,12 @@ def test_what_a_message_is_about_is_checked(expected, text):
 
 def test_reader_checks_length_and_values():
     reader = Reader(b"\x00\x00\x80\x3f" + b"\x00\x00\x80\x7f")
-    assert reader.f32s(1)[0] == 1.0
+    assert reader.array("f4", 1)[0] == 1.0
     with pytest.raises(MessageError, match="inf"):
-        reader.f32s(1)
+        reader.array("f4", 1)
     with pytest.raises(MessageError, match="too short"):
-        Reader(b"1234567").u64()
+        Reader(b"1234567").array("u8", 1)
     with pytest.raises(MessageError, match="too short"):
-        Reader(b"").f32s(2**40)  # a forged count asks for no memory
+        Reader(b"").array("f4", 2**40)  # a forged count asks for no memory
     with pytest.raises(MessageError, match="left over"):
         Reader(b"x").end()

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from fedseed import FedAvg, ParameterSpace
 from fedseed.errors import MessageError
-from fedseed.methods.base import Answer
 from fedseed.methods.dense import Weights
 from fedseed.methods.payload import from_floats, to_floats
+from support.rounds import answers
 
 DTYPES = ["float32", "bfloat16", "float16"]
 
@@ -23,13 +23,13 @@ def test_aggregate_is_the_weighted_average(dtype):
     spaces = [ParameterSpace(model(dtype, seed)) for seed in range(3)]
     method = FedAvg()
     state = method.start(spaces[0].layout, 1)
-    shares = (0.5, 0.3, 0.2)
+    weights = (0.5, 0.3, 0.2)
     updates = [
-        Answer(i, share, method.decode_update(state, 1, s.dense()))
-        for i, (s, share) in enumerate(zip(spaces, shares, strict=True))
+        (i, weight, method.decode_update(state, 1, s.dense()))
+        for i, (s, weight) in enumerate(zip(spaces, weights, strict=True))
     ]
     expected = [
-        sum(share * s.parameters[j].detach().double() for s, share in zip(spaces, shares, strict=True))
+        sum(weight * s.parameters[j].detach().double() for s, weight in zip(spaces, weights, strict=True))
         .float()
         .to(getattr(torch, dtype))
         for j in range(len(spaces[0].parameters))
@@ -45,7 +45,7 @@ def test_global_rate_moves_from_the_old_weights():
     spaces = [ParameterSpace(model("float32", seed)) for seed in range(2)]
     method = FedAvg(global_rate=0.25)
     state = method.advance(method.start(spaces[0].layout, 1), Weights(spaces[0].dense()))
-    step = method.aggregate(state, answers(1, [Answer(0, 1.0, Weights(spaces[1].dense()))]))
+    step = method.aggregate(state, answers(1, [(0, 1.0, Weights(spaces[1].dense()))]))
     a, b = (to_floats(s.dense(), "float32") for s in spaces)
     np.testing.assert_allclose(to_floats(step.data, "float32"), a + 0.25 * (b - a), rtol=1e-6, atol=1e-7)
 
@@ -94,9 +94,9 @@ def test_server_optimisers_take_the_papers_steps():
         w, m, v = start, np.zeros_like(start), np.zeros_like(start)
         for number in range(1, 5):
             sent = [(w + rng.normal(size=w.shape)).astype(np.float32) for _ in range(2)]
-            contributions = [Answer(i, (0.3, 0.7)[i], Weights(sent[i].tobytes())) for i in range(2)]
-            state = method.remember(state, number, contributions)
-            step = method.decode_step(state, method.aggregate(state, answers(number, contributions)).encode())
+            made = answers(number, [(i, (0.3, 0.7)[i], Weights(sent[i].tobytes())) for i in range(2)])
+            state = method.remember(state, made)
+            step = method.decode_step(state, method.aggregate(state, made).encode())
             state = method.advance(state, step)
             change = 0.3 * sent[0].astype(np.float64) + 0.7 * sent[1].astype(np.float64) - w
             if method.server == "momentum":
@@ -107,7 +107,7 @@ def test_server_optimisers_take_the_papers_steps():
                 v = 0.9 * v + 0.1 * change**2
                 w = w + 0.1 * m / (np.sqrt(v) + 1e-2)
             np.testing.assert_allclose(to_floats(step.data, "float32"), w, rtol=1e-5, atol=1e-5)
-            again = method.restore(method.start(space.layout, 1), method.keep(state))
+            again = method.start(space.layout, 1).load_state_dict(state.state_dict())
             np.testing.assert_array_equal(again.first, state.first)
             w = to_floats(step.data, "float32").astype(np.float64)
 
@@ -115,4 +115,4 @@ def test_server_optimisers_take_the_papers_steps():
 def test_averages_of_another_model_are_refused():
     with pytest.raises(ValueError, match="do not fit"):
         method = FedAvg(server="adam")
-        method.restore(method.start(ParameterSpace(model("float32", 0)).layout, 1), {"first": np.zeros(3)})
+        method.start(ParameterSpace(model("float32", 0)).layout, 1).load_state_dict({"first": np.zeros(3)})

@@ -10,10 +10,10 @@ import torch
 from fedseed import Basis, FedKSeed, ParameterSpace
 from fedseed.errors import NonFiniteError
 from fedseed.federation.messages import Message
-from fedseed.methods.base import Answer
-from fedseed.methods.fedkseed import Accumulated, Pairs
+from fedseed.methods.fedkseed import Accumulated, Pairs, probabilities
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
+from support.rounds import answers, apply, plan
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
 
 
@@ -22,10 +22,8 @@ def test_fedkseed_with_a_pool_as_large_as_the_steps_is_plain_local_training_alon
     method = FedKSeed(**QUICK, candidates=4096, steps=12, basis="normal")
     run = federation(method, 1, rounds=1)
     run.coordinator.open(1)
-    plan = run.coordinator.plan(0)
-    update = method.decode_update(
-        run.coordinator.state, 1, Message.decode(run.worker.train(plan, 0, run.items[0]).message).payload
-    )
+    answer = run.worker.train(run.coordinator.plan(0), 0, run.items[0])
+    update = method.decode_update(run.coordinator.state, 1, Message.decode(answer.message).payload)
     space = ParameterSpace(model())
     client = LocalClient(space, OBJECTIVE, run.items[0], 3, 1, 0)
     basis = Basis("normal", run.coordinator.state.pool)
@@ -44,7 +42,7 @@ def test_fedkseed_with_a_pool_as_large_as_the_steps_is_plain_local_training_alon
     rebuilt.keep_base()
     total = np.zeros(4096, dtype=np.float32)
     np.add.at(total, update.indices, update.scalars)
-    method.apply(run.coordinator.state, Accumulated(total), rebuilt)
+    apply(method, run.coordinator.state, Accumulated(total), rebuilt)
     for a, b in zip(space.parameters, rebuilt.parameters, strict=True):
         torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-5, atol=1e-6)
 
@@ -64,24 +62,24 @@ def test_loss_guard_skips_and_counts():
 
 def test_importance_follows_equation_13_and_unused_candidates_count_as_average():
     method = FedKSeed(candidates=4, importance=True)
-    assert method.probabilities(method.start(LAYOUT, 1).step) == pytest.approx([0.25] * 4)
+    assert probabilities(method.start(LAYOUT, 1).step) == pytest.approx([0.25] * 4)
     step = Accumulated(
         np.zeros(4, dtype=np.float32), np.array([2, 9, 0, 4], dtype=np.float32), np.array([2, 3, 0, 2], dtype=np.uint32)
     )
     psi = np.array([0.0, 1.0, 0.5, 0.5])  # means 1, 3, -, 2: min-max 0, 1, and 0.5 for the unused
-    np.testing.assert_allclose(method.probabilities(step), np.exp(psi) / np.exp(psi).sum(), rtol=1e-6)
-    plan = method.plan(method.advance(method.start(LAYOUT, 1), step), 2)
-    drawn = FedKSeed(candidates=4, importance=True, steps=40_000).draw(plan, 5)
+    np.testing.assert_allclose(probabilities(step), np.exp(psi) / np.exp(psi).sum(), rtol=1e-6)
+    asked = plan(method, method.advance(method.start(LAYOUT, 1), step), 2)
+    drawn = FedKSeed(candidates=4, importance=True, steps=40_000).draw(asked, 5)
     frequency = np.bincount(drawn, minlength=4) / 40_000
-    np.testing.assert_allclose(frequency, plan.probabilities, atol=4 * 0.5 / sqrt(40_000))
+    np.testing.assert_allclose(frequency, asked.probabilities, atol=4 * 0.5 / sqrt(40_000))
 
 
-def test_fedkseed_accumulates_with_the_clients_shares():
+def test_fedkseed_accumulates_with_the_clients_weights():
     method = FedKSeed(candidates=4, importance=True, importance_clip=2.0)
     state = method.start(LAYOUT, 1)
     a = Pairs(np.array([1, 1, 3], dtype=np.uint32), np.array([1, 2, 4], dtype=np.float32))
     b = Pairs(np.array([1], dtype=np.uint32), np.array([-8], dtype=np.float32))
-    step = method.aggregate(state, answers(1, [Answer(0, 0.75, a), Answer(1, 0.25, b)]))
+    step = method.aggregate(state, answers(1, [(0, 0.75, a), (1, 0.25, b)]))
     np.testing.assert_allclose(step.accumulator, [0, 0.75 * 3 - 0.25 * 8, 0, 0.75 * 4])
     np.testing.assert_allclose(step.sums, [0, 1 + 2 + 2, 0, 2])  # |rho| clipped at 2
     np.testing.assert_array_equal(step.uses, [0, 3, 0, 1])

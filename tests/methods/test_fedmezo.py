@@ -4,8 +4,10 @@ import torch
 
 from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
-from fedseed.methods.base import Nothing
-from fedseed.methods.fedmezo import Branch, Branches, Rate, Signals, Trace, Tuned, phi
+from fedseed.methods.payload import Nothing
+from fedseed.methods.personal import Signals, phi
+from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned
+from support.rounds import answers, apply, plan
 
 FAST = {"learning_rate": 3e-2, "steps": 6, "batch": 8, "basis": "rademacher"}
 SIGNALS = ["constant", "random", "loss", "loss-5", "update"]
@@ -60,12 +62,12 @@ def test_the_formula_of_the_rates():
     assert phi({5: 7.0}, 5) == 0.0  # one client
     assert phi({0: 1.0, 1: 3.0}, 2) == 0.0  # nothing is known of it
     state = method.start(None, 1)
-    assert method.learning_rate_of(state, 1, 0, [0, 1]) == pytest.approx(1e-5)  # nobody has a loss yet
+    assert plan(method, state, 1, 0, [0, 1]).rate == pytest.approx(1e-5)  # nobody has a loss yet
     signals = Signals().after({0: 1.0, 1: 2.0, 2: 6.0}, {}).after({0: 1.0}, {})
     state = type(state)(None, 1, signals=signals)
-    rates = [method.learning_rate_of(state, 2, client, [0, 1, 2]) for client in range(3)]
+    rates = [plan(method, state, 2, client, [0, 1, 2]).rate for client in range(3)]
     np.testing.assert_allclose(rates, [1e-5 * (1 - 0.5 * 2 / 3), 1e-5 * (1 - 0.5 / 3), 1.5e-5], rtol=1e-6)
-    assert method.learning_rate_of(state, 2, 1, [1]) == pytest.approx(1e-5)  # alone in its round
+    assert plan(method, state, 2, 1, [1]).rate == pytest.approx(1e-5)  # alone in its round
 
 
 def test_signals_of_several_rounds():
@@ -81,10 +83,10 @@ def test_signals_of_several_rounds():
 def test_random_rates_are_uniform_in_the_range_and_the_same_again():
     method = FedMeZO(learning_rate=1.0, alpha=0.5, personal="random")
     state = method.start(None, 7)
-    rates = np.array([method.learning_rate_of(state, r, c, [0]) for r in range(60) for c in range(40)])
+    rates = np.array([plan(method, state, r, c, [0]).rate for r in range(60) for c in range(40)])
     assert rates.min() >= 0.5 and rates.max() <= 1.5
     assert abs(rates.mean() - 1) < 0.03 and abs(rates.std() - 1 / 12**0.5) < 0.02
-    assert rates[17] == method.learning_rate_of(state, 0, 17, [0])
+    assert rates[17] == plan(method, state, 0, 17, [0]).rate
 
 
 @pytest.mark.parametrize("travel", ["pairs", "tensors"])
@@ -96,10 +98,10 @@ def test_a_run_with_each_signal(problem, tmp_path, personal, travel):
     method = FedMeZO(**{**FAST, "learning_rate": 1e-2}, personal=personal, travel=travel)
     federation = problem.federation(method, out=tmp_path / "run", per_round=5)
     planned = []
-    plan = federation.coordinator.plan
+    ask = federation.coordinator.plan
 
     def planning(client):
-        message = plan(client)
+        message = ask(client)
         planned.append(method.decode_plan(federation.worker.state, message[28:]))
         return message
 
@@ -129,23 +131,25 @@ def test_distances_from_pairs_are_those_of_tensors(make_problem):
     """Nearly: random directions are orthogonal up to 1 / sqrt(d)."""
     model = torch.nn.Sequential(torch.nn.Linear(200, 300), torch.nn.Linear(300, 5))
     states = {}
-    shares, scalars = [0.5, 0.3, 0.2], [[0.1, -0.2], [0.3, 0.05], [0.02, 0.01]]
+    weights, scalars = [0.5, 0.3, 0.2], [[0.1, -0.2], [0.3, 0.05], [0.02, 0.01]]
     for travel in ("pairs", "tensors"):
         method = FedMeZO(personal="update", travel=travel, steps=2, learning_rate=1.0)
         space = ParameterSpace(model)
         state = method.start(space.layout, 9)
-        traces = [Trace(np.array(s, dtype=np.float32), None) for s in scalars]
+        traces = [Trace(None, np.array(s, dtype=np.float32)) for s in scalars]
         if travel == "pairs":
-            step = Branches(tuple(Branch(c, share, t) for c, (share, t) in enumerate(zip(shares, traces, strict=True))))
+            step = Branches(
+                tuple(Branch(c, weight, t) for c, (weight, t) in enumerate(zip(weights, traces, strict=True)))
+            )
             states[travel] = method.advance(state, step)
             continue
         sent, base = [], space.snapshot()
         for c, trace in enumerate(traces):
             alone = FedMeZO(steps=2, learning_rate=1.0)
-            alone.apply(alone.start(space.layout, 9), Branches((Branch(c, 1.0, trace),)), space)
-            sent.append(Answer(c, shares[c], Tuned(space.dense(), None)))
+            apply(alone, alone.start(space.layout, 9), Branches((Branch(c, 1.0, trace),)), space)
+            sent.append((c, weights[c], Tuned(None, space.dense())))
             space.restore(base)
-        states[travel] = method.remember(state, 1, sent)
+        states[travel] = method.remember(state, answers(1, sent))
     found, exact = (states[travel].signals.distances for travel in ("pairs", "tensors"))
     assert found.keys() == exact.keys() == {0, 1, 2}
     for client in found:
@@ -156,15 +160,15 @@ def test_what_is_wrong_is_refused():
     space = ParameterSpace(torch.nn.Linear(3, 2))
     pairs = FedMeZO(steps=2, personal="loss", learning_rate=1e-3)
     state = pairs.start(space.layout, 1)
-    good = Trace(np.array([1e-3, 2e-3], dtype=np.float32), 1.5)
+    good = Trace(1.5, np.array([1e-3, 2e-3], dtype=np.float32))
     assert pairs.decode_update(state, 1, good.encode()).loss == 1.5
     cases = [
         (lambda: pairs.decode_update(state, 1, good.encode()[:-4]), "too short"),
         (lambda: pairs.decode_update(state, 1, good.encode() + b"1234"), "left over"),
-        (lambda: pairs.decode_update(state, 1, Trace(good.scalars * 1e7, 1.5).encode()), "is accepted"),
-        (lambda: pairs.decode_update(state, 1, Trace(good.scalars, float("nan")).encode()), "finite"),
+        (lambda: pairs.decode_update(state, 1, Trace(1.5, good.scalars * 1e7).encode()), "is accepted"),
+        (lambda: pairs.decode_update(state, 1, Trace(float("nan"), good.scalars).encode()), "finite"),
         (lambda: pairs.decode_plan(state, Rate(1.0).encode()), "is possible"),
-        (lambda: pairs.decode_step(state, Branches((Branch(0, 2.0, good),)).encode()), "share"),
+        (lambda: pairs.decode_step(state, Branches((Branch(0, 2.0, good),)).encode()), "weight of 2"),
         (lambda: pairs.decode_step(state, Branches((Branch(1, 0.5, good), Branch(1, 0.5, good))).encode()), "after"),
     ]
     for call, text in cases:

@@ -111,9 +111,9 @@ def test_what_is_wrong_is_refused(problem):
     federation = problem.federation(FedSGD())
     state, dense = federation.worker.state, federation.worker.space.dense()
     with pytest.raises(MessageError, match="no terms"):
-        FedSGD().decode_update(state, 1, Gradient(dense, 0).encode())
+        FedSGD().decode_update(state, 1, Gradient(0, dense).encode())
     with pytest.raises(MessageError, match="bytes of weights"):
-        FedSGD().decode_update(state, 1, Gradient(dense[:-4], 3).encode())
+        FedSGD().decode_update(state, 1, Gradient(3, dense[:-4]).encode())
 
 
 def test_any_number_of_clients_takes_the_memory_of_one_gradient():

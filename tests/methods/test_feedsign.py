@@ -8,9 +8,10 @@ import torch
 
 from fedseed import Basis, FeedSign, MeZO, Orbit, ParameterSpace
 from fedseed.federation.messages import Message
-from fedseed.methods.base import Answer
-from fedseed.methods.feedsign import Votes, private_sign
+from fedseed.methods.feedsign import Votes
+from fedseed.privacy.sign import private_sign
 from fedseed.training.client import LocalClient
+from support.rounds import answers
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
 
 
@@ -25,7 +26,7 @@ def test_feedsign_with_one_client_follows_the_sign_of_mezos_projections():
         answer = run.worker.train(run.coordinator.plan(0), 0, run.items[0])
         run.coordinator.receive(answer.message, 0)
         step = run.coordinator.close()
-        assert Votes.decode(Message.decode(step).payload, 1).signs[0] == np.sign(rho)
+        assert method.decode_step(run.worker.state, Message.decode(step).payload).signs[0] == np.sign(rho)
         run.worker.apply(step)
 
 
@@ -48,11 +49,12 @@ def test_ten_thousand_feedsign_steps_make_1250_bytes(tmp_path, monkeypatch):
     assert sizes[1] - sizes[0] == 1250 + 48  # the bits, and one record's frame
     assert sizes[1] < 2000
     orbit = Orbit.open(tmp_path / "10000.orbit")
-    assert [Votes.decode(r.payload, 1).signs[0] for r in orbit.records] == list(signs)
+    state = method.start(space.layout, 1)
+    assert [method.decode_step(state, r.payload).signs[0] for r in orbit.records] == list(signs)
 
 
 def votes(*signs):
-    return [Answer(i, 1 / len(signs), Votes(np.array([s], dtype=np.int8))) for i, s in enumerate(signs)]
+    return [(i, 1 / len(signs), Votes(np.array([s], dtype=np.int8))) for i, s in enumerate(signs)]
 
 
 def test_majority_ties_and_zero_projections():
@@ -60,7 +62,7 @@ def test_majority_ties_and_zero_projections():
     state = method.start(LAYOUT, 7)
     assert method.aggregate(state, answers(1, votes(1, 1, -1))).signs[0] == 1
     assert method.aggregate(state, answers(1, votes(-1, 1, -1))).signs[0] == -1
-    coins = [int(method.aggregate(state, t, votes(1, -1)).signs[0]) for t in range(1, 401)]
+    coins = [int(method.aggregate(state, answers(t, votes(1, -1))).signs[0]) for t in range(1, 401)]
     assert coins == [int(method.coins(state, t)[0]) for t in range(1, 401)]
     assert abs(sum(coins)) < 4 * sqrt(400)  # fair within 4 standard errors
 
@@ -95,16 +97,16 @@ def test_private_draws_have_the_papers_odds(epsilon, total):
     """20,000 draws from the operating system: the frequency of +1 within 4 standard errors of sigma(eps S / 2)."""
     method = FeedSign(epsilon=epsilon, votes_per_round=20_000)
     signs = [1] * max(total, 0) + [-1] * max(-total, 0) + ([1, -1] if total in (0,) else [])
-    made = [Answer(i, 0, Votes(np.full(20_000, s, dtype=np.int8))) for i, s in enumerate(signs)]
-    drawn = method.aggregate(method.start(LAYOUT, 1), 1, made).signs
+    made = answers(1, [(i, 0, Votes(np.full(20_000, s, dtype=np.int8))) for i, s in enumerate(signs)])
+    drawn = method.aggregate(method.start(LAYOUT, 1), made).signs
     expected = 1 / (1 + exp(-epsilon * total / 2))
     assert abs((drawn > 0).mean() - expected) < 4 * sqrt(expected * (1 - expected) / 20_000) + 1e-9
 
 
 def test_private_draws_can_not_be_reproduced_from_the_recipe():
     method = FeedSign(epsilon=0.5, votes_per_round=256)
-    made = [Answer(0, 1, Votes(np.ones(256, dtype=np.int8)))]
-    draws = {method.aggregate(method.start(LAYOUT, 1), 1, made).encode() for _ in range(5)}
+    made = answers(1, [(0, 1, Votes(np.ones(256, dtype=np.int8)))])
+    draws = {method.aggregate(method.start(LAYOUT, 1), made).encode() for _ in range(5)}
     assert len(draws) == 5
     assert private_sign(5, 2000.0, 0.999) == 1 and private_sign(-5, 2000.0, 0.0) == -1  # no overflow
 
@@ -112,16 +114,16 @@ def test_private_draws_can_not_be_reproduced_from_the_recipe():
 def test_privacy_spent_is_the_accountants():
     """Rarely more than T eps, and what an independent count gives for few votes; reported in the summary."""
     method = FeedSign(epsilon=0.1)
-    one = method.privacy(1)
+    one = method.privacy.spent(1)
     assert one["epsilon_pure"] == one["epsilon_per_vote"] == 0.1 and one["epsilon"] <= 0.1
-    many = method.privacy(1000)
+    many = method.privacy.spent(1000)
     assert many["epsilon_pure"] == pytest.approx(100)
     # zero-concentrated DP, another accountant: a pure eps-private draw costs rho <= eps^2 / 2
     upper = 1000 * 0.1**2 / 2 + 2 * sqrt(1000 * 0.1**2 / 2 * np.log(1e5))
     assert 5 < many["epsilon"] < upper
-    assert FeedSign().privacy(10) is None
+    assert FeedSign().privacy is None
     summary = federation(FeedSign(**QUICK, epsilon=1.0), rounds=5).run().summary
-    assert summary["privacy"] == FeedSign(epsilon=1.0).privacy(5)
+    assert summary["privacy"] == FeedSign(epsilon=1.0).privacy.spent(5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

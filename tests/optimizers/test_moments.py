@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fedseed import Basis, ParameterSpace
-from fedseed.optimizers.moments import Moments, Rule
-from fedseed.weights.change import Term
+from fedseed.optimizers.moments import Moments
+from fedseed.optimizers.rules import Rule
+from fedseed.weights.change import Optimize, Term
 
 
 def torch_optimizer(rule, parameters):
@@ -27,7 +28,7 @@ def test_a_run_is_torchs_within_rounding(rule):
     rng = np.random.default_rng(0)
     for step in range(50):
         c = rng.normal(size=3).astype(np.float32)
-        space.descend([Term(basis, c, 3 * step)], rule)
+        space.apply(Optimize([Term(basis, c, 3 * step)], rule))
         twin.grad = torch.from_numpy(
             sum(x * basis.direction(3 * step + j, 0, space.size) for j, x in enumerate(c)).astype(np.float32)
         )
@@ -39,7 +40,7 @@ def test_a_run_is_torchs_within_rounding(rule):
 def test_pieces_do_not_matter():
     """The averages of a part of the vector follow from that part alone."""
     rule, g = Rule("adam", 0.1), torch.randn(100, generator=torch.Generator().manual_seed(0))
-    whole, parts = Moments(rule, 100), Moments(rule, 100)
+    whole, parts = (Moments(rule, torch.zeros(100), torch.zeros(100)) for _ in range(2))
     for _ in range(3):
         whole.steps += 1
         parts.steps += 1
@@ -51,7 +52,7 @@ def test_pieces_do_not_matter():
 def test_every_operation_is_rounded_as_ieee_754_says():
     """The same bits as NumPy's single operations; torch's square root on a CPU need not give them."""
     rule, size, f = Rule("adam", 0.01), 100_000, np.float32
-    moments = Moments(rule, size)
+    moments = Moments(rule, torch.zeros(size), torch.zeros(size))
     first, second = np.zeros(size, dtype=f), np.zeros(size, dtype=f)
     for step in range(1, 6):
         g = torch.randn(size, generator=torch.Generator().manual_seed(step))
@@ -68,3 +69,42 @@ def test_every_operation_is_rounded_as_ieee_754_says():
         for other in (np.nextafter(r, f(0)), np.nextafter(r, f(1))):
             between = (Fraction(float(r)) + Fraction(float(other))) / 2
             assert (between**2 > Fraction(float(v))) == (other > r) or error == 0
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+def test_a_servers_gradients_in_double_precision_give_the_papers_formulas(kind):
+    """FedAvgM's and FedAdam's (`fedseed.methods.dense`): no bias correction; a wanted change D has rate -eta_g."""
+    rule = Rule(kind, -0.3, 0.8, 0.95, 1e-3, corrected=False)
+    moments = Moments(rule, np.zeros(60, dtype=np.float32), np.zeros(60, dtype=np.float32))
+    rng = np.random.default_rng(0)
+    m, v = np.zeros(60), np.zeros(60)
+    for _ in range(6):
+        wanted = rng.normal(size=60)
+        moments.steps += 1
+        change = np.concatenate([moments.change(wanted[:23], 0), moments.change(wanted[23:], 23)])
+        if kind == "momentum":
+            m = 0.8 * m + wanted
+            expected = 0.3 * m
+        else:
+            m = 0.8 * m + 0.2 * wanted
+            v = 0.95 * v + 0.05 * wanted**2
+            expected = 0.3 * m / (np.sqrt(v) + 1e-3)
+        assert change.dtype == np.float64 and moments.first.dtype == moments.second.dtype == np.float32
+        np.testing.assert_allclose(change, expected, rtol=2e-6, atol=2e-6)  # the averages are kept in single precision
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("corrected", [True, False])
+def test_torch_and_numpy_agree_bit_for_bit(kind, corrected):
+    rule, size = Rule(kind, 0.01, 0.9, 0.99, 1e-6, corrected), 10_000
+    tensors = Moments(rule, torch.zeros(size), torch.zeros(size))
+    arrays = Moments(rule, np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.float32))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(7):
+        gradient = torch.randn(size, generator=generator) * 1e-3
+        tensors.steps += 1
+        arrays.steps += 1
+        a, b = tensors.change(gradient, 0), arrays.change(gradient.numpy(), 0)
+        assert b.dtype == np.float32 and a.numpy().tobytes() == b.tobytes()
+    assert tensors.first.numpy().tobytes() == arrays.first.tobytes()
+    assert tensors.second.numpy().tobytes() == arrays.second.tobytes()

@@ -10,12 +10,12 @@ import pytest
 
 from fedseed import FedKSeed, FeedSign, Ferret, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
-from fedseed.methods.base import Answer
 from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record, edit, signature
 from fedseed.weights.digest import base_digest
+from support.rounds import answers, plan
 
 FOLDER = Path(__file__).with_name("golden")
 MAKE = runpy.run_path(str(FOLDER / "make.py"))
@@ -174,7 +174,7 @@ def test_twelve_rounds_of_ferret_take_400_kb(on_small_base, tmp_path, blocks):
         updates = [
             Coefficients(seed, tuple(generator.normal(size=c).astype(np.float32) for c in counts)) for _ in range(10)
         ]
-        return method.aggregate(state, answers(number, [Answer(i, 0.1, u) for i, u in enumerate(updates)]))
+        return method.aggregate(state, answers(number, [(i, 0.1, u) for i, u in enumerate(updates)]))
 
     assert isinstance(step(1), FerretStep)
     size = write(tmp_path / "a.orbit", header, [step(number) for number in range(1, 13)])

@@ -17,7 +17,7 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part, from_float
-from fedseed.weights.change import Term
+from fedseed.weights.change import Add, Rebuild, Term
 from support.tiers import SLOW, tiered
 
 pytest.importorskip("triton")
@@ -75,7 +75,7 @@ def coefficients(rng, count, used=1.0):
     return c
 
 
-def check_moved(parts, dtype, start, count, length, other=REFERENCE):
+def check_moved(parts, dtype, start, count, length, other=REFERENCE, in_place=False):
     w = stored(np.random.default_rng(5), count, dtype)
     expected = np.empty_like(w)
     other.move(expected, w, dtype, other.prepare(parts, length), -1.3, start)
@@ -305,9 +305,9 @@ def everything(name, dtype, blocks, device):
         whole = torch.cat([p.reshape(-1) for p in space.parameters])
         found["perturbed"] = [looked_up.float().cpu().tolist(), whole.float().cpu().tolist()]
     assert space.digest() == found["add"]
-    space.add_terms([Term(basis, shares), Term(other, [0.5, -2.0], first=3)], scale=1e-3, rounding=(7, 1))
+    space.apply(Add([Term(basis, shares), Term(other, [0.5, -2.0], first=3)], scale=1e-3, rounding=(7, 1)))
     found["stochastic"] = space.digest()
-    space.rebuild([Term(basis, [0.1]), Term(other, [0.2])])
+    space.apply(Rebuild([Term(basis, [0.1]), Term(other, [0.2])]))
     found["rebuild"] = space.digest()
     return found
 

@@ -53,7 +53,8 @@ def test_a_run_stops_and_a_resumed_one_stops_there_too(make_problem, tmp_path):
 
 def test_a_recipe_stops_by_validation_examples(natural_instructions):
     tiny = ("rounds=9", "task.examples=5", "task.evaluation=1", "task.unseen=0", "task.validation=1",
-            "evaluation.rouge=false", "evaluation.every=1", "method.learning_rate=1e-12", "stopping.patience=2")  # fmt: skip
+            "evaluation.rouge=false", "evaluation.every=1", "method.learning_rate=1e-12",
+            "stopping.patience=2")  # fmt: skip
     summary = build(read_recipe("small-fedkseed", (*tiny, "method.steps=1"))).run().summary
     assert summary["rounds"] < 9 and summary["stopped"]["early"]
     assert "validation_loss" in summary["final"]

@@ -36,8 +36,8 @@ from support.problem import TRAINING, Problem
 METHODS = {
     "ferret": (Ferret(directions=60, basis="hadamard", blocks="one", seeds="shared", allocation="previous",
                       training=TRAINING), {"rounds": 5}),
-    "fedkseed": (FedKSeed(basis="hadamard", basis_size=64, candidates=64, steps=6, learning_rate=1e-2, scale=1e-3, batch=8,
-                          importance=True), {"rounds": 4}),
+    "fedkseed": (FedKSeed(basis="hadamard", basis_size=64, candidates=64, steps=6, learning_rate=1e-2, scale=1e-3,
+                          batch=8, importance=True), {"rounds": 4}),
     "feedsign": (FeedSign(basis="rademacher", learning_rate=1e-2, batch=8, optimizer="momentum"),
                  {"rounds": 11, "evaluate_every": 4}),
     "fedavg": (FedAvg(training=TRAINING), {"rounds": 4}),

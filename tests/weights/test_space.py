@@ -6,7 +6,7 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
-from fedseed.weights.change import Term
+from fedseed.weights.change import Add, Replace, Term
 from fedseed.weights.digest import base_digest
 from support.tiers import tiered
 
@@ -59,12 +59,12 @@ def test_add_is_the_reference_rounded_once(dtype, name, blocks, kernels, monkeyp
     assert not torch.equal(flat(space), before)
 
 
-def test_add_terms_adds_before_it_rounds():
+def test_terms_are_added_up_before_they_are_rounded():
     """In bfloat16, two changes that cancel leave every bit; applied apart they would not."""
     space = ParameterSpace(Tied(torch.bfloat16))
     before = space.digest()
     basis = Basis("normal", 1)
-    space.add_terms([Term(basis, [0.3]), Term(basis, [-0.3])])
+    space.apply(Add([Term(basis, [0.3]), Term(basis, [-0.3])]))
     assert space.digest() == before
 
 
@@ -126,9 +126,9 @@ def test_dense_bytes_round_trip_and_a_wrong_length_changes_nothing(dtype):
     space.add(Basis("rademacher"), [0.5])
     changed = space.digest()
     with pytest.raises(ValueError, match="bytes"):
-        space.load_dense(saved[:-1])
+        space.apply(Replace(saved[:-1]))
     assert space.digest() == changed != before
-    space.load_dense(saved)
+    space.apply(Replace(saved))
     assert space.digest() == before
 
 

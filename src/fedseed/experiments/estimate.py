@@ -111,7 +111,7 @@ def measure(recipe: Recipe) -> Cost:
         phases["digest"] /= recipe.evaluation.every
     if hasattr(worker.method, "steps"):  # an update carries a pair for each local step
         up = round(up * factor)
-    evaluation, _ = _timed(lambda: federation._evaluate(space.model))
+    evaluation, _ = _timed(lambda: federation.evaluate(space.model))
     basis = Basis(str(getattr(method, "basis", "rademacher")), 1)
     few = np.full(1, 1e-12, dtype=np.float32)
     operations = {

@@ -12,7 +12,7 @@ direction's seed, which the run's seed, the round and the client's number decide
 sent (`fedseed.methods.traces`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -28,7 +28,7 @@ from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing, Payload
 from fedseed.methods.personal import Personal, Signals, phi
 from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned, distances, steps_again
-from fedseed.methods.zeroth import Projection, ZerothOrder
+from fedseed.methods.zeroth import ZerothOrder
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Add, Change, Term
 from fedseed.weights.layout import Layout
@@ -113,11 +113,8 @@ class FedMeZO(Averaged, ZerothOrder):
         rate = plan.rate if isinstance(plan, Rate) else self.learning_rate
         scalars = np.zeros(self.steps, dtype=np.float32)
         losses: list[float] = []
-
-        def estimate(t: int, items: Sequence[Any]) -> Projection:
-            return self.two_point(client, basis, t, items)
-
-        for t, (rho, loss) in self.local_steps(client, range(self.steps), estimate):
+        estimates = self.local_steps(client, range(self.steps), lambda t, x: self.two_point(client, basis, t, x))
+        for t, (rho, loss) in estimates:
             losses.append(loss)
             scalars[t] = rate * rho
             if scalars[t]:
@@ -158,12 +155,11 @@ class FedMeZO(Averaged, ZerothOrder):
 
     def _distances(self, state: FedMeZOState, answers: Answers) -> dict[int, float]:
         """|Delta_i - mean Delta| = |w_i - mean w|."""
-        squares = dict.fromkeys((answer.client for answer in answers), 0.0)
+        squares = np.zeros(len(answers))
         own = zip(*(state.tensors(update.data) for update in answers.updates), strict=True)
         for mean, parts in zip(self.average(state, answers), own, strict=True):
-            for client, part in zip(squares, parts, strict=True):
-                squares[client] += float(np.square(part - mean).sum())
-        return {client: square**0.5 for client, square in squares.items()}
+            squares += [np.square(part - mean).sum() for part in parts]
+        return {answer.client: float(square) ** 0.5 for answer, square in zip(answers, squares, strict=True)}
 
     # -- what it declares ------------------------------------------------------------------------------------------
 

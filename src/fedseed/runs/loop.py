@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedseed.aggregation import AggregationRule, Mean
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.coordinator import Coordinator
@@ -61,7 +60,6 @@ class RunSettings:
         patience: rounds without a better validation loss after which the run ends; None: it does not.
         attack: what Byzantine clients do.
         attackers: their numbers.
-        aggregation: how the clients' answers become one.
         trackers: where else the metrics go.
     """
 
@@ -75,7 +73,6 @@ class RunSettings:
     patience: int | None = None
     attack: str | None = None
     attackers: frozenset[int] = frozenset()
-    aggregation: AggregationRule = field(default_factory=Mean)
     trackers: Sequence[Tracker] = ()
 
     def evaluates(self, number: int) -> bool:
@@ -292,7 +289,7 @@ class Loop:
         attack = None if settings.attack is None else {"kind": settings.attack, "clients": len(settings.attackers)}
         return {
             "method": settings.method.name,
-            "aggregation": settings.aggregation.model_dump(),
+            "aggregation": self.backend.coordinator.aggregation.model_dump(),
             "rounds": metrics[-1]["round"],
             "stopped": stopping.describe(metrics, settings.patience),
             "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),

@@ -70,7 +70,7 @@ class NetworkBackend(Backend):
             recipe.method, recipe.rounds, recipe.seed, recipe.evaluation.every, out, recipe.to_toml(),
             patience=None if recipe.stopping is None else recipe.stopping.patience,
             attack=None if recipe.attack is None else recipe.attack.kind,
-            aggregation=recipe.aggregation, trackers=recipe.tracking,
+            trackers=recipe.tracking,
         )  # fmt: skip
         self._orbit: OrbitCopy | None = None
         self._folder: RunFolder | None = None

@@ -119,7 +119,7 @@ class Simulation(Backend):
             self.coordinator.weights = self.worker.space.dense()
         self.settings = RunSettings(
             method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text, tuple(notes),
-            patience, attack, byzantine, self.coordinator.aggregation, tuple(trackers),
+            patience, attack, byzantine, tuple(trackers),
         )  # fmt: skip
         self.loop = Loop(self.settings, self, progress)
         self.progress = self.loop.progress

@@ -12,9 +12,10 @@ import torch
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, Orbit, ParameterSpace, ZOFedSGD
 from fedseed.methods.fedkseed import Accumulated
-from fedseed.methods.fedmezo import Branch, Branches, Trace
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
+from fedseed.methods.mezo import Estimates
+from fedseed.methods.traces import Branch, Branches, Trace
 from fedseed.methods.zofedsgd import Projections
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.weights.digest import base_digest
@@ -52,9 +53,13 @@ def feedsign(step, votes=1):
     return Votes(np.where(numbers(step, votes if step != 5 else 0) > 0, 1, -1).astype(np.int8))
 
 
+def own(step):
+    return Projections(numbers(step, 2), indices=np.array([step, 2**32 - step], dtype=np.uint32))
+
+
 def fedmezo(step, loss=None):
     clients = () if step == 3 else (0, 5)  # a round that nobody answered
-    return Branches(tuple(Branch(c, 0.25 + c / 10, Trace(numbers(step + c, 3), loss)) for c in clients))
+    return Branches(tuple(Branch(c, 0.25 + c / 10, Trace(loss, numbers(step + c, 3))) for c in clients))
 
 
 METHODS = {
@@ -62,19 +67,20 @@ METHODS = {
                       ferret, 4),
     "ferret-own": (Ferret(directions=5, blocks=2, basis="hadamard", allocation="previous", seeds="per-client"),
                    lambda step: ferret(step, 2), 4),
-    "fedkseed": (FedKSeed(candidates=8, rate=0.0625, basis="normal"), lambda step: Accumulated(numbers(step, 8)), 4),
-    "fedkseed-pro": (FedKSeed(candidates=8, rate=0.0625, basis="rademacher", importance=True), pro, 4),
-    "feedsign": (FeedSign(rate=0.0625, basis="normal"), feedsign, 21),
-    "feedsign-votes": (FeedSign(rate=0.0625, basis="rademacher", votes_per_round=11, optimizer="momentum"),
+    "fedkseed": (FedKSeed(candidates=8, learning_rate=0.0625, basis="normal"),
+                 lambda step: Accumulated(numbers(step, 8)), 4),
+    "fedkseed-pro": (FedKSeed(candidates=8, learning_rate=0.0625, basis="rademacher", importance=True), pro, 4),
+    "feedsign": (FeedSign(learning_rate=0.0625, basis="normal"), feedsign, 21),
+    "feedsign-votes": (FeedSign(learning_rate=0.0625, basis="rademacher", votes_per_round=11, optimizer="momentum"),
                        lambda step: feedsign(step, 11), 8),
-    "dp-feedsign": (FeedSign(rate=0.0625, basis="hadamard", epsilon=0.5, small_steps="from-base"), feedsign, 8),
-    "zo-fedsgd-own": (ZOFedSGD(rate=0.0625, basis="rademacher", small_steps="stochastic"),
-                      lambda step: Projections(numbers(step, 2), np.array([step, 2**32 - step], dtype=np.uint32)), 8),
-    "zo-fedsgd-shared": (ZOFedSGD(rate=0.0625, seeds="shared"), lambda step: Projections(numbers(step, 1)), 8),
-    "fedmezo": (FedMeZO(rate=0.0625, steps=3, basis="normal"), fedmezo, 4),
-    "fedmezo-exact": (FedMeZO(rate=0.0625, steps=3, combine="exact", personal="loss-5"),
+    "dp-feedsign": (FeedSign(learning_rate=0.0625, basis="hadamard", epsilon=0.5, small_steps="from-base"),
+                    feedsign, 8),
+    "zo-fedsgd-own": (ZOFedSGD(learning_rate=0.0625, basis="rademacher", small_steps="stochastic"), own, 8),
+    "zo-fedsgd-shared": (ZOFedSGD(learning_rate=0.0625, seeds="shared"), lambda step: Projections(numbers(step, 1)), 8),
+    "fedmezo": (FedMeZO(learning_rate=0.0625, steps=3, basis="normal"), fedmezo, 4),
+    "fedmezo-exact": (FedMeZO(learning_rate=0.0625, steps=3, combine="exact", personal="loss-5"),
                       lambda step: fedmezo(step, loss=1.5 + step), 4),
-    "mezo": (MeZO(rate=0.0625, estimates=3, optimizer="adam"), lambda step: Projections(numbers(step, 3)), 8),
+    "mezo": (MeZO(learning_rate=0.0625, estimates=3, optimizer="adam"), lambda step: Estimates(numbers(step, 3)), 8),
 }  # fmt: skip
 DTYPES = {"zo-fedsgd-own": torch.bfloat16, "ferret-own": torch.float16}
 

@@ -1,0 +1,124 @@
+"""The house keeps its shape: imports point downwards, in no circle, and nobody asks a method what it is."""
+
+import ast
+import re
+from pathlib import Path
+
+import grimp
+import pytest
+
+import fedseed
+
+SOURCE = Path(fedseed.__file__).parent
+# from top to bottom; rooms on one floor do not need each other
+FLOORS = [
+    ("cli", "extension"),
+    ("experiments",),
+    ("runs",),
+    ("federation",),
+    ("reports", "tracking"),
+    ("transport",),
+    ("orbit",),
+    ("methods",),
+    ("training",),
+    ("objectives",),
+    ("tasks", "models", "attacks", "aggregation", "privacy"),
+    ("weights",),
+    ("optimizers",),
+    ("randomness",),
+    ("renaming", "durable"),
+    ("registry", "errors"),
+]
+FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return grimp.build_graph("fedseed", exclude_type_checking_imports=True, cache_dir=None)
+
+
+def room(module):
+    return ".".join(module.split(".")[:2])
+
+
+def test_every_room_has_a_floor(graph):
+    assert {room(module) for module in graph.modules} - {"fedseed"} == set(FLOOR)
+
+
+def test_no_import_points_upwards(graph):
+    """Imports inside functions count as well."""
+    upwards = [
+        (module, other)
+        for module in graph.modules
+        for other in graph.find_modules_directly_imported_by(module)
+        if module != "fedseed" and other != "fedseed" and FLOOR[room(module)] > FLOOR[room(other)]
+    ]
+    assert upwards == []
+
+
+def test_no_imports_in_a_circle(graph):
+    """Modules are taken away whose imports are all gone; what stays stands in a circle."""
+    left = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    while free := {module for module, needs in left.items() if not needs & left.keys() - {module}}:
+        left = {module: needs for module, needs in left.items() if module not in free}
+    assert sorted(left) == []
+
+
+def test_nobody_reaches_into_anothers_private_parts():
+    """Not by an import, and not through an attribute that is another file's."""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        own = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+        reached = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedseed"):
+                found += [f"{path.name}: {alias.name}" for alias in node.names if alias.name.startswith("_")]
+            if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr):
+                if ast.unparse(node.value) in ("self", "cls", "super()"):
+                    own.add(node.attr)
+                else:
+                    reached.append(node)
+        found += [f"{path.name}: {ast.unparse(node)}" for node in reached if node.attr not in own]
+    outside = ("torch._dynamo", "os._exit")  # other libraries' own
+    assert [text for text in found if not text.endswith(outside)] == []
+
+
+ASKING = re.compile(
+    r"isinstance\([^()]*\b(?:Ferret|FedKSeed|FeedSign|ZOFedSGD|MeZO|FedMeZO|FedZO|FedAvg|FedSGD|FedIT|FedPTuning"
+    r"|FedPrompt|Dense|Averaged|Stepwise|ZerothOrder)\b"
+    r"|type\((?:self\.)?method\)|method\.dense\b|method\.name ==|method\.code =="
+)
+
+
+def test_nobody_asks_which_method_it_has():
+    """Nor whether it is dense: what others may know, a method declares (`fedseed.methods.base`)."""
+    for path in SOURCE.rglob("*.py"):
+        if "methods" not in path.parts:
+            found = ASKING.findall(path.read_text(encoding="utf-8"))
+            assert not found, f"{path}: {found}"
+
+
+def test_method_files_are_short():
+    """Each method's file reads in the order of its box, in at most 200 lines."""
+    from fedseed.methods import METHODS
+
+    for method in METHODS:
+        path = SOURCE / Path(*method.__module__.split(".")[1:]).with_suffix(".py")
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 200, path
+
+
+def test_coordinators_rooms_name_no_torch():
+    """`methods/`, `aggregation/`, the orbit's format and the coordinator import no torch, not even later."""
+    free = ["methods", "aggregation", "privacy", "tracking", "transport"]
+    files = [path for name in free for path in (SOURCE / name).rglob("*.py")]
+    files += [SOURCE / "orbit" / f"{name}.py" for name in ("header", "record", "writer", "edit")]
+    files += [
+        SOURCE / "federation" / "coordinator.py",
+        SOURCE / "weights" / "change.py",
+        SOURCE / "weights" / "layout.py",
+    ]
+    for path in files:
+        if path.name == "tensorboard.py":  # torch's writer, if somebody asks for it
+            continue
+        assert not re.search(r"^\s*(?:import|from) torch", path.read_text(encoding="utf-8"), re.MULTILINE), path
