@@ -59,6 +59,7 @@ class ParameterSpace:
             ValueError: a coefficient or the scale is not finite, the number of arrays is not that of the blocks, the
                 bytes to replace the weights have another length, or there is no base to rebuild from; the weights
                 are unchanged then.
+            TypeError: it is no change.
         """
         match change:
             case Add():
@@ -71,6 +72,8 @@ class ParameterSpace:
                 self._average(change)
             case Replace():
                 self._replace(change.data)
+            case _:
+                raise TypeError(f"{change!r} is no change of the weights")
         self._moved = not isinstance(change, Rebuild)
 
     def apply_adds(self, changes: Sequence[Add]) -> None:
