@@ -185,7 +185,7 @@ class ParameterSpace:
         before = self._rebuilt
 
         def go_back() -> None:
-            if before is None or not _moves(before):
+            if before is None:
                 self.restore_base()
             else:
                 self._rebuild(before)
@@ -326,12 +326,3 @@ class ParameterSpace:
             gradient, p.grad = p.grad, None
             parts.append(tensor_bytes(torch.zeros_like(p) if gradient is None else gradient))
         return b"".join(parts)
-
-
-def _moves(change: Rebuild) -> bool:
-    """Whether any coefficient is not zero."""
-    return any(
-        bool(np.any(part))
-        for term in change.terms
-        for part in ([term.coefficients] if np.ndim(term.coefficients[0]) == 0 else term.coefficients)
-    )
