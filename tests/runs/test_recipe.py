@@ -47,7 +47,7 @@ def test_packaged_recipes_are_valid_and_complete_ones_read_back(name, recipe):
         (("rounds = 3", "rounds = true"), ["rounds = True", "valid integer"]),
         (("rounds = 3", ""), ["rounds: missing"]),
         (("learning_rate = 0.1", "learning_rate = -1.0"), ["method.training.learning_rate = -1.0", "greater than 0"]),
-        (("learning_rate = 0.1", "rates = 0.1"), ["method.training.learning_rates = 0.1", "unknown key", "optimizer"]),
+        (("learning_rate = 0.1", "rates = 0.1"), ["method.training.rates = 0.1", "unknown key", "optimizer"]),
         (("learning_rate = 0.1", "optimizer = 'lion'"), ["method.training.optimizer = 'lion'", "'adamw'"]),
         (('"ferret"', '"ferrets"'), ["method.name = 'ferrets'", "ferret, fedkseed, feedsign"]),
         (('name = "ferret"\n', ""), ["method.name: missing"]),
@@ -408,6 +408,7 @@ def test_components_are_chosen_by_name(recipe):
     assert read.aggregation.name == "median" and [t.name for t in read.tracking] == ["csv", "tensorboard"]
     assert read_recipe(recipe(read.to_toml())) == read
     assert read_recipe(recipe(GOOD)).aggregation.name == "mean"
+    assert read_recipe(recipe(GOOD), ["method.seeds=shared", "aggregation.name=median"]).aggregation.name == "median"
     for table, problem in (
         ("[aggregation]\nname = 'krum'", "aggregation.name = 'krum': choose one of mean, median, or give the file"),
         ("[aggregation]\ntrim = 1", "aggregation.trim = 1: unknown key; allowed here: name$"),

@@ -46,7 +46,7 @@ class OnNats:
         end.connection._transport._io_writer.transport.abort()
 
 
-@pytest.fixture(params=["memory", "nats"])
+@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.long)])
 def kind(request):
     return InMemory() if request.param == "memory" else OnNats(request.getfixturevalue("shared_server").url)
 
