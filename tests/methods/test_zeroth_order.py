@@ -69,7 +69,8 @@ def test_clients_that_apply_the_steps_hold_the_same_digest(name):
             worker.apply(step)
         assert len({w.space.digest() for w in workers}) == 1
     alone = federation(method, clients, rounds=8, evaluate_every=1)
-    alone.worker.train_all = lambda p, c, i: [alone.worker.train(*a) for a in zip(p, c, i, strict=True)]
+    train_all = alone.worker.train_all
+    alone.worker.train_all = lambda *all_: [train_all(*([one] for one in each))[0] for each in zip(*all_, strict=True)]
     assert alone.run().summary["weights_digest"] == workers[0].space.digest()
 
 
@@ -147,7 +148,7 @@ def test_impossible_messages_are_refused():
         (pairs([1], [np.nan]), "only finite"),
         (pairs([1] * 4, [1] * 4), "32 bytes of pairs"),
         (b"", "0 bytes of pairs"),
-        (pairs([1], [1])[:-1], "7 bytes of pairs"),
+        (pairs([1], [1])[:-1], "7 bytes, 8 for each"),
     ):
         with pytest.raises(MessageError, match=text):
             method.decode_update(state, 1, data_)

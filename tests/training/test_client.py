@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed import ParameterSpace
+from fedseed import Basis, ParameterSpace
 from fedseed.errors import NonFiniteError
 from fedseed.objectives.losses import Supervised
 from fedseed.training.client import LocalClient, batches
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from fedseed.weights.change import Add, Rebuild, Term
 
 OBJECTIVE = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
 
@@ -118,3 +119,33 @@ def test_a_loss_that_is_not_finite_stops_the_client():
         train(LocalTraining(), data=bad)
     with pytest.raises(NonFiniteError, match="no usable example"):
         train(LocalTraining(), data=[])
+
+
+TRAINING = LocalTraining(learning_rate=0.5, steps=2, batch=4, accumulation=1)
+ONE = [Term(Basis("normal", 1), [0.5])]
+ACTIONS = {
+    "add": lambda client: client.apply(Add(ONE)),
+    "rebuild": lambda client: client.apply(Rebuild(ONE, 0.3)),
+    "first-order": lambda client: client.first_order(TRAINING),
+    "streaming": lambda client: client.project_gradients(TRAINING, Basis("normal", 2), [3]),
+}
+
+
+@pytest.mark.parametrize("based", [False, True])
+@pytest.mark.parametrize("names", list(itertools.product(ACTIONS, repeat=2)), ids="-then-".join)
+def test_whatever_a_method_does_to_the_weights_is_undone(names, based):
+    """One after the other, from weights that were rebuilt from a base or not: weights and buffers of the beginning."""
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    space = ParameterSpace(net)
+    space.keep_base()
+    space.apply(Rebuild(ONE, 0.1) if based else Add(ONE, 0.1))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    client = LocalClient(space, OBJECTIVE, items(), 1, 2, 3)
+    for name in names:
+        ACTIONS[name](client)
+    if names[-1] == "first-order" == names[0]:  # what it changed since the beginning, not since the second time
+        saved = [before[entry.name] for entry in space.layout.tensors]
+        assert client.change_norms() == pytest.approx(space.change_norms(saved)) and client.change_norms()[0] > 0
+    assert not torch.equal(net[0].weight, before["0.weight"])
+    client.put_back()
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())

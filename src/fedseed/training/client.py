@@ -118,6 +118,8 @@ class LocalClient:
             copy: by a copy of the weights; otherwise as the space itself can.
             offload: with the copy in a temporary file instead of memory.
         """
+        if self._start is not None:
+            return  # of the round's beginning there is a copy already
         space = self.space
         buffers = [b.clone() for b in space.model.buffers()]
 
@@ -130,7 +132,7 @@ class LocalClient:
         if way_back is None:
             self._start = None if offload else space.snapshot()
             way_back = partial(space.restore, Offloaded(space.parameters) if self._start is None else self._start)
-        self._undo = [put_back_buffers, way_back]
+        self._undo += [put_back_buffers, way_back]
 
     # -- data and losses -----------------------------------------------------------------------------------------
 
