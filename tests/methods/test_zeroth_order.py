@@ -6,7 +6,7 @@ import torch
 
 from fedseed import FedKSeed, FeedSign, Orbit, ZOFedSGD
 from fedseed.errors import MessageError
-from fedseed.federation.messages import Kind, Message
+from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.zofedsgd import ByteProjections, Projections
@@ -83,7 +83,7 @@ def test_votes_from_one_batch_are_the_votes_client_by_client(name):
         plans = [run.coordinator.plan(c) for c in clients]
         items = [run.items[c] for c in clients]
         together = run.worker.train_all(plans, clients, items)
-        passes = sum(a.effort.forward_passes for a in together)
+        passes = sum(a.cost.forward_passes for a in together)
         assert passes == 2 * method.per_step  # one pair of passes a direction, whatever the number of clients
         for client, asked, mine, joint in zip(clients, plans, items, together, strict=True):
             alone = run.worker.train(asked, client, mine)
@@ -187,8 +187,8 @@ def test_refused_updates_leave_the_run_as_if_the_client_were_silent(name):
                 "fedkseed": Pairs(np.array([999], dtype=np.uint32), huge).encode(),
             }[name]
             with pytest.raises(MessageError):
-                run.coordinator.receive(Message(Kind.UPDATE, method.code, 1, 2, bad).encode(), 2)
-            assert len(run.coordinator.refused) == 3
+                run.coordinator.receive(Message(MessageKind.UPDATE, method.code, 1, 2, bad).encode(), 2)
+            assert len(run.coordinator.rejected) == 3
         steps.append(run.coordinator.close())
     assert steps[0] == steps[1]
 

@@ -78,7 +78,7 @@ def test_accumulation_is_one_large_batch():
         training = LocalTraining(learning_rate=0.5, steps=4, batch=batch, accumulation=12 // batch)
         client = train(training)
         deltas.append(torch.from_numpy(change(client)))
-        assert client.effort.backward_passes == 4 * 12 // batch
+        assert client.cost.backward_passes == 4 * 12 // batch
     torch.testing.assert_close(deltas[0], deltas[1], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(deltas[0], deltas[2], rtol=1e-4, atol=1e-6)
 
@@ -108,7 +108,7 @@ def test_local_training_is_the_torch_optimisers(name):
 
 def test_epochs_and_clipping():
     client = train(LocalTraining(learning_rate=0.1, epochs=2, batch=5, accumulation=1))
-    assert len(client.effort.losses) == 10  # 48 examples in batches of 5
+    assert len(client.cost.losses) == 10  # 48 examples in batches of 5
     clipped = train(LocalTraining(learning_rate=1.0, steps=1, batch=24, accumulation=1, clip=1e-3))
     assert float((change(clipped) ** 2).sum()) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
 
