@@ -109,8 +109,9 @@ class SharedGradients:
         reasons, data, terms = self._found
         if own.number in reasons:
             raise NonFiniteError(reasons[own.number])
-        if self._speaker in (None, own.number):
+        if self._speaker is None:
             self._speaker = own.number
+            self._found = reasons, b"", terms  # the message alone holds it
             return data, terms
         raise InAnothersMessage
 
