@@ -27,11 +27,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 METHODS: dict[str, dict[str, Any]] = {
-    "feedsign": {"name": "feedsign", "basis": "rademacher", "rate": 1e-3, "batch": 4},
-    "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "rate": 1e-3, "batch": 4},
+    "feedsign": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-3, "batch": 4},
+    "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "learning_rate": 1e-3, "batch": 4},
     "ferret": {"name": "ferret", "directions": 7000, "basis": "hadamard", "blocks": "one", "seeds": "shared",
                "allocation": "size", "training": {"optimizer": "sgd", "learning_rate": 0.1, "steps": 2, "batch": 4}},
-    "fedkseed": {"name": "fedkseed", "candidates": 4096, "steps": 200, "rate": 1e-4, "batch": 4},
+    "fedkseed": {"name": "fedkseed", "candidates": 4096, "steps": 200, "learning_rate": 1e-4, "batch": 4},
     "fedavg": {"name": "fedavg", "training": {"optimizer": "sgd", "learning_rate": 0.1, "steps": 2, "batch": 4}},
 }  # fmt: skip
 SIZES = {"trivial": (20, 32, 5), "million": (512, 1024, 512)}

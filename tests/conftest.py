@@ -202,6 +202,14 @@ def problem():
 
 
 @pytest.fixture
+def without_pictures(monkeypatch):
+    """Runs that leave out what takes half a second each, where a test does not look at it."""
+    from fedseed.runs.loop import Rounds
+
+    monkeypatch.setattr(Rounds, "_draw", lambda self, folder, metrics: None)
+
+
+@pytest.fixture
 def make_problem():
     return Problem
 

@@ -42,6 +42,7 @@ def test_an_append_is_on_disk_before_it_returns(tmp_path, calls):
     file.sync()
     assert calls[1:] == [("fsync", str(path))] and path.read_bytes() == b"onetwo"
     file.close()
+    assert file.handle < 0 and not path.stat().st_mode & 0o111
     file.close()
     with pytest.raises(StorageError):
         file.append(b"three")

@@ -55,6 +55,7 @@ def test_what_the_package_adds_is_listed_with_its_origin(what, name, installed):
     assert name not in run("list", what).stdout
 
 
+@pytest.mark.long
 def test_a_run_with_everything_from_the_package(installed, tmp_path):
     out = tmp_path / "run"
     sets = [
@@ -101,6 +102,7 @@ def test_the_packages_transport_keeps_the_contract(installed, tmp_path):
     assert done.stdout.count("nothing here knows how to interrupt this transport") == 1  # one line for both
 
 
+@pytest.mark.long
 def test_a_run_over_the_packages_transport_is_that_of_one_process(
     installed, tmp_path, problem, in_process, monkeypatch
 ):
@@ -135,6 +137,7 @@ def test_a_run_over_the_packages_transport_is_that_of_one_process(
     assert list((tmp_path / "shared" / "run" / "inboxes").iterdir()) == []  # everybody has tidied up
 
 
+@pytest.mark.long
 def test_a_plugin_in_one_file(tmp_path):
     plugin = EXAMPLES / "plugin_clipped_mean.py"
     assert any(
@@ -142,7 +145,8 @@ def test_a_plugin_in_one_file(tmp_path):
         for line in run("list", "aggregation", "--plugin", plugin).stdout.splitlines()
     )
     settings = ["rounds=1", "method.seeds=shared", "aggregation.name=clipped-mean", "method.training.steps=1",
-                "method.directions=20", "task.clients=2", "task.examples=8", "evaluation.rouge=false"]  # fmt: skip
+                "method.directions=20", "task.clients=2",
+                "federation.per_round=2", "task.examples=8", "evaluation.rouge=false"]  # fmt: skip
     words = ["run", "small-ferret", *(word for text in settings for word in ("--set", text)), "--out", tmp_path / "run"]
     assert run(*words).returncode == 2
     done = run(*words, "--plugin", plugin)

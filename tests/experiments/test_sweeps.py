@@ -12,7 +12,7 @@ import pytest
 from fedseed.errors import RecipeError
 from fedseed.experiments import sweeps
 from fedseed.experiments.sweeps import Sweep, Sweeping, find_sweep, packaged_sweeps, parse_grid, read_sweep
-from fedseed.experiments.worker_pool import Helpers
+from fedseed.experiments.worker_pool import Helpers, Job
 from fedseed.reports.tables import Sheet, spread
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 
@@ -189,7 +189,7 @@ def test_sheets():
 # a sweep whose runs are not over before it is stopped, however late that comes
 HELD = """
 import time
-from fedseed.experiments.worker_pool import Helpers
+from fedseed.experiments.worker_pool import Helpers, Job
 run = Helpers.run
 def held(self, job):
     result = run(self, job)
@@ -278,3 +278,20 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
     lines = [{"label": label, "recipe": "quickstart-fedavg"} for label in ("b", "a")]
     made = sweep(seeds=[1, 2], run=lines)
     assert [line.label for line in Sweeping(made, tmp_path, str, jobs=2).run()] == ["b", "a"]
+
+
+def test_plugins_travel_to_the_runs_processes(tmp_path):
+    (tmp_path / "rule.py").write_text(
+        "from typing import ClassVar, Literal\nimport fedseed\nfrom fedseed.aggregation import Mean\n"
+        "@fedseed.register_aggregation\nclass Travelling(Mean):\n"
+        "    name: Literal['travelling'] = 'travelling'\n    about: ClassVar[str] = 'a rule'\n"
+    )
+    job = Job("x", tmp_path / "out", "small-feedsign", ("aggregation.name=travelling", "rounds=1", "task.clients=2",
+              "federation.per_round=2", "evaluation.rouge=false"), (str(tmp_path / "rule.py"),))  # fmt: skip
+    helpers = Helpers(1)
+    try:
+        assert helpers.run(job) is None
+    finally:
+        helpers.stop()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["aggregation"] == {"name": "travelling"} and summary["rounds"] == 1

@@ -8,6 +8,7 @@ from fedseed.methods.payload import Nothing
 from fedseed.methods.personal import Signals, phi
 from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned
 from support.rounds import answers, apply, plan
+from support.tiers import tiered
 
 FAST = {"learning_rate": 3e-2, "steps": 6, "batch": 8, "basis": "rademacher"}
 SIGNALS = ["constant", "random", "loss", "loss-5", "update"]
@@ -17,8 +18,10 @@ def run(problem, out=None, **settings):
     return problem.federation(FedMeZO(**{**FAST, **settings}), out=out).run()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("basis", ["rademacher", "hadamard", "normal", "truncated_normal"])
+@tiered(
+    {"dtype": [torch.float32, torch.bfloat16], "basis": ["rademacher", "hadamard", "normal", "truncated_normal"]},
+    quick=1,
+)
 def test_exact_pairs_are_the_bits_of_tensors(make_problem, basis, dtype):
     results = [
         run(make_problem(dtype), basis=basis, personal="loss", **travel)
@@ -89,8 +92,7 @@ def test_random_rates_are_uniform_in_the_range_and_the_same_again():
     assert rates[17] == plan(method, state, 0, 17, [0]).rate
 
 
-@pytest.mark.parametrize("travel", ["pairs", "tensors"])
-@pytest.mark.parametrize("personal", SIGNALS)
+@tiered({"personal": SIGNALS, "travel": ["pairs", "tensors"]}, quick=2)
 def test_a_run_with_each_signal(problem, tmp_path, personal, travel):
     """The inputs of clients 3 and 4 are three times as large, and with them their losses."""
     for number in (3, 4):

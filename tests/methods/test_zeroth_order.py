@@ -38,10 +38,11 @@ def test_each_method_learns_and_the_same_recipe_gives_the_same_run(name, tmp_pat
         "small_steps": ["nearest", "stochastic", "from-base"],
     },
     together=2,
+    quick=5,
     # refused by the settings
     without=lambda name, dtype, steps: steps == "from-base" and name in ("zo-own", "mezo-adam", "zo-momentum"),
 )
-def test_the_orbit_is_the_model_at_every_logged_step(name, dtype, small_steps, tmp_path):
+def test_the_orbit_is_the_model_at_every_logged_step(name, dtype, small_steps, tmp_path, without_pictures):
     method, clients = METHODS[name]
     method = method.model_copy(update={"small_steps": small_steps})
     result = federation(method, clients, dtype, out=tmp_path / "run", rounds=23, evaluate_every=7).run()

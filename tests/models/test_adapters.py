@@ -18,6 +18,7 @@ from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Example
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.digest import base_digest
+from support.tiers import tiered
 
 ADAPTERS = [LoRA(), LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]), PTuning(), PTuning(hidden=16), PromptTuning(),
             PromptTuning(virtual_tokens=3, init="normal")]  # fmt: skip
@@ -202,8 +203,8 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("settings", [LoRA(rank=2), PTuning(hidden=8), PromptTuning(virtual_tokens=4)], ids=str)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.long
+@tiered({"name": METHODS, "settings": [LoRA(rank=2), PTuning(hidden=8), PromptTuning(virtual_tokens=4)]})
 def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(tmp_path, name, settings):
     from peft import PeftModel
 

@@ -46,7 +46,11 @@ def test_the_writer_makes_the_same_bytes(name, tmp_path):
     assert edit.differences(Orbit.parse(golden), Orbit.open(tmp_path / "b.orbit")) == []
 
 
-@tiered({"name": DIGESTS, "dtype": ["float32", "bfloat16", "float16"], "kernels": ["reference", "triton"]}, together=2)
+@tiered(
+    {"name": DIGESTS, "dtype": ["float32", "bfloat16", "float16"], "kernels": ["reference", "triton"]},
+    together=2,
+    quick=8,
+)
 def test_other_kernels_replay_to_the_same_bits(name, dtype, kernels, tmp_path, monkeypatch):
     """Every method in every dtype: to every step, through Triton's slow interpreter to the last one."""
     import torch

@@ -93,7 +93,10 @@ def digest_of_a_product():
 def test_processors_with_narrower_registers_give_the_same_bits():
     """Compiled for AVX2, whose tiles have another shape, where this processor has it."""
     features = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"
-    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": features}
+    places = f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+    environment = {
+        **os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": features, "PYTHONPATH": places,
+    }  # fmt: skip
     script = (
         "import test_product as t; from fedseed.randomness.kernels import cpu;"
         "print(cpu._REGISTER, t.digest_of_a_product())"

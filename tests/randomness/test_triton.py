@@ -316,6 +316,7 @@ def everything(name, dtype, blocks, device):
     ("hadamard", torch.bfloat16, 5), ("hadamard", torch.float32, "one"), ("rademacher", torch.float16, "tensor"),
     ("normal", torch.bfloat16, "tensor"), ("truncated_normal", torch.float32, 4),
 ])  # fmt: skip
+@pytest.mark.long
 def test_parameter_spaces_agree(name, dtype, blocks, monkeypatch):
     found = {}
     for kernels in ("reference", "cpu", "triton"):

@@ -10,19 +10,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
+from fedseed import FedAvg, Federation, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.worker import Worker
 from fedseed.reports.progress import Silent
 from fedseed.reports.results import read_metrics
-from fedseed.runs import simulation as engine
 from fedseed.runs.downloads import Downloads, restored
+from support.tiers import mark
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     """Without pictures, and without threads that such small networks only wait for."""
-    monkeypatch.setattr(engine.Federation, "_draw", lambda self, folder, metrics: None)
+    monkeypatch.setattr(Federation, "_draw", lambda self, folder, metrics: None)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -81,7 +81,7 @@ NAMES = ["ferret", "fedkseed", "adam", "from-base", "stochastic", "fedavg", "fed
          "fedmezo", "fedmezo-tensors", "fedmezo-losses"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mark(NAMES, lambda name: name not in ("fedkseed", "adam", "fedavg"), "long"))
 def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, name):
     problem = make_problem(torch.bfloat16)
     method, settings = methods(problem)[name]
@@ -263,6 +263,7 @@ def small_disk(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ferret", "fedavg", "feedsign"])
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_path, small_disk, name):
     disk, enlarge = small_disk

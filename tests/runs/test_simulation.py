@@ -10,23 +10,25 @@ from fedseed.federation.messages import FRAME_BYTES, Kind, Message
 from fedseed.reports.results import read_metrics
 from fedseed.weights.layout import ITEM_BYTES
 from fedseed.weights.space import ParameterSpace
+from support.tiers import tiered
 
 
 def without_seconds(metrics):
     return [{k: v for k, v in line.items() if k != "seconds"} for line in metrics]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"seeds": "per-client", "allocation": "norm", "blocks": "tensor", "directions": 60},
-        {"allocation": "previous", "blocks": 7, "basis": "truncated_normal"},
-        {"exact": True, "directions": 50, "basis": "normal", "allocation": "uniform", "blocks": 2},
-    ],
-)
-def test_the_same_recipe_gives_the_same_run_and_the_orbit_is_the_model(make_problem, tmp_path, dtype, settings):
+SETTINGS = [
+    {},
+    {"seeds": "per-client", "allocation": "norm", "blocks": "tensor", "directions": 60},
+    {"allocation": "previous", "blocks": 7, "basis": "truncated_normal"},
+    {"exact": True, "directions": 50, "basis": "normal", "allocation": "uniform", "blocks": 2},
+]
+
+
+@tiered({"dtype": [torch.float32, torch.bfloat16], "settings": SETTINGS}, quick=2)
+def test_the_same_recipe_gives_the_same_run_and_the_orbit_is_the_model(
+    make_problem, tmp_path, dtype, settings, without_pictures
+):
     problem = make_problem(dtype)
     results = [
         problem.federation(problem.ferret(**settings), out=tmp_path / name).run() for name in ("first", "second")
@@ -119,7 +121,7 @@ def test_training_leaves_the_workers_weights_alone(problem):
 
 
 @pytest.mark.parametrize("method", ["ferret", "fedavg"])
-def test_a_client_with_a_nan_loss_sends_nothing_and_the_round_goes_on(problem, tmp_path, method):
+def test_a_client_with_a_nan_loss_sends_nothing_and_the_round_goes_on(problem, tmp_path, method, without_pictures):
     problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
     chosen = problem.ferret() if method == "ferret" else FedAvg(training=problem.training)
     result = problem.federation(chosen, out=tmp_path / "run", per_round=5).run()

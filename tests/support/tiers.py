@@ -35,13 +35,14 @@ def covering(cases, together):
     return set(chosen)
 
 
-def tiered(axes, together=1, without=None):
+def tiered(axes, together=1, without=None, quick=None):
     """Parametrize a test by a product; a covering set of it is always run, the rest is slow.
 
     Args:
         axes: values by the name of their argument; names may be several, such as "start, count", for tuples.
         together: see `covering`.
         without: says by a case's values which there is not.
+        quick: how many of those that are always run are quick ones; the rest is long. None: all.
     """
     names = [name.strip() for axis in axes for name in axis.split(",")]
     values = [list(of_axis) for of_axis in axes.values()]
@@ -55,9 +56,12 @@ def tiered(axes, together=1, without=None):
     cases = list(itertools.product(*(range(len(of_axis)) for of_axis in values)))
     cases = [case for case in cases if without is None or not without(*flat(case))]
     always = covering(cases, together)
-    return pytest.mark.parametrize(
-        names, [pytest.param(*flat(case), marks=[] if case in always else [pytest.mark.slow]) for case in cases]
-    )
+    chosen = sorted(always)
+    if quick is not None:  # from all over the matrix
+        chosen = chosen[:: max(1, len(chosen) // quick)][:quick]
+    long, slow = [pytest.mark.long], [pytest.mark.slow]
+    marks = {case: [] if case in chosen else long if case in always else slow for case in cases}
+    return pytest.mark.parametrize(names, [pytest.param(*flat(case), marks=marks[case]) for case in cases])
 
 
 def mark(params, which, marker="slow"):

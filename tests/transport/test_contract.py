@@ -71,7 +71,7 @@ if url := os.environ.get("FEDSEED_CONTRACT"):
     KINDS = {"address": lambda request: AtAddress(url)}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.long] if name == "nats" else []) for name in KINDS])
 def kind(request):
     return KINDS[request.param](request)
 

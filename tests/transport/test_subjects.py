@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from fedseed.errors import RecipeError
 from fedseed.transport.base import check_run
-from fedseed.transport.subjects import bucket_token, name_of, token
+from fedseed.transport.subjects import Subjects, bucket_token, name_of, token
 
 
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
@@ -26,3 +26,17 @@ def test_run_names(name):
 @pytest.mark.parametrize("part", ["a b", "=41", "=4", "=FF", "a=", "é", "a.b"])
 def test_what_is_nobodys_token(part):
     assert name_of(part) is None
+
+
+def test_the_names_on_a_server_stay_what_they_are():
+    """Clients and coordinators of earlier versions meet under these."""
+    subjects = Subjects("run-1")
+    assert (subjects.log, subjects.down, subjects.status) == (
+        "fedseed.run-1.log",
+        "fedseed.run-1.down",
+        "fedseed.run-1.status",
+    )
+    assert subjects.up("a b", "update") == "fedseed.run-1.up.a=20b.update"
+    assert (subjects.inbox("a b"), subjects.stream) == ("fedseed.run-1.in.a=20b", "fedseed--run-1")
+    assert (subjects.bucket(), subjects.bucket("c_1")) == ("fedseed--run-1--down", "fedseed--run-1--up--c_1")
+    assert subjects.bucket("a b") == "fedseed--run-1--up--f8ead3ec60da789524652385"

@@ -67,7 +67,8 @@ NAMES = ["opt", "llama", "gpt2", "qwen2", "roberta", "vit", "resnet", "shared"]
 
 
 ALL = [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.bfloat16, torch.float16)]
-MANY = [*(("shared", dtype, 1000) for _, dtype in ALL[:3]), *((*one, 30) for one in ALL)]
+MANY = [(*one, 30) for one in ALL]
+MANY += [pytest.param("shared", dtype, 1000, marks=pytest.mark.long) for _, dtype in ALL[:3]]
 
 
 @pytest.mark.parametrize(

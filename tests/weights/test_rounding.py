@@ -3,6 +3,7 @@
 from math import sqrt
 
 import numpy as np
+import pytest
 import torch
 
 
@@ -20,3 +21,24 @@ def test_stochastic_rounding_hits_the_neighbours_with_the_right_odds():
             assert len(np.unique(rounded)) <= 2
             spread = float(np.ptp(rounded)) / 2 + 1e-30
             assert abs(rounded.mean(dtype=np.float64) - np.float32(value)) < 4 * spread / sqrt(200_000) + 1e-12
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_stochastic_rounding_goes_to_a_neighbour_and_leaves_what_the_dtype_holds(dtype):
+    """Against a table of all numbers of the dtype, subnormal ones included."""
+    from fedseed.weights.rounding import stochastic
+
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(getattr(torch, dtype)).double().numpy()
+    table = np.unique(every[np.isfinite(every)])
+    exact = table.astype(np.float32)
+    for bits in (0, 1, 2**31, 2**32 - 1):
+        np.testing.assert_array_equal(stochastic(exact, np.full(len(exact), bits, np.uint32), dtype), exact)
+    between = np.random.default_rng(0).uniform(size=len(table) - 1)
+    values = (table[:-1] + np.diff(table) * between).astype(np.float32)
+    at = np.searchsorted(table, values.astype(np.float64), side="right") - 1
+    inside = (at >= 0) & (at < len(table) - 1)
+    values, low, high = values[inside], table[at[inside]], table[at[inside] + 1]
+    part = (values.astype(np.float64) - low) / (high - low)
+    for bits in (0, 2**30, 2**31, 2**32 - 1):
+        expected = np.where(part + bits / 2**32 >= 1, high, low)
+        np.testing.assert_array_equal(stochastic(values, np.full(len(values), bits, np.uint32), dtype), expected)

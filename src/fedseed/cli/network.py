@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedseed.runs.recipe import Recipe
 
 console = Console()
+STATUS_SECONDS = 5.0  # for a coordinator's answer
 
 RecipeArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")]
 UrlOption = Annotated[str | None, typer.Option("--nats", help="The server: nats://HOST:PORT, or tls:// to insist.")]
@@ -192,7 +193,7 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
     """
     end = await transport(reach, run).watcher()
     try:
-        answer = await end.status(5)
+        answer = await end.status(STATUS_SECONDS)
         if answer is not None:
             return read_json(answer)
         last = await end.log_end()

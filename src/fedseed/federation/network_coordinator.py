@@ -13,7 +13,7 @@ from fedseed.federation.protocol import read_json
 from fedseed.federation.reception import Reception
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.rounds import Rounds
-from fedseed.federation.session import Session, Settings
+from fedseed.federation.session import CoordinatorSettings, Session
 from fedseed.federation.step_log import StepLog
 from fedseed.methods import Method
 from fedseed.orbit import Header
@@ -41,7 +41,7 @@ class NetworkCoordinator:
     """
 
     def __init__(
-        self, end: CoordinatorEnd, run: str, method: Method, seed: int, total: int, settings: Settings,
+        self, end: CoordinatorEnd, run: str, method: Method, seed: int, total: int, settings: CoordinatorSettings,
         progress: Progress,
     ) -> None:  # fmt: skip
         self.run = run

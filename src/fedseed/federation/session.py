@@ -14,7 +14,7 @@ RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not 
 
 
 @dataclass(frozen=True)
-class Settings:
+class CoordinatorSettings:
     """How a coordinator deals with its clients.
 
     Args:
@@ -48,7 +48,7 @@ class Session:
     """
 
     end: CoordinatorEnd
-    settings: Settings
+    settings: CoordinatorSettings
     progress: Progress
     rejected: Rejected
     incarnation: str = ""

@@ -95,10 +95,11 @@ def _tags(models: Sequence[type[BaseModel]], tag: str) -> dict[str, type[BaseMod
 
 def _chosen(models: Sequence[type[BaseModel]], table: Any) -> type[BaseModel]:
     """The one that a table's name or kind says; the first if it says none."""
-    for tag in ("name", "kind"):
-        named = _tags(models, tag) if isinstance(table, Mapping) else {}
-        if len(models) > 1 and (model := named.get(table.get(tag))) is not None:
-            return model
+    if isinstance(table, Mapping) and len(models) > 1:
+        for tag in ("name", "kind"):
+            named = _tags(models, tag)
+            if (given := table.get(tag)) is not None and str(given) in named:
+                return named[str(given)]
     return models[0]
 
 

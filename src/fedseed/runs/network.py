@@ -15,7 +15,7 @@ from fedseed.federation.cost import Spent
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.orbit_copy import OrbitCopy
 from fedseed.federation.rounds import Gathered
-from fedseed.federation.session import Settings
+from fedseed.federation.session import CoordinatorSettings
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.apart import draw_apart
 from fedseed.reports.memory import resident_memory
@@ -91,7 +91,7 @@ class NetworkBackend(Backend):
         end = await transport.coordinator(
             lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")
         )
-        dealings = Settings(
+        dealings = CoordinatorSettings(
             wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas
         )
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)

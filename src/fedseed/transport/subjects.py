@@ -10,16 +10,19 @@ fedseed.RUN.in.NAME.>           replies to NAME
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
 _ESCAPED = re.compile(r"=([0-9A-F]{2})|([A-Za-z0-9_-])")
 
 
+@lru_cache(4096)
 def token(name: str) -> str:
     """A client's name as one part of a subject: letters, digits, - and _ stay, other bytes become =XX."""
     return "".join(chr(byte) if _PLAIN.match(bytes([byte])) else f"={byte:02X}" for byte in name.encode())
 
 
+@lru_cache(4096)  # each message's subject is looked at
 def name_of(part: str) -> str | None:
     """The inverse of `token`; None for a part that is nobody's token."""
     data = bytes(int(m[1], 16) if m[1] else ord(m[2]) for m in _ESCAPED.finditer(part))

@@ -59,6 +59,7 @@ class ParameterSpace:
             ValueError: a coefficient or the scale is not finite, the number of arrays is not that of the blocks, the
                 bytes to replace the weights have another length, or there is no base to rebuild from; the weights
                 are unchanged then.
+            TypeError: it is no change.
         """
         match change:
             case Add():
@@ -71,6 +72,8 @@ class ParameterSpace:
                 self._average(change)
             case Replace():
                 self._replace(change.data)
+            case _:
+                raise TypeError(f"{change!r} is no change of the weights")
         self._moved = not isinstance(change, Rebuild)
 
     def apply_adds(self, changes: Sequence[Add]) -> None:
@@ -182,7 +185,7 @@ class ParameterSpace:
         before = self._rebuilt
 
         def go_back() -> None:
-            if before is None or not _moves(before):
+            if before is None:
                 self.restore_base()
             else:
                 self._rebuild(before)
@@ -323,12 +326,3 @@ class ParameterSpace:
             gradient, p.grad = p.grad, None
             parts.append(tensor_bytes(torch.zeros_like(p) if gradient is None else gradient))
         return b"".join(parts)
-
-
-def _moves(change: Rebuild) -> bool:
-    """Whether any coefficient is not zero."""
-    return any(
-        bool(np.any(part))
-        for term in change.terms
-        for part in ([term.coefficients] if np.ndim(term.coefficients[0]) == 0 else term.coefficients)
-    )

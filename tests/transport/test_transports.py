@@ -1,0 +1,44 @@
+"""Transports by the scheme of their addresses."""
+
+import asyncio
+
+import pytest
+
+import fedseed
+from fedseed.cli.network import ask
+from fedseed.errors import NetworkError, RecipeError
+from fedseed.transport import REGISTRY, transport
+from fedseed.transport.base import Access
+from fedseed.transport.memory import Hub, MemoryTransport
+from fedseed.transport.nats import NatsTransport
+
+
+@pytest.mark.parametrize("url", ["nats://x:4222", "tls://x"])
+def test_nats(url):
+    assert isinstance(transport(Access(url), "run"), NatsTransport)
+
+
+@pytest.mark.parametrize("url", ["http://x", "x:4222", "", "memory://here"])
+def test_what_there_is_not(url):
+    with pytest.raises(RecipeError, match="write nats://HOST:PORT or tls://HOST:PORT"):
+        transport(Access(url), "run")
+
+
+def test_another_package_adds_one(monkeypatch):
+    hub = Hub()
+    REGISTRY.names()  # all that is found later is there, and stays
+    monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
+    fedseed.register_transport("memory", lambda access, run: hub.transport(run))
+    reach = Access("memory://here")
+    assert isinstance(transport(reach, "run"), MemoryTransport)
+
+    async def both():
+        with pytest.raises(NetworkError, match="knows no run"):
+            await ask(reach, "run")
+        end = await transport(reach, "run").coordinator(print)
+        await end.create_log(1)
+        assert await ask(reach, "run") == {"run": "run", "entries": 0}
+        await end.close()
+
+    monkeypatch.setattr("fedseed.cli.network.STATUS_SECONDS", 0.1)
+    asyncio.run(both())
