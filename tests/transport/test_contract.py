@@ -71,7 +71,7 @@ if url := os.environ.get("FEDSEED_CONTRACT"):
     KINDS = {"address": lambda request: AtAddress(url)}
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.long] if name == "nats" else []) for name in KINDS])
+@pytest.fixture(params=[pytest.param(k, marks=pytest.mark.long) if k == "nats" else k for k in KINDS])
 def kind(request):
     return KINDS[request.param](request)
 
