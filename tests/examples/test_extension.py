@@ -102,6 +102,7 @@ def test_the_packages_transport_keeps_the_contract(installed, tmp_path):
     assert done.stdout.count("nothing here knows how to interrupt this transport") == 1  # one line for both
 
 
+@pytest.mark.long
 def test_a_run_over_the_packages_transport_is_that_of_one_process(
     installed, tmp_path, problem, in_process, monkeypatch
 ):
@@ -136,6 +137,7 @@ def test_a_run_over_the_packages_transport_is_that_of_one_process(
     assert list((tmp_path / "shared" / "run" / "inboxes").iterdir()) == []  # everybody has tidied up
 
 
+@pytest.mark.long
 def test_a_plugin_in_one_file(tmp_path):
     plugin = EXAMPLES / "plugin_clipped_mean.py"
     assert any(
