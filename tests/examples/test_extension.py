@@ -33,6 +33,7 @@ def run(*words, path=(), cwd=None):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "name"),
     [("methods", "mean-sign"), ("tasks", "sums"), ("metrics", "first_word"), ("aggregation", "trimmed-mean"),
