@@ -45,7 +45,7 @@ sys.modules["torch"] = None  # any import of it fails
 import numpy as np
 from fedseed.federation.coordinator import Coordinator
 from fedseed.weights.layout import Layout, TensorEntry
-from fedseed.federation.messages import Kind, Message
+from fedseed.federation.messages import MessageKind, Message
 from fedseed.methods import Ferret
 from fedseed.methods.ferret import Coefficients
 
@@ -56,7 +56,7 @@ for number in (1, 2):
     for client in coordinator.open(number):
         plan = method.decode_plan(coordinator.state, Message.decode(coordinator.plan(client)).payload)
         update = Coefficients(plan.seed, (np.full(4, client + 1.0, dtype=np.float32),))
-        coordinator.receive(Message(Kind.UPDATE, method.code, number, client, update.encode()).encode(), client)
+        coordinator.receive(Message(MessageKind.UPDATE, method.code, number, client, update.encode()).encode(), client)
     step = Message.decode(coordinator.close())
 assert len(step.payload) == 8 + 4 + 16
 print("done")
