@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 
 from fedseed import Federation
 from fedseed.models.loading import quiet
-from fedseed.reports.pictures import COLOURS
+from fedseed.reports.plots import COLOURS
 from fedseed.reports.results import read_metrics
 
 RECIPES = {"FeedSign": "digits-feedsign", "ZO-FedSGD": "digits-zo-fedsgd"}

@@ -149,10 +149,10 @@ def kernels() -> None:
 
 
 def one_client(
-    method: Method, model: torch.nn.Module, spill_base: bool = False
+    method: Method, model: torch.nn.Module, offload_base: bool = False
 ) -> tuple[Callable[[int], None], Worker]:
     """A function that runs one round of a federation of one client, and its worker."""
-    worker = Worker(model, method, Ready(), 1, spill_base=spill_base)
+    worker = Worker(model, method, Ready(), 1, offload_base=offload_base)
     coordinator = Coordinator(method, worker.space.layout, 1, [16], 1)
     items = examples(16)
 
@@ -162,7 +162,7 @@ def one_client(
         assert answer.message is not None, answer.reason
         coordinator.receive(answer.message, clients[0])
         worker.apply(coordinator.close())
-        round_.seconds = answer.effort.seconds  # type: ignore[attr-defined]
+        round_.seconds = answer.cost.seconds  # type: ignore[attr-defined]
 
     return round_, worker
 
@@ -246,7 +246,7 @@ def ferret() -> None:
             message = coordinator.close()
             begin = time.perf_counter()
             worker.apply(message)
-            seconds = answer.effort.seconds
+            seconds = answer.cost.seconds
             rounds.append((seconds["local"], seconds["projection"], time.perf_counter() - begin))
         local, projection, rebuild = (median(r[i] for r in rounds[1:]) for i in range(3))
         share = (projection + rebuild) / (local + projection + rebuild)
@@ -291,7 +291,7 @@ def child(name: str) -> None:
         method: Method = FeedSign(basis="rademacher", learning_rate=1e-9, batch=1)
         if name != "feedsign":
             method = FedKSeed(basis="hadamard", candidates=4096, learning_rate=1e-9, steps=2)
-        round_, _ = one_client(method, model, spill_base="file" in name)
+        round_, _ = one_client(method, model, offload_base="file" in name)
 
         def act() -> None:
             round_(1)

@@ -204,9 +204,9 @@ def problem():
 @pytest.fixture
 def without_pictures(monkeypatch):
     """Runs that leave out what takes half a second each, where a test does not look at it."""
-    from fedseed.runs.loop import Rounds
+    from fedseed.runs.loop import Backend
 
-    monkeypatch.setattr(Rounds, "_draw", lambda self, folder, metrics: None)
+    monkeypatch.setattr(Backend, "draw", lambda self, folder, metrics: None)
 
 
 @pytest.fixture

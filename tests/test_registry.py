@@ -37,6 +37,7 @@ def put_back(monkeypatch):
     """What a test registers is gone afterwards."""
     monkeypatch.setattr(registries, "_loaded", {})
     for registry in REGISTRIES.values():
+        registry.names()  # what is looked for when first needed is there: it must not be put away with the rest
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
         monkeypatch.setattr(registry, "_broken", list(registry._broken))
 

@@ -2,7 +2,7 @@
 
 A registry is filled from three places:
 
-    the package's own list      such as `fedseed.methods.METHODS`
+    the package's own           a list such as `fedseed.methods.METHODS`, or whatever a room's modules define
     installed packages          entry points of a group such as "fedseed.methods", name = the thing's own name
     plug-in files and modules   `--plugin FILE`, which call `fedseed.register_method(MyMethod)` and the like
 
@@ -16,6 +16,8 @@ is consent. A recipe is data, which people pass on: what its `plugins` name is l
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,6 +83,7 @@ class Registry(Generic[T]):
         marks: what else must differ between any two things, such as a method's code in messages.
         advice: what to do when marks clash.
         reserved: names that nothing may have.
+        later: gives more of the package's own, when they are first needed: those that take long to import.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Registry(Generic[T]):
         marks: Callable[[T], Mapping[str, object]] = lambda thing: {},
         advice: str = "choose another",
         reserved: Sequence[str] = (),
+        later: Callable[[], Iterable[tuple[str, T]]] = tuple,
     ) -> None:
         self.what = what
         self.group = group
@@ -102,6 +106,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
         self._broken: list[Broken] = []
         self._complete = False
+        self._later: Callable[[], Iterable[tuple[str, T]]] | None = later
         for name, thing in own:
             self._add(Entry(name, thing, BUILT_IN))
         _registries.append(self)
@@ -124,6 +129,7 @@ class Registry(Generic[T]):
         try:
             self._check(thing)
             with _lock:
+                self._load_later()
                 self._add(Entry(name, thing, origin))
         except (TypeError, ValueError) as error:
             raise RecipeError(f"{origin}: {self.what} {name!r} can't be registered: {error}") from error
@@ -147,6 +153,8 @@ class Registry(Generic[T]):
         """What has this name; None: nothing has."""
         if not isinstance(name, str):
             return None
+        if name not in self._entries:
+            self._load_later()
         if name not in self._entries:
             self._load_entry_points()
         entry = self._entries.get(name)
@@ -192,11 +200,20 @@ class Registry(Generic[T]):
         """Where something came from. Raises KeyError."""
         return self._entries[name].origin
 
+    def _load_later(self) -> None:
+        with _lock:
+            if self._later is None:
+                return
+            for name, thing in self._later():
+                self._add(Entry(name, thing, BUILT_IN))
+            self._later = None
+
     def _load_entry_points(self) -> None:
         with _lock:
             if self._complete:
                 return
             self._complete = True
+            self._load_later()
             for point in entry_points(group=self.group):
                 origin = _package(point)
                 try:
@@ -214,6 +231,22 @@ class Registry(Generic[T]):
         """Take back what a plug-in has added or replaced since `before`."""
         others = {name: entry for name, entry in self._entries.items() if entry.origin != origin}
         self._entries = {**others, **before}
+
+
+def classes_in(package: str, base: type) -> list[Any]:
+    """The classes of a package that can be used in place of `base`: a file in the package is enough to be found.
+
+    Args:
+        package: its name; all its modules are imported, in alphabetical order.
+        base: what they inherit from.
+    """
+    found = []
+    for module_name in sorted(info.name for info in pkgutil.iter_modules(sys.modules[package].__path__, f"{package}.")):
+        for thing in vars(importlib.import_module(module_name)).values():
+            own = isinstance(thing, type) and issubclass(thing, base) and thing.__module__ == module_name
+            if own and not inspect.isabstract(thing):
+                found.append(thing)
+    return found
 
 
 def name_of(thing: Any) -> str | None:

@@ -4,11 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedseed
+from fedseed.federation.network_client import NetworkClient
+from fedseed.runs.joining import part_of
+from fedseed.runs.network import coordinate
+from fedseed.runs.recipe import Recipe
+from fedseed.transport.base import Access
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLI = "from fedseed.cli import main; main()"
@@ -27,16 +34,20 @@ def installed(tmp_path_factory):
 
 
 def run(*words, path=(), cwd=None):
-    source = Path(fedseed.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, source])), "COLUMNS": "200"}
     command = [sys.executable, "-c", CLI, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(path), cwd=cwd)
 
 
+def environment(path):
+    source = Path(fedseed.__file__).parents[1]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, source])), "COLUMNS": "200"}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "name"),
     [("methods", "mean-sign"), ("tasks", "sums"), ("metrics", "first_word"), ("aggregation", "trimmed-mean"),
-     ("trackers", "json-lines")],
+     ("trackers", "json-lines"), ("transports", "folder")],
 )  # fmt: skip
 def test_what_the_package_adds_is_listed_with_its_origin(what, name, installed):
     lines = run("list", what, path=[installed]).stdout.splitlines()
@@ -77,6 +88,54 @@ def test_a_run_with_everything_from_the_package(installed, tmp_path):
     assert "--plugin, or install its package" in without.stderr
     refused = run(*words)
     assert refused.returncode == 2 and "task.name = 'sums': choose one of" in refused.stderr
+
+
+@pytest.mark.long
+def test_the_packages_transport_keeps_the_contract(installed, tmp_path):
+    """The suite of the transports that fedseed has itself, at an address of this one."""
+    suite = Path(__file__).parents[1] / "transport" / "test_contract.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "--tb=short", str(suite)],
+        capture_output=True, text=True, env={**environment([installed]), "FEDSEED_CONTRACT": f"folder://{tmp_path}"},
+        cwd=suite.parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0 and " passed, 2 skipped" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("nothing here knows how to interrupt this transport") == 1  # one line for both
+
+
+@pytest.mark.long
+def test_a_run_over_the_packages_transport_is_that_of_one_process(
+    installed, tmp_path, problem, in_process, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(installed))
+    from fedseed_extension.transport import FolderTransport
+
+    recipe = Recipe.model_validate(
+        {
+            "seed": 3,
+            "rounds": 4,
+            "evaluation": {"every": 2},
+            "method": {"name": "feedsign", "learning_rate": 1e-2, "batch": 8},
+            "federation": {"joint": False},
+        }
+    )
+    expected = in_process(problem, recipe.model_dump(exclude_none=True))
+    access, digests = Access(f"folder://{tmp_path / 'shared'}"), []
+
+    def load():
+        settings = {"rounds": 4, "seed": 3, "joint": False, "per_round": recipe.federation.count(5)}
+        return part_of(problem.federation(recipe.method, **settings), ("client-*",))
+
+    def live():
+        torch.set_num_threads(1)
+        digests.append(NetworkClient(FolderTransport(access, "run"), "run", load, 4, None).run())
+
+    clients = threading.Thread(target=live, daemon=True)
+    clients.start()
+    result = coordinate(recipe, "run", FolderTransport(access, "run"), tmp_path / "run")
+    clients.join(120)
+    assert digests == [expected.summary["weights_digest"]] == [result.summary["weights_digest"]]
+    assert list((tmp_path / "shared" / "run" / "inboxes").iterdir()) == []  # everybody has tidied up
 
 
 @pytest.mark.long

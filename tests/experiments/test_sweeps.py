@@ -12,8 +12,8 @@ import pytest
 from fedseed.errors import RecipeError
 from fedseed.experiments import sweeps
 from fedseed.experiments.sweeps import Sweep, Sweeping, find_sweep, packaged_sweeps, parse_grid, read_sweep
-from fedseed.experiments.worker_pool import Helpers, Job
-from fedseed.reports.tables import Sheet, spread
+from fedseed.experiments.worker_pool import Job, WorkerPool
+from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 
 TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.clients=2", "task.examples=5",
@@ -35,7 +35,7 @@ class Played:
     def __init__(self, monkeypatch, loss):
         self.jobs = []
         self.loss = loss
-        monkeypatch.setattr(Helpers, "run", lambda helpers, job: self.run(job))
+        monkeypatch.setattr(WorkerPool, "run", lambda helpers, job: self.run(job))
 
     def run(self, job):
         recipe = read_recipe(job.recipe, job.settings)
@@ -182,21 +182,24 @@ def test_sheets():
     assert r"\caption{A \& B. Note.}" in sheet.latex() and r"FedAvg 5\% & 1.0 $\pm$ 0.1 \\" in sheet.latex()
     assert r"| a\|b | - |" in sheet.markdown() and "| --- | ---: |" in sheet.markdown()
     assert "FedAvg 5%  1.0 ± 0.1" in sheet.text()
-    assert spread([1.0, 2.0, 3.0], 1) == "2.0 ± 1.0" and spread([2.5], 2) == "2.50"
-    assert spread([1.0, float("nan")], 1) == "1.0 (1 not finite)" and spread([float("inf")], 1) == "-"
+    assert mean_and_deviation([1.0, 2.0, 3.0], 1) == "2.0 ± 1.0" and mean_and_deviation([2.5], 2) == "2.50"
+    assert (
+        mean_and_deviation([1.0, float("nan")], 1) == "1.0 (1 not finite)"
+        and mean_and_deviation([float("inf")], 1) == "-"
+    )
 
 
 # a sweep whose runs are not over before it is stopped, however late that comes
 HELD = """
 import time
-from fedseed.experiments.worker_pool import Helpers, Job
-run = Helpers.run
+from fedseed.experiments.worker_pool import WorkerPool, Job
+run = WorkerPool.run
 def held(self, job):
     result = run(self, job)
     while not self.stopped:
         time.sleep(0.01)
     return result
-Helpers.run = held
+WorkerPool.run = held
 """
 
 
@@ -274,12 +277,13 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
             both.wait()  # breaks if nobody else runs
         return alone(job)
 
-    monkeypatch.setattr(Helpers, "run", run)
+    monkeypatch.setattr(WorkerPool, "run", run)
     lines = [{"label": label, "recipe": "quickstart-fedavg"} for label in ("b", "a")]
     made = sweep(seeds=[1, 2], run=lines)
     assert [line.label for line in Sweeping(made, tmp_path, str, jobs=2).run()] == ["b", "a"]
 
 
+@pytest.mark.long
 def test_plugins_travel_to_the_runs_processes(tmp_path):
     (tmp_path / "rule.py").write_text(
         "from typing import ClassVar, Literal\nimport fedseed\nfrom fedseed.aggregation import Mean\n"
@@ -288,7 +292,7 @@ def test_plugins_travel_to_the_runs_processes(tmp_path):
     )
     job = Job("x", tmp_path / "out", "small-feedsign", ("aggregation.name=travelling", "rounds=1", "task.clients=2",
               "federation.per_round=2", "evaluation.rouge=false"), (str(tmp_path / "rule.py"),))  # fmt: skip
-    helpers = Helpers(1)
+    helpers = WorkerPool(1)
     try:
         assert helpers.run(job) is None
     finally:

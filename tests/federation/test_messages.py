@@ -3,11 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseed.errors import MessageError
-from fedseed.federation.messages import FRAME_BYTES, Kind, Message
+from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
 from fedseed.methods.payload import Reader
 
 numbers = st.integers(0, 2**32 - 1)
-messages = st.builds(Message, st.sampled_from(Kind), st.integers(0, 255), numbers, numbers, st.binary(max_size=200))
+messages = st.builds(
+    Message, st.sampled_from(MessageKind), st.integers(0, 255), numbers, numbers, st.binary(max_size=200)
+)
 
 
 @given(messages)
@@ -39,7 +41,7 @@ def test_garbage_is_refused(data):
 
 
 def test_another_stream_version_is_refused_by_name():
-    data = bytearray(Message(Kind.STEP, 1, 1, 0, b"").encode())
+    data = bytearray(Message(MessageKind.STEP, 1, 1, 0, b"").encode())
     data[3] = 9
     with pytest.raises(MessageError, match="random stream version 9"):
         Message.decode(bytes(data))
@@ -47,11 +49,15 @@ def test_another_stream_version_is_refused_by_name():
 
 @pytest.mark.parametrize(
     ("expected", "text"),
-    [((Kind.PLAN, 1, 5), "a plan was expected"), ((Kind.STEP, 2, 5), "method code 2"), ((Kind.STEP, 1, 6), "round 6")],
+    [
+        ((MessageKind.PLAN, 1, 5), "a plan was expected"),
+        ((MessageKind.STEP, 2, 5), "method code 2"),
+        ((MessageKind.STEP, 1, 6), "round 6"),
+    ],
 )
 def test_what_a_message_is_about_is_checked(expected, text):
     with pytest.raises(MessageError, match=text):
-        Message(Kind.STEP, 1, 5, 0, b"").expect(*expected)
+        Message(MessageKind.STEP, 1, 5, 0, b"").expect(*expected)
 
 
 def test_reader_checks_length_and_values():

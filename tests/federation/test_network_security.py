@@ -16,7 +16,7 @@ import pytest
 
 from fedseed.cli.network import ask
 from fedseed.errors import NetworkError
-from fedseed.federation.messages import EVERYBODY, Kind, Message
+from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.protocol import Stored
 from fedseed.methods import ZOFedSGD
 from fedseed.orbit import Orbit
@@ -214,7 +214,7 @@ async def attack(server, net, hosts, waiting_for):
     method = ZOFedSGD(basis="rademacher", learning_rate=1e-2, batch=8, seeds="shared")
 
     def update(number, value, client=4):
-        return Message(Kind.UPDATE, method.code, number, client, struct.pack("<f", value)).encode()
+        return Message(MessageKind.UPDATE, method.code, number, client, struct.pack("<f", value)).encode()
 
     mine = subjects.up("client-4", "update")
     # while a round is open and the honest client-4 has not answered: each is refused for what is wrong with it
@@ -222,7 +222,7 @@ async def attack(server, net, hosts, waiting_for):
     for data in (
         b"", b"garbage" * 10, np.random.default_rng(1).bytes(500), update(number - 1, 0.5), update(number, np.nan),
         update(number, 1e38), update(number + 5, 1.0), update(number, 1.0, client=0),
-        update(number, 1.0)[:-1] + b"\xff", Message(Kind.STEP, method.code, number, EVERYBODY, b"1234").encode(),
+        update(number, 1.0)[:-1] + b"\xff", Message(MessageKind.STEP, method.code, number, EVERYBODY, b"1234").encode(),
         b"FN" + b"\xff" * 400, b"FO" + bytes(40) + b"../../x",
         Stored("big", (100 << 20) + 28, update(number, 1.0)[:28]).encode(),
     ):  # fmt: skip

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from fedseed.errors import MessageError
 from fedseed.federation import protocol as wire
-from fedseed.federation.messages import Kind, Message
+from fedseed.federation.messages import Message, MessageKind
 
 LINK = bytes(range(16))
-MESSAGE = Message(Kind.STEP, 5, 7, 0xFFFFFFFF, b"\x01").encode()
+MESSAGE = Message(MessageKind.STEP, 5, 7, 0xFFFFFFFF, b"\x01").encode()
 
 
 def test_entries():

@@ -97,7 +97,7 @@ def test_fedkseed_needs_no_copy_to_go_back_to(dtype):
     runs = []
     for spill in (False, True):
         train, _ = data(5, dtype)
-        runs.append(Federation(copy.deepcopy(net), train, method, OBJECTIVE, rounds=3, seed=3, spill_base=spill))
+        runs.append(Federation(copy.deepcopy(net), train, method, OBJECTIVE, rounds=3, seed=3, offload_base=spill))
     for number in range(1, 4):
         for run in runs:
             before = run.worker.space.digest()

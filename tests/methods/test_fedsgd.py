@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import FedSGD
 from fedseed.errors import MessageError
-from fedseed.federation.messages import Kind, Message
+from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.worker import Worker
 from fedseed.methods.fedsgd import Gradient
 from fedseed.objectives.losses import Supervised
@@ -53,7 +53,7 @@ def test_adding_up_and_sending_apart_are_the_same_for_language(small):
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     method = FedSGD(learning_rate=0.1, micro_batch=1)
     worker = Worker(model, method, objective, 1)
-    plans = [Message(Kind.PLAN, method.code, 1, c, b"").encode() for c in range(3)]
+    plans = [Message(MessageKind.PLAN, method.code, 1, c, b"").encode() for c in range(3)]
     sent = []
     for worker.apart in (True, False):
         answers = worker.train_all(plans, [0, 1, 2], items)
@@ -125,7 +125,7 @@ def test_any_number_of_clients_takes_the_memory_of_one_gradient():
         worker = Worker(model, FedSGD(), objective, 1)
         worker.apart = apart
         items = [[(torch.ones(500), torch.zeros(500))] for _ in range(clients)]
-        plans = [Message(Kind.PLAN, FedSGD.code, 1, c, b"").encode() for c in range(clients)]
+        plans = [Message(MessageKind.PLAN, FedSGD.code, 1, c, b"").encode() for c in range(clients)]
         tracemalloc.start()
         answers = worker.train_all(plans, range(clients), items)
         found = tracemalloc.get_traced_memory()[1]

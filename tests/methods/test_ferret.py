@@ -251,7 +251,7 @@ def test_an_update_that_overflows_is_not_sent(allocation):
     where = space()
     before = where.snapshot()
     client = LocalClient(where, None, [], 1, 1, 0)
-    client.first_order = lambda training: [p.data.fill_(-3e38) for p in where.parameters]
+    client._train = lambda training, step: [p.data.fill_(-3e38) for p in where.parameters]
     method = Ferret(directions=4, blocks="one", basis="rademacher", allocation=allocation)
     state = method.start(LAYOUT, 1)
     with pytest.raises(NonFiniteError), np.errstate(all="ignore"):
@@ -321,7 +321,7 @@ def test_streaming_gives_the_same_coefficients(problem, basis, blocks, weight_de
         assert where.digest() != before and all(p.grad is None for p in where.parameters)
         client.put_back()
         assert where.digest() == before
-        assert {"local", "projection"} <= set(client.effort.seconds)
+        assert {"local", "projection"} <= set(client.cost.seconds)
     np.testing.assert_allclose(gammas[1], gammas[0], atol=1e-4 * np.abs(gammas[0]).max())
     assert np.abs(gammas[0]).max() > 0
 

@@ -6,7 +6,7 @@ import torch
 
 from fedseed import FedKSeed, FeedSign, Orbit, ZOFedSGD
 from fedseed.errors import MessageError
-from fedseed.federation.messages import Kind, Message
+from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.zofedsgd import ByteProjections, Projections
@@ -69,7 +69,8 @@ def test_clients_that_apply_the_steps_hold_the_same_digest(name):
             worker.apply(step)
         assert len({w.space.digest() for w in workers}) == 1
     alone = federation(method, clients, rounds=8, evaluate_every=1)
-    alone.worker.train_all = lambda p, c, i: [alone.worker.train(*a) for a in zip(p, c, i, strict=True)]
+    train_all = alone.worker.train_all
+    alone.worker.train_all = lambda *all_: [train_all(*([one] for one in each))[0] for each in zip(*all_, strict=True)]
     assert alone.run().summary["weights_digest"] == workers[0].space.digest()
 
 
@@ -82,7 +83,7 @@ def test_votes_from_one_batch_are_the_votes_client_by_client(name):
         plans = [run.coordinator.plan(c) for c in clients]
         items = [run.items[c] for c in clients]
         together = run.worker.train_all(plans, clients, items)
-        passes = sum(a.effort.forward_passes for a in together)
+        passes = sum(a.cost.forward_passes for a in together)
         assert passes == 2 * method.per_step  # one pair of passes a direction, whatever the number of clients
         for client, asked, mine, joint in zip(clients, plans, items, together, strict=True):
             alone = run.worker.train(asked, client, mine)
@@ -147,7 +148,7 @@ def test_impossible_messages_are_refused():
         (pairs([1], [np.nan]), "only finite"),
         (pairs([1] * 4, [1] * 4), "32 bytes of pairs"),
         (b"", "0 bytes of pairs"),
-        (pairs([1], [1])[:-1], "7 bytes of pairs"),
+        (pairs([1], [1])[:-1], "7 bytes, 8 for each"),
     ):
         with pytest.raises(MessageError, match=text):
             method.decode_update(state, 1, data_)
@@ -186,8 +187,8 @@ def test_refused_updates_leave_the_run_as_if_the_client_were_silent(name):
                 "fedkseed": Pairs(np.array([999], dtype=np.uint32), huge).encode(),
             }[name]
             with pytest.raises(MessageError):
-                run.coordinator.receive(Message(Kind.UPDATE, method.code, 1, 2, bad).encode(), 2)
-            assert len(run.coordinator.refused) == 3
+                run.coordinator.receive(Message(MessageKind.UPDATE, method.code, 1, 2, bad).encode(), 2)
+            assert len(run.coordinator.rejected) == 3
         steps.append(run.coordinator.close())
     assert steps[0] == steps[1]
 

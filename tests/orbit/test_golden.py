@@ -17,9 +17,10 @@ MAKE = runpy.run_path(str(FOLDER / "make.py"))
 DIGESTS = json.loads((FOLDER / "digests.json").read_text())
 
 
-def test_every_method_with_an_orbit_has_one():
+def test_every_file_is_of_a_method_that_is_there():
+    """A method gets its file when it is released: from then on its bytes stay (`make.py`)."""
     methods = {Orbit.open(FOLDER / f"{name}.orbit").header.method.name for name in DIGESTS}
-    assert methods == {m.model_fields["name"].default for m in METHODS if m().catch_up != "newest"}
+    assert methods <= {m.model_fields["name"].default for m in METHODS if m().catch_up != "newest"}
     assert set(DIGESTS) == set(MAKE["METHODS"]) == {p.stem for p in FOLDER.glob("*.orbit")}
 
 

@@ -132,3 +132,41 @@ GOLDEN = {
     "rademacher": "aacb677bd7d35a73",
     "hadamard": "ee721061d500d61a",
 }
+
+
+@pytest.mark.parametrize("name", ["normal", "rademacher", "truncated_normal"])
+def test_the_expected_cosine_is_that_of_drawn_directions(name):
+    """K sqrt(d) / |V^T V|_F for short blocks, where every term counts: 4,000 draws, within 4 standard errors."""
+    d, count, draws = 5, 3, 4000
+    basis = Basis(name, 11)
+    entries = np.stack([basis.direction(k, 0, d, d) for k in range(count * draws)]).astype(np.float64)
+    v = entries.reshape(draws, count, d) / np.sqrt(basis.variance(d))
+    squares = ((v @ v.transpose(0, 2, 1)) ** 2).sum(axis=(1, 2))
+    expected = (count * np.sqrt(d) / basis.expected_cosine(d, count)) ** 2
+    assert abs(squares.mean() - expected) < 4 * squares.std() / np.sqrt(draws) + 1e-9
+    fourth = (v**4).mean(axis=(1, 2))
+    assert abs(fourth.mean() - basis.kurtosis(d)) < 4 * fourth.std() / np.sqrt(draws) + 1e-9
+
+
+def test_sizes_of_a_basis():
+    for size, tile in ((1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1 << 20, 1 << 20)):
+        assert Basis("hadamard", 0, size).tile == tile and Basis("normal", 0, size).tile == 1
+    for size in (0, (1 << 20) + 1):
+        with pytest.raises(ValueError, match="size = "):
+            Basis("hadamard", 0, size)
+    for count in (0, 5):
+        with pytest.raises(ValueError, match="count = "):
+            Basis("hadamard", 0, 4).expected_cosine(100, count)
+    assert Basis("hadamard", 0, 4).expected_cosine(100, 1) == pytest.approx(0.1)
+    assert Basis("hadamard", 0, 4).expected_cosine(100, 4) == pytest.approx(0.2)
+
+
+def test_the_last_direction_and_no_elements():
+    last = (1 << 32) - 1
+    assert len(Basis("normal").direction(last, 7, 9)) == 2 and len(Basis("normal").direction(0, 7, 7)) == 0
+    for k in (-1, last + 1):
+        with pytest.raises(ValueError, match="k = "):
+            Basis("normal").direction(k, 0, 1)
+    for start, stop in ((-1, 1), (2, 1)):
+        with pytest.raises(ValueError, match="elements"):
+            Basis("normal").direction(0, start, stop)

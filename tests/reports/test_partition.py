@@ -5,7 +5,7 @@ import pytest
 from matplotlib import pyplot as plt
 from rich.console import Console
 
-from fedseed.reports.partition import draw_holdings, holdings, holdings_table, labels_of
+from fedseed.reports.partition import draw_partition, labels_of, partition_statistics, partition_table
 from fedseed.tasks import InstructionsTask
 from fedseed.tasks.data import MASK, Choice, ClientData, Cloze, Example, Picture, TaskData
 from fedseed.tasks.partition import IID, Dirichlet
@@ -16,13 +16,13 @@ def dealt(partition, clients, labels):
         ClientData(f"client-{n:03d}", [Example("p", "r")] * len(mine), [labels[i] for i in mine])
         for n, mine in enumerate(partition.deal(labels, clients, 1))
     ]
-    return holdings(TaskData(clients))
+    return partition_statistics(TaskData(clients))
 
 
 def shown(held):
     console = Console(width=80)
     with console.capture() as capture:
-        for part in holdings_table(held):
+        for part in partition_table(held):
             console.print(part, highlight=False)
     return capture.get()
 
@@ -46,7 +46,7 @@ def test_examples_without_labels_say_them_themselves(example, label):
 
 def test_counts():
     a, b = ClientData("a", [1, 2, 3], ["10", "9", "9"]), ClientData("b", [4], ["x"])
-    held = holdings(TaskData([a, b]))
+    held = partition_statistics(TaskData([a, b]))
     assert held.labels == ("9", "10", "x") and held.counts.tolist() == [[2, 1, 0], [0, 0, 1]]
     # a has 2/3, 1/3, 0 and b 0, 0, 1; the whole has 1/2, 1/4, 1/4: distances 1/4 and 3/4
     assert held.skew == pytest.approx(0.5)
@@ -81,7 +81,9 @@ def test_many_clients_are_summed_up_by_label():
 
 
 def test_without_labels_there_are_sizes():
-    held = holdings(TaskData([ClientData("a", [Example("p", "r")] * 3), ClientData("b", [Example("p", "r")])]))
+    held = partition_statistics(
+        TaskData([ClientData("a", [Example("p", "r")] * 3), ClientData("b", [Example("p", "r")])])
+    )
     text = shown(held)
     assert "2 clients, 4 examples" in text and "A client holds 1 to 3 (median 2) examples." in text
     assert "label" not in text and "mixture" not in text
@@ -92,8 +94,8 @@ def test_without_labels_there_are_sizes():
     [
         dealt(Dirichlet(alpha=0.1, minimum=0), 8, TEN),
         dealt(Dirichlet(alpha=0.5), 200, TEN),
-        holdings(InstructionsTask(examples=2).load()),  # forty labels
-        holdings(TaskData([ClientData("a", [Example("p", "r")])])),
+        partition_statistics(InstructionsTask(examples=2).load()),  # forty labels
+        partition_statistics(TaskData([ClientData("a", [Example("p", "r")])])),
     ],
     ids=["few", "many", "labels", "none"],
 )
@@ -101,7 +103,7 @@ def test_the_picture_shows_every_example(held, tmp_path, monkeypatch):
     """Areas of the bars of a colour add up to the examples of its label."""
     drawn = []
     monkeypatch.setattr(plt, "close", drawn.append)
-    draw_holdings(held, "a title", tmp_path / "picture.png")
+    draw_partition(held, "a title", tmp_path / "picture.png")
     figure = drawn[0]
     monkeypatch.undo()
     axes = figure.axes[0]

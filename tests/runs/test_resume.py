@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedseed import FedAvg, Federation, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
+from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.worker import Worker
 from fedseed.reports.progress import Silent
@@ -20,9 +20,8 @@ from support.tiers import mark
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch):
+def quickly(without_pictures):
     """Without pictures, and without threads that such small networks only wait for."""
-    monkeypatch.setattr(Federation, "_draw", lambda self, folder, metrics: None)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

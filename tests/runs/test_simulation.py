@@ -6,7 +6,7 @@ import torch
 
 from fedseed import FedAvg, Orbit
 from fedseed.errors import FedseedError, MessageError, RecipeError
-from fedseed.federation.messages import FRAME_BYTES, Kind, Message
+from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
 from fedseed.reports.results import read_metrics
 from fedseed.weights.layout import ITEM_BYTES
 from fedseed.weights.space import ParameterSpace
@@ -198,10 +198,10 @@ def test_refused_messages_are_counted_and_change_nothing(problem):
     payload = Message.decode(good).payload
     attempts = [
         (good, clients[1], "in the name of client"),
-        (Message(Kind.UPDATE, 1, 1, outsider, payload).encode(), outsider, "takes no part"),
-        (Message(Kind.UPDATE, 1, 2, clients[0], payload).encode(), clients[0], "round 1 was expected"),
-        (Message(Kind.UPDATE, 2, 1, clients[0], payload).encode(), clients[0], "method code"),
-        (Message(Kind.STEP, 1, 1, clients[0], payload).encode(), clients[0], "a update was expected"),
+        (Message(MessageKind.UPDATE, 1, 1, outsider, payload).encode(), outsider, "takes no part"),
+        (Message(MessageKind.UPDATE, 1, 2, clients[0], payload).encode(), clients[0], "round 1 was expected"),
+        (Message(MessageKind.UPDATE, 2, 1, clients[0], payload).encode(), clients[0], "method code"),
+        (Message(MessageKind.STEP, 1, 1, clients[0], payload).encode(), clients[0], "a update was expected"),
         (good[:-1], clients[0], "announces"),
     ]
     for data, sender, text in attempts:
@@ -210,7 +210,7 @@ def test_refused_messages_are_counted_and_change_nothing(problem):
     coordinator.receive(good, clients[0])
     with pytest.raises(MessageError, match="has answered"):
         coordinator.receive(good, clients[0])
-    assert len(coordinator.refused) == 7
+    assert len(coordinator.rejected) == 7
     step = Message.decode(coordinator.close()).payload
     assert step[:8] == payload[:8]
     np.testing.assert_allclose(np.frombuffer(step[12:], "<f4"), np.frombuffer(payload[12:], "<f4"), rtol=1e-6)

@@ -25,7 +25,7 @@ import torch._dynamo  # these are imported here so that the children need not
 from safetensors import safe_open
 
 import fedseed.randomness.kernels.cpu
-import fedseed.reports.pictures  # noqa: F401
+import fedseed.reports.plots  # noqa: F401
 from fedseed import FedAvg, FedKSeed, FeedSign, Ferret
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.worker import Worker

@@ -166,10 +166,9 @@ def test_one_that_fails_is_named_once_and_left_out(fails):
     assert settings[1]._told == []  # a run has copies of its own
 
 
-def test_a_real_run_tells_what_metrics_jsonl_has(problem, tmp_path):
+def test_a_real_run_tells_what_metrics_jsonl_has(problem, tmp_path, without_pictures):
     settings = [CSV(), Noisy(fails="metrics")]
     run = problem.federation(problem.ferret(), rounds=2, out=tmp_path / "run", trackers=settings)
-    run._draw = lambda folder, metrics: None
     result = run.run()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert result.summary["rounds"] == 2 and len(lines) == 3

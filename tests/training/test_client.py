@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed import ParameterSpace
+from fedseed import Basis, ParameterSpace
 from fedseed.errors import NonFiniteError
 from fedseed.objectives.losses import Supervised
 from fedseed.training.client import LocalClient, batches
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from fedseed.weights.change import Add, Rebuild, Term
 
 OBJECTIVE = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
 
@@ -77,7 +78,7 @@ def test_accumulation_is_one_large_batch():
         training = LocalTraining(learning_rate=0.5, steps=4, batch=batch, accumulation=12 // batch)
         client = train(training)
         deltas.append(torch.from_numpy(change(client)))
-        assert client.effort.backward_passes == 4 * 12 // batch
+        assert client.cost.backward_passes == 4 * 12 // batch
     torch.testing.assert_close(deltas[0], deltas[1], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(deltas[0], deltas[2], rtol=1e-4, atol=1e-6)
 
@@ -107,7 +108,7 @@ def test_local_training_is_the_torch_optimisers(name):
 
 def test_epochs_and_clipping():
     client = train(LocalTraining(learning_rate=0.1, epochs=2, batch=5, accumulation=1))
-    assert len(client.effort.losses) == 10  # 48 examples in batches of 5
+    assert len(client.cost.losses) == 10  # 48 examples in batches of 5
     clipped = train(LocalTraining(learning_rate=1.0, steps=1, batch=24, accumulation=1, clip=1e-3))
     assert float((change(clipped) ** 2).sum()) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
 
@@ -118,3 +119,33 @@ def test_a_loss_that_is_not_finite_stops_the_client():
         train(LocalTraining(), data=bad)
     with pytest.raises(NonFiniteError, match="no usable example"):
         train(LocalTraining(), data=[])
+
+
+TRAINING = LocalTraining(learning_rate=0.5, steps=2, batch=4, accumulation=1)
+ONE = [Term(Basis("normal", 1), [0.5])]
+ACTIONS = {
+    "add": lambda client: client.apply(Add(ONE)),
+    "rebuild": lambda client: client.apply(Rebuild(ONE, 0.3)),
+    "first-order": lambda client: client.first_order(TRAINING),
+    "streaming": lambda client: client.project_gradients(TRAINING, Basis("normal", 2), [3]),
+}
+
+
+@pytest.mark.parametrize("based", [False, True])
+@pytest.mark.parametrize("names", list(itertools.product(ACTIONS, repeat=2)), ids="-then-".join)
+def test_whatever_a_method_does_to_the_weights_is_undone(names, based):
+    """One after the other, from weights that were rebuilt from a base or not: weights and buffers of the beginning."""
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    space = ParameterSpace(net)
+    space.keep_base()
+    space.apply(Rebuild(ONE, 0.1) if based else Add(ONE, 0.1))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    client = LocalClient(space, OBJECTIVE, items(), 1, 2, 3)
+    for name in names:
+        ACTIONS[name](client)
+    if names[-1] == "first-order" == names[0]:  # what it changed since the beginning, not since the second time
+        saved = [before[entry.name] for entry in space.layout.tensors]
+        assert client.change_norms() == pytest.approx(space.change_norms(saved)) and client.change_norms()[0] > 0
+    assert not torch.equal(net[0].weight, before["0.weight"])
+    client.put_back()
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())

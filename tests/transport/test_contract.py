@@ -1,10 +1,12 @@
 """What every transport must do: the same tests for the one in memory and for NATS on a real server.
 
+A transport of another package is tested by `FEDSEED_CONTRACT=scheme://... pytest tests/transport/test_contract.py`.
 Everything waits for what it expects, and for nothing else; `SECONDS` only bounds how long a failure takes.
 """
 
 import asyncio
 import itertools
+import os
 
 import pytest
 
@@ -27,28 +29,51 @@ class InMemory:
         return self._hub.transport(run)
 
     def interrupt(self, end):
-        """Cut an end off, and put it back."""
-        end.cut()
-        end.heal()
+        cut(end)
 
 
-class OnNats:
-    """NATS, with a connection that can be broken."""
+class AtAddress:
+    """What an address asks for.
 
-    def __init__(self, url):
-        self._access = Access(url)
+    Args:
+        url: the address.
+        interrupt: breaks an end's connection, which comes back by itself; None: it can't be done from outside.
+    """
+
+    def __init__(self, url, interrupt=None):
+        self._access, self._interrupt = Access(url), interrupt
 
     def transport(self, run):
         return transport(self._access, run)
 
     def interrupt(self, end):
-        """Break the connection: the library makes a new one."""
-        end.connection._transport._io_writer.transport.abort()
+        if self._interrupt is None:
+            pytest.skip("nothing here knows how to interrupt this transport")
+        self._interrupt(end)
 
 
-@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.long)])
+def cut(end):
+    """Cut an end of a hub off, and put it back."""
+    end.cut()
+    end.heal()
+
+
+def abort(end):
+    """Break a connection to a NATS server: the library makes a new one."""
+    end.connection._transport._io_writer.transport.abort()
+
+
+KINDS = {
+    "memory": lambda request: InMemory(),
+    "nats": lambda request: AtAddress(request.getfixturevalue("shared_server").url, abort),
+}
+if url := os.environ.get("FEDSEED_CONTRACT"):
+    KINDS = {"address": lambda request: AtAddress(url)}
+
+
+@pytest.fixture(params=[pytest.param(k, marks=pytest.mark.long) if k == "nats" else k for k in KINDS])
 def kind(request):
-    return InMemory() if request.param == "memory" else OnNats(request.getfixturevalue("shared_server").url)
+    return KINDS[request.param](request)
 
 
 def contract(test):

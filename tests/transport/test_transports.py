@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+import fedseed
 from fedseed.cli.network import ask
 from fedseed.errors import NetworkError, RecipeError
-from fedseed.transport import TRANSPORTS, transport
+from fedseed.transport import REGISTRY, transport
 from fedseed.transport.base import Access
 from fedseed.transport.memory import Hub, MemoryTransport
 from fedseed.transport.nats import NatsTransport
@@ -25,7 +26,9 @@ def test_what_there_is_not(url):
 
 def test_another_package_adds_one(monkeypatch):
     hub = Hub()
-    monkeypatch.setitem(TRANSPORTS, "memory", lambda access, run: hub.transport(run))
+    REGISTRY.names()  # all that is found later is there, and stays
+    monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
+    fedseed.register_transport("memory", lambda access, run: hub.transport(run))
     reach = Access("memory://here")
     assert isinstance(transport(reach, "run"), MemoryTransport)
 

@@ -1,14 +1,15 @@
 """How a round's answers become one: the mean, and rules that a few liars can't pull far. NumPy only.
 
-A new rule is a file, a line here and a test; or an entry point `fedseed.aggregation` of another package.
+A new rule is a file here, which is found by itself, and a test; or an entry point `fedseed.aggregation` of another
+package.
 """
 
 from fedseed.aggregation.base import AggregationRule
 from fedseed.aggregation.mean import Mean
 from fedseed.aggregation.median import Median
-from fedseed.registry import Registry, check_class, name_of
+from fedseed.registry import Registry, check_class, classes_in, name_of
 
-RULES: tuple[type[AggregationRule], ...] = (Mean, Median)
+RULES: tuple[type[AggregationRule], ...] = tuple(classes_in(__name__, AggregationRule))
 REGISTRY: Registry[type[AggregationRule]] = Registry(
     "aggregation rule",
     "fedseed.aggregation",

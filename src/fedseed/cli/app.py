@@ -86,7 +86,7 @@ def compare(
         return
     if jobs > 1:
         raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
-    from fedseed.reports.pictures import draw_runs
+    from fedseed.reports.plots import draw_runs
     from fedseed.reports.results import read_metrics
     from fedseed.reports.tables import comparison_lines, comparison_table
     from fedseed.runs.recipe import read_recipe
@@ -176,21 +176,21 @@ def partition(
     trust_plugins: TrustOption = False,
 ) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
-    from fedseed.reports.partition import draw_holdings, holdings, holdings_table
+    from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
     from fedseed.runs.recipe import read_recipe
 
     task = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note).task
     if out is not None and out.suffix != ".png":
         raise RecipeError(f"--out {out}: the picture is a .png file")
     data = task.load()
-    held = holdings(data)
-    for part in holdings_table(held):
+    held = partition_statistics(data)
+    for part in partition_table(held):
         console.print(part, highlight=False)
     for text in data.notes:
         console.print(text, highlight=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        draw_holdings(held, _partition_title(task), out)
+        draw_partition(held, _partition_title(task), out)
         console.print(f"Picture: {out}")
 
 

@@ -23,7 +23,7 @@ FEW_STEPS = 3  # local steps that are timed; the recipe's number is reckoned fro
 
 
 @dataclass(frozen=True)
-class Cost:
+class Estimate:
     """What was measured.
 
     Args:
@@ -70,7 +70,7 @@ def shortened(method: Method) -> tuple[Method, float]:
     return method, 1.0
 
 
-def measure(recipe: Recipe) -> Cost:
+def measure(recipe: Recipe) -> Estimate:
     """Run one round of a recipe, shortened, twice (the first warms up), and reckon what the whole will cost.
 
     Args:
@@ -94,7 +94,7 @@ def measure(recipe: Recipe) -> Cost:
         answers = worker.train_all(plans, picked, [federation.items[c] for c in picked])
         phases = {}
         for answer in answers:
-            for phase, seconds in answer.effort.seconds.items():
+            for phase, seconds in answer.cost.seconds.items():
                 phases[phase] = phases.get(phase, 0.0) + seconds
         if worker.method.together != "losses":
             phases = {phase: seconds * clients for phase, seconds in phases.items()}
@@ -121,7 +121,7 @@ def measure(recipe: Recipe) -> Cost:
             lambda: space.add(Basis("hadamard", 1), np.full(4096, 1e-12, dtype=np.float32))
         ),
     }
-    return Cost(
+    return Estimate(
         parameters=space.size,
         dtype=recipe.model.dtype,
         threads=torch.get_num_threads(),
@@ -147,7 +147,7 @@ def _median(act: Callable[[], Any], runs: int = 5) -> float:
     return median(_timed(act)[0] for _ in range(runs))
 
 
-def cost_table(cost: Cost) -> list[Table | str]:
+def cost_table(cost: Estimate) -> list[Table | str]:
     """What a run will cost: what a terminal shows, from top to bottom."""
 
     def table(title: str, rows: Sequence[tuple[str, str]]) -> Table:

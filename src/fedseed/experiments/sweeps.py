@@ -29,10 +29,10 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
-from fedseed.experiments.worker_pool import STOPPED, Helpers, Job
+from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
 from fedseed.registry import resolve
 from fedseed.reports.results import read_metrics, read_summary
-from fedseed.reports.tables import Sheet, human_bytes, human_seconds, spread
+from fedseed.reports.tables import Sheet, human_bytes, human_seconds, mean_and_deviation
 from fedseed.runs.explain import explain
 from fedseed.runs.recipe import packaged_recipes
 
@@ -124,7 +124,7 @@ class Sweep(_Table):
 
 
 @dataclass(frozen=True)
-class Line:
+class SweepLine:
     """A finished line of the tables.
 
     Args:
@@ -237,7 +237,7 @@ class Sweeping:
         self.out = out
         self.say = say
         self.jobs = jobs
-        self.helpers = Helpers(max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
+        self.helpers = WorkerPool(max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
         self._counting = threading.Lock()
         self._done = 0
         self._choosing = sweep.choose_seeds or sweep.seeds[:1]
@@ -252,7 +252,7 @@ class Sweeping:
                 for point in points:
                     self._check(scenario, run, point, choosing)
 
-    def run(self) -> list[Line]:
+    def run(self) -> list[SweepLine]:
         """Run what is missing; returns the tables' lines. A run that fails is told of and left out."""
         with ThreadPoolExecutor(self.jobs) as pool:
             chosen = {
@@ -322,7 +322,7 @@ class Sweeping:
         lower = self.sweep.metric in LOWER_IS_BETTER
         return min(points, key=lambda p: _worst(tried[p] if lower else -tried[p])), tried
 
-    def _line(self, scenario: Scenario, run: SweepRun, chosen: Future[tuple[Point, dict[Point, float]]]) -> Line:
+    def _line(self, scenario: Scenario, run: SweepRun, chosen: Future[tuple[Point, dict[Point, float]]]) -> SweepLine:
         best, tried = chosen.result()
         folders, failed = {}, {}
         for seed in self.sweep.seeds:
@@ -332,7 +332,7 @@ class Sweeping:
                 failed[seed] = problem
             else:
                 folders[seed] = job.folder
-        return Line(scenario.name, run.label, best, tried, _edge(run, best), folders, failed)
+        return SweepLine(scenario.name, run.label, best, tried, _edge(run, best), folders, failed)
 
     def _metric(self, result: Mapping[str, Any] | str) -> float:
         if isinstance(result, str):
@@ -382,7 +382,7 @@ def _edge(run: SweepRun, point: Point) -> str | None:
 # -- what comes of it --------------------------------------------------------------------------------------------------
 
 
-def sheets(sweep: Sweep, lines: Sequence[Line]) -> list[Sheet]:
+def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
     """The tables: one for each scenario, and one with what was chosen from."""
     made = []
     for scenario in sweep.scenarios:
@@ -406,7 +406,7 @@ def sheets(sweep: Sweep, lines: Sequence[Line]) -> list[Sheet]:
 
 
 def _results_sheet(
-    sweep: Sweep, scenario: Scenario, lines: Sequence[Line], results: Mapping[str, list[dict[str, Any]]]
+    sweep: Sweep, scenario: Scenario, lines: Sequence[SweepLine], results: Mapping[str, list[dict[str, Any]]]
 ) -> Sheet:
     # an adapter's new parameters can change what a model says before any tuning: the base is what most runs begin with
     starts = [found[0] for found in results.values() if found]
@@ -441,7 +441,7 @@ def _results_sheet(
                 f"{mean('forward_passes'):,.0f}",
                 f"{mean('backward_passes'):,.0f}",
                 human_bytes(mean("peak_memory_bytes")),
-                spread([s["seconds"]["total"] for s in found], 0),
+                mean_and_deviation([s["seconds"]["total"] for s in found], 0),
             ]
         )  # fmt: skip
     note = (
@@ -471,10 +471,10 @@ def _costs_sheet(scenario: Scenario, results: Mapping[str, list[dict[str, Any]]]
 
 
 def _score(metric: str, values: Sequence[float]) -> str:
-    return spread(values, 3 if metric.endswith("loss") else 1)
+    return mean_and_deviation(values, 3 if metric.endswith("loss") else 1)
 
 
-def write_results(sweep: Sweep, lines: Sequence[Line], out: Path) -> list[Sheet]:
+def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[Sheet]:
     """Tables as text, Markdown and LaTeX, everything as JSON, and a picture; returns the tables.
 
     compare.txt, compare.md, compare.tex, compare.json, compare.png
@@ -501,7 +501,7 @@ def write_results(sweep: Sweep, lines: Sequence[Line], out: Path) -> list[Sheet]
             found = [read_metrics(folder) for folder in line.folders.values()]
             curves.setdefault(line.scenario, {})[line.label] = found
     if curves:
-        from fedseed.reports.pictures import draw_sweep  # matplotlib takes a while to import
+        from fedseed.reports.plots import draw_sweep  # matplotlib takes a while to import
 
         draw_sweep(curves, out / "compare.png")
     return made

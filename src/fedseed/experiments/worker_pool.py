@@ -54,7 +54,7 @@ class Job:
         return read_recipe(self.recipe, self.settings, self.plugins, self.trust_plugins, note)
 
 
-class Helpers:
+class WorkerPool:
     """The processes that fork for runs; they are started as they are needed, and used again.
 
     Args:

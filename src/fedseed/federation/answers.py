@@ -7,14 +7,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.federation.cost import Spent
+from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import WorkThread
 from fedseed.federation.introduction import Introduction
 from fedseed.federation.large import carry, fetch, frame_of, round_of
-from fedseed.federation.messages import Kind, Message
+from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.replica import Replica
-from fedseed.federation.worker import spent
+from fedseed.federation.worker import cost_of
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd
 
@@ -84,7 +84,7 @@ class Answers:
             if not mine:
                 return True
             plan = await fetch(self.end, carried, None)
-            about = Message.decode(plan).expect(Kind.PLAN, self.replica.hosted.worker.method.code, number)
+            about = Message.decode(plan).expect(MessageKind.PLAN, self.replica.hosted.worker.method.code, number)
         except MessageError:
             self._forget(carried)
             return True
@@ -113,7 +113,7 @@ class Answers:
         items = [hosted.items[name] for name in names]
         answers = await self._thread.do(hosted.worker.train_all, [plan] * len(names), numbers, items)
         for number, answer in zip(numbers, answers, strict=True):
-            self.replica.spent.add(spent(answer.effort, counts=answer.message is not None))
+            self.replica.spent.add(cost_of(answer.cost, counts=answer.message is not None))
             if answer.message is None:
                 self._given[number] = str(answer.reason)
             elif number in hosted.attackers and hosted.attack is not None:
@@ -165,7 +165,7 @@ class Answers:
         digest = await self.replica.digest()
         if self.replica.norm is not None:
             ratio = self.replica.norm / max(await self._thread.do(space.norm), 1e-30)
-        done, self.replica.spent = self.replica.spent, Spent()
+        done, self.replica.spent = self.replica.spent, Cost()
         return {"round": number, "digest": digest, "spent": asdict(done), "ratio": ratio, "metrics": None}
 
     async def _evaluate(self, report: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.aggregation.weighting import client_weights
 from fedseed.errors import MessageError
-from fedseed.federation.messages import EVERYBODY, Kind, Message
+from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers, misfit
 from fedseed.methods.base import Round as PlannedRound
@@ -18,7 +18,7 @@ from fedseed.weights.layout import Layout
 
 
 @dataclass
-class Refused:
+class RejectedMessage:
     """A message that was not accepted."""
 
     round: int
@@ -68,7 +68,7 @@ class Coordinator:
         if problem := misfit(method, self.aggregation):
             raise ValueError(problem)
         self.state = method.start(layout, seed)
-        self.refused: list[Refused] = []
+        self.rejected: list[RejectedMessage] = []
         self._open: Round | None = None
 
     def open(self, number: int, attempt: int = 0, alive: Collection[int] | None = None) -> list[int]:
@@ -105,7 +105,7 @@ class Coordinator:
         current = self._current()
         about = PlannedRound(current.number, client, current.clients)
         payload = self.method.plan(self.state, about).encode()
-        return Message(Kind.PLAN, self.method.code, current.number, client, payload, current.attempt).encode()
+        return Message(MessageKind.PLAN, self.method.code, current.number, client, payload, current.attempt).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
         """The open round's plans, addressed to everybody, each with the clients it is for: mostly one for all."""
@@ -130,7 +130,7 @@ class Coordinator:
         """
         current = self._current()
         try:
-            message = Message.decode(data).expect(Kind.UPDATE, self.method.code, current.number)
+            message = Message.decode(data).expect(MessageKind.UPDATE, self.method.code, current.number)
             if message.client != sender:
                 raise MessageError(f"client {sender} sent an update in the name of client {message.client}")
             if message.attempt != current.attempt:
@@ -141,7 +141,7 @@ class Coordinator:
                 raise MessageError(f"client {sender} has answered round {current.number} already")
             current.updates[sender] = self.method.decode_update(self.state, current.number, message.payload)
         except MessageError as error:
-            self.refused.append(Refused(current.number, sender, str(error)))
+            self.rejected.append(RejectedMessage(current.number, sender, str(error)))
             raise
 
     def close(self) -> bytes:
@@ -153,7 +153,7 @@ class Coordinator:
         # go on from the encoded step: the coordinator knows exactly what everybody else will read
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
         self._open = None
-        return Message(Kind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
+        return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
 
     def _weighted(self, current: Round) -> Answers:
         """The round's answers with the clients' weights."""

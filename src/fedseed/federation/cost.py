@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass
-class Spent:
+class Cost:
     """What clients report about their work: seconds by phase, passes, their losses' sum and number, skipped steps."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -15,7 +15,7 @@ class Spent:
     losses: float = 0.0
     counted: int = 0
 
-    def add(self, other: "Spent") -> None:
+    def add(self, other: "Cost") -> None:
         """Add another's work."""
         for phase, seconds in other.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds

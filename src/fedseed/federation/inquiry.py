@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from fedseed.federation.cost import Spent
+from fedseed.federation.cost import Cost
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import ask_message, listed
 from fedseed.federation.session import RESEND_SECONDS, Session
@@ -35,8 +35,8 @@ class Inquiry:
         if report:
             digest = bytes.fromhex(str(about["digest"])).hex()
             metrics = {str(k): float(v) for k, v in (about.get("metrics") or {}).items()}
-            spent = Spent(**about["spent"])
-            Spent().add(spent)  # types fit
+            spent = Cost(**about["spent"])
+            Cost().add(spent)  # types fit
             host.report = {**about, "round": int(about["round"]), "digest": digest, "metrics": metrics, "spent": spent}
             self.session.stir()
 
@@ -98,7 +98,7 @@ class Inquiry:
 
     def _add_costs(self, line: dict[str, Any], reports: dict[str, dict[str, Any]]) -> None:
         """What the clients' work since the last line has cost."""
-        spent = Spent()
+        spent = Cost()
         for report in reports.values():
             spent.add(report["spent"])
             if report.get("ratio") is not None:

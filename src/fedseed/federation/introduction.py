@@ -11,7 +11,7 @@ from typing import Any
 from fedseed.errors import FedseedError, NetworkError
 from fedseed.federation.hosted import WorkThread, first_of
 from fedseed.federation.large import carry
-from fedseed.federation.messages import Kind, Message
+from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.protocol import read_json
 from fedseed.federation.replica import Replica
 from fedseed.reports.progress import Progress
@@ -119,7 +119,7 @@ class Introduction:
         }
         if self._bring_weights:
             self._bring_weights = False
-            frame = Message(Kind.STEP, hosted.worker.method.code, 0, 0, b"").encode()
+            frame = Message(MessageKind.STEP, hosted.worker.method.code, 0, 0, b"").encode()
             weights = frame + await self._thread.do(hosted.worker.space.dense)
             about["weights"] = base64.b64encode(await carry(self.end, weights, "base-weights")).decode()
         reply = await self.end.ask(hosted.host, "hello", json.dumps(about).encode(), HELLO_SECONDS)

@@ -20,7 +20,7 @@ FRAME_BYTES = _FRAME.size
 EVERYBODY = 0xFFFFFFFF  # the client field of a message that goes to all
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is."""
 
     PLAN = 1
@@ -41,7 +41,7 @@ class Message:
         attempt: how often the round was begun before; 0 but for rounds that are repeated.
     """
 
-    kind: Kind
+    kind: MessageKind
     method: int
     round: int
     client: int
@@ -71,7 +71,7 @@ class Message:
             raise MessageError(f"message format {fmt}: this version of fedseed reads format {FORMAT}")
         if stream != STREAM_VERSION:
             raise MessageError(f"random stream version {stream}: this version of fedseed has {STREAM_VERSION}")
-        if kind not in Kind.__members__.values():
+        if kind not in MessageKind.__members__.values():
             raise MessageError(f"message kind {kind} is unknown")
         if length != len(data) - FRAME_BYTES:
             raise MessageError(f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came")
@@ -79,9 +79,9 @@ class Message:
         payload = data[FRAME_BYTES:]
         if zlib.crc32(payload, zlib.crc32(_FRAME.pack(*head, 0))) != check:
             raise MessageError("checksum differs: the message was damaged on the way")
-        return cls(Kind(kind), method, number, client, payload, attempt)
+        return cls(MessageKind(kind), method, number, client, payload, attempt)
 
-    def expect(self, kind: Kind, method: int, number: int) -> "Message":
+    def expect(self, kind: MessageKind, method: int, number: int) -> "Message":
         """Check what the message is about.
 
         Raises:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedseed.errors import FedseedError
-from fedseed.federation.messages import EVERYBODY, FRAME_BYTES, Kind, Message
+from fedseed.federation.messages import EVERYBODY, FRAME_BYTES, Message, MessageKind
 from fedseed.federation.step_log import StepLog
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 
@@ -52,7 +52,7 @@ class OrbitCopy:
         if logged[:common] != written[:common]:
             raise FedseedError(f"{self._writer.path} and the server's run {run} hold different steps")
         for number, payload in enumerate(written[common:], start=common + 1):  # the server has lost some
-            step = Message(Kind.STEP, self._method.code, number, EVERYBODY, payload).encode()
+            step = Message(MessageKind.STEP, self._method.code, number, EVERYBODY, payload).encode()
             await log.publish(number, step)
         self._add(logged[common:], common, log.marks, waits)
         return logged if len(logged) > len(written) else written

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError
-from fedseed.federation.cost import Spent
+from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
@@ -43,7 +43,7 @@ class Replica:
         self.at = 0
         self.numbers = {name: number for number, name in enumerate(hosted.names)}
         self.norm: float | None = None  # of the newest step, where the method knows it
-        self.spent = Spent()  # since the last report
+        self.spent = Cost()  # since the last report
         self.ended = False
         self.version = 0  # other weights, another version
         self._load = load
@@ -94,7 +94,7 @@ class Replica:
         self.version += 1
         self.at = 0
         self.norm = None
-        self.spent = Spent()
+        self.spent = Cost()
         self._link = self.hosted.start[-LINK_BYTES:]
         self._digest = None
         self._awaited = None
@@ -193,7 +193,7 @@ class Replica:
             return
         began = time.perf_counter()
         self.norm = await self._thread.do(self.hosted.worker.apply, message)
-        self.spent.add(Spent({"rebuild": time.perf_counter() - began}))
+        self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
         self._awaited = None
 
     # -- comparing -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fedseed.errors import MessageError
 from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.cost import Spent
+from fedseed.federation.cost import Cost
 from fedseed.federation.large import attempt_of, carry, fetch, is_stored, round_of
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
@@ -33,7 +33,7 @@ class Gathered:
     update_bytes: list[int] = field(default_factory=list)
     skipped: list[tuple[int, str]] = field(default_factory=list)
     refused: int = 0
-    spent: Spent = field(default_factory=Spent)
+    spent: Cost = field(default_factory=Cost)
 
 
 @dataclass

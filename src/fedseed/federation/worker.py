@@ -9,15 +9,15 @@ import torch
 
 from fedseed.attacks.updates import Attack, AttackKind
 from fedseed.errors import NonFiniteError
-from fedseed.federation.cost import Spent
-from fedseed.federation.messages import FRAME_BYTES, Kind, Message
+from fedseed.federation.cost import Cost
+from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
 from fedseed.methods import Method
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
-from fedseed.training.client import Effort, LocalClient
+from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.together import InAnothersMessage, sharing
 from fedseed.weights.change import expected_norm
 from fedseed.weights.space import ParameterSpace
@@ -30,13 +30,13 @@ class Answer:
     Args:
         message: the update's bytes, or None if the client sends nothing.
         reason: why it sends nothing.
-        effort: what the work cost.
+        cost: what the work cost.
         within: payload bytes that its part of another client's message would have alone; None: it speaks for itself.
     """
 
     message: bytes | None
     reason: str | None
-    effort: Effort
+    cost: ClientCost
     within: int | None = None
 
 
@@ -96,7 +96,7 @@ class Worker:
 
     def _read(self, plan_message: bytes) -> Message:
         message = Message.decode(plan_message)
-        return message.expect(Kind.PLAN, self.method.code, message.round)
+        return message.expect(MessageKind.PLAN, self.method.code, message.round)
 
     def _answer(self, message: Message, client: LocalClient, spoken: int) -> Answer:
         """One client's answer; `spoken`: payload bytes of the message that another one's part may be in."""
@@ -104,13 +104,13 @@ class Worker:
         try:
             payload = self.method.train(self.state, plan, client).encode()
         except NonFiniteError as error:
-            return Answer(None, str(error), client.effort)
+            return Answer(None, str(error), client.cost)
         except InAnothersMessage:
-            return Answer(None, None, client.effort, within=spoken)
+            return Answer(None, None, client.cost, within=spoken)
         finally:
             client.put_back()
-        reply = Message(Kind.UPDATE, self.method.code, message.round, client.number, payload, message.attempt)
-        return Answer(reply.encode(), None, client.effort)
+        reply = Message(MessageKind.UPDATE, self.method.code, message.round, client.number, payload, message.attempt)
+        return Answer(reply.encode(), None, client.cost)
 
     def corrupt(self, update: bytes, kind: AttackKind) -> bytes:
         """What a Byzantine client sends in place of its honest update (simulation)."""
@@ -126,7 +126,7 @@ class Worker:
             MessageError: not a step of this method.
         """
         message = Message.decode(step_message)
-        message.expect(Kind.STEP, self.method.code, message.round)
+        message.expect(MessageKind.STEP, self.method.code, message.round)
         step = self.method.decode_step(self.state, message.payload)
         change = self.method.change(self.state, step)
         self.space.apply(change)
@@ -143,13 +143,13 @@ class Worker:
         self.state = catch_up(self.method, self.state, self.space, records)
 
 
-def spent(effort: Effort, counts: bool = True) -> Spent:
+def cost_of(cost: ClientCost, counts: bool = True) -> Cost:
     """What a client's work cost.
 
     Args:
-        effort: the client's notes.
+        cost: the client's notes.
         counts: whether it answered; the losses of one that did not are left out.
     """
-    losses = effort.losses if counts else []
-    passes = (effort.forward_passes, effort.backward_passes, effort.skipped_steps)
-    return Spent(dict(effort.seconds), *passes, sum(losses), len(losses))
+    losses = cost.losses if counts else []
+    passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
+    return Cost(dict(cost.seconds), *passes, sum(losses), len(losses))

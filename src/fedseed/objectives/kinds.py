@@ -20,7 +20,7 @@ Measure = Callable[[torch.nn.Module, Sequence[Any]], dict[str, float]]  # a mode
 
 
 @dataclass(frozen=True)
-class Kind:
+class ExampleKind:
     """How examples of one type are learnt from.
 
     Args:
@@ -69,11 +69,11 @@ def _measure_pictures(objective: Images, data: TaskData, settings: EvaluationSet
     return lambda model, examples: picture_metrics(model, objective, examples)
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind(Example, "causal", _language, _measure_language),
-    Kind(Choice, "causal", _choices, _measure_choices),
-    Kind(Cloze, "masked", _masked, _measure_choices),
-    Kind(Picture, "image", _pictures, _measure_pictures),
+KINDS: tuple[ExampleKind, ...] = (
+    ExampleKind(Example, "causal", _language, _measure_language),
+    ExampleKind(Choice, "causal", _choices, _measure_choices),
+    ExampleKind(Cloze, "masked", _masked, _measure_choices),
+    ExampleKind(Picture, "image", _pictures, _measure_pictures),
 )
 
 
@@ -117,7 +117,7 @@ def short_answers(
     return [f"{short:,} answers get fewer than {wanted} (the model has {room:,} positions)"] if short else []
 
 
-def kind_of(data: TaskData) -> Kind:
+def kind_of(data: TaskData) -> ExampleKind:
     """The kind of a task's examples.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedseed.errors import OrbitError
 from fedseed.orbit.file import Orbit, begin, read, scan, write_orbit
-from fedseed.orbit.record import NO_DIGEST, Part, packed
+from fedseed.orbit.record import NO_DIGEST, PackedRecord, packed
 
 
 def rollback(path: Path, to: int, out: Path) -> Orbit:
@@ -55,7 +55,8 @@ def compact(path: Path, out: Path) -> Orbit:
     if not orbit.parts:
         raise OrbitError(f"{path}: the orbit has no steps")
     last = orbit.parts[-1]
-    write_orbit(out, begin(replace(orbit.header, first=last.last)), [Part(last.last, 1, last.payload, last.digest)])
+    only = PackedRecord(last.last, 1, last.payload, last.digest)
+    write_orbit(out, begin(replace(orbit.header, first=last.last)), [only])
     return Orbit.open(out)
 
 

@@ -34,7 +34,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Part:
+class PackedRecord:
     """A record as the file has it: one step, or many packed.
 
     Args:
@@ -82,7 +82,7 @@ def link(previous: bytes, data: bytes) -> bytes:
     return hashlib.blake2b(previous + data, digest_size=LINK_BYTES).digest()
 
 
-def packed(method: Method, records: Iterable[Record]) -> Iterator[Part]:
+def packed(method: Method, records: Iterable[Record]) -> Iterator[PackedRecord]:
     """Steps as a finished orbit holds them: those of a step-by-step method packed, others one by one.
 
     What comes out depends on the steps alone, so that an interrupted run ends in the same bytes. Neighbours with
@@ -91,9 +91,9 @@ def packed(method: Method, records: Iterable[Record]) -> Iterator[Part]:
     """
     together: list[Record] = []
 
-    def join() -> Part:
+    def join() -> PackedRecord:
         payload = pack(method, [r.payload for r in together]) if len(together) > 1 else together[0].payload
-        return Part(together[0].round, len(together), payload, together[-1].digest)
+        return PackedRecord(together[0].round, len(together), payload, together[-1].digest)
 
     for record in records:
         if together:
@@ -107,9 +107,9 @@ def packed(method: Method, records: Iterable[Record]) -> Iterator[Part]:
         yield join()
 
 
-def ending(parts: Iterable[Part]) -> Iterator[Part]:
+def ending(parts: Iterable[PackedRecord]) -> Iterator[PackedRecord]:
     """The records, and the one that ends a file: no steps, and the last digest once more."""
     last = None
     for last in parts:
         yield last
-    yield Part(1, 0, b"") if last is None else Part(last.last + 1, 0, b"", last.digest)
+    yield PackedRecord(1, 0, b"") if last is None else PackedRecord(last.last + 1, 0, b"", last.digest)

@@ -17,11 +17,11 @@ from fedseed.weights.space import ParameterSpace
 if TYPE_CHECKING:
     from fedseed.orbit.file import Orbit
 
-Progress = Callable[[int], None]
+OnStep = Callable[[int], None]
 
 
 def replay(
-    orbit: "Orbit", model: torch.nn.Module, upto: int | None, progress: Progress | None, check_all: bool = False
+    orbit: "Orbit", model: torch.nn.Module, upto: int | None, progress: OnStep | None, check_all: bool = False
 ) -> str:
     """What `Orbit.replay` does."""
     from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
@@ -74,7 +74,7 @@ def catch_up(
     state: State,
     space: ParameterSpace,
     records: Iterable[Record],
-    progress: Progress | None = None,
+    progress: OnStep | None = None,
     check_all: bool = False,
 ) -> State:
     """Apply recorded steps, and compare the weights with the digests recorded with them.
@@ -107,7 +107,7 @@ def catch_up(
 
 
 def apply_run(
-    method: Method, state: State, space: ParameterSpace, run: Sequence[Record], progress: Progress | None
+    method: Method, state: State, space: ParameterSpace, run: Sequence[Record], progress: OnStep | None
 ) -> State:
     """Apply steps that follow each other; nobody looks at the weights in between."""
     pending = Pending(space)  # many steps in one pass over the weights

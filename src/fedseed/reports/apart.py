@@ -31,7 +31,7 @@ def draw_apart(folder: Path, name: str, probabilities: list[float] | None) -> No
 def main() -> None:
     """What the other process does."""
     from fedseed.durable import replacing
-    from fedseed.reports.pictures import LABELS, draw_probabilities, draw_runs
+    from fedseed.reports.plots import LABELS, draw_probabilities, draw_runs
     from fedseed.reports.results import read_metrics
 
     folder, name = Path(sys.argv[1]), sys.argv[2]

@@ -21,7 +21,7 @@ LABEL_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 
 
 @dataclass(frozen=True)
-class Holdings:
+class PartitionStatistics:
     """How many examples of each label each client has.
 
     Args:
@@ -68,19 +68,19 @@ def _label(example: Any, classes: Sequence[str]) -> str:
     return ""
 
 
-def holdings(data: TaskData) -> Holdings:
+def partition_statistics(data: TaskData) -> PartitionStatistics:
     """Count a task's examples by client and label."""
     counted = [Counter(labels_of(client, data.classes)) for client in data.clients]
     labels = sorted(set().union(*counted), key=_by_number)
     counts = np.array([[count[label] for label in labels] for count in counted], dtype=np.int64)
-    return Holdings(tuple(client.name for client in data.clients), tuple(labels), counts)
+    return PartitionStatistics(tuple(client.name for client in data.clients), tuple(labels), counts)
 
 
 def _by_number(label: str) -> tuple[int, str]:
     return (int(label), "") if label.isdecimal() else (1 << 62, label)
 
 
-def holdings_table(held: Holdings) -> list[Table | str]:
+def partition_table(held: PartitionStatistics) -> list[Table | str]:
     """What a terminal shows, from top to bottom: clients, or labels if there are many clients; then a summary."""
     labelled = held.labels != ("",)
     sizes, kinds = held.sizes, (held.counts > 0).sum(axis=1)
@@ -125,7 +125,7 @@ def _span(values: NDArray[np.int64]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,} (median {middle:,.0f})"
 
 
-def draw_holdings(held: Holdings, title: str, path: Path) -> None:
+def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     """Stacked bars of each client by label: how many, and which share.
 
     Many clients are put in the order of their most frequent label and its share, so that the whole can be read.
@@ -135,7 +135,7 @@ def draw_holdings(held: Holdings, title: str, path: Path) -> None:
         title: above the picture.
         path: PNG file to write.
     """
-    from fedseed.reports.pictures import finish_axes  # chooses matplotlib's backend, takes a second to import
+    from fedseed.reports.plots import finish_axes  # chooses matplotlib's backend, takes a second to import
 
     from matplotlib import pyplot as plt  # isort: skip
 

@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-Line = dict[str, Any]
+MetricsLine = dict[str, Any]
 
 
-def read_metrics(folder: Path) -> list[Line]:
+def read_metrics(folder: Path) -> list[MetricsLine]:
     """The lines of a run's metrics.jsonl."""
     with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def read_summary(folder: Path) -> Line:
+def read_summary(folder: Path) -> MetricsLine:
     """A finished run's summary.json."""
-    summary: Line = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary: MetricsLine = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary

@@ -76,7 +76,7 @@ def comparison_lines(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list
     return lines
 
 
-def spread(values: Sequence[float], digits: int) -> str:
+def mean_and_deviation(values: Sequence[float], digits: int) -> str:
     """Mean and sample deviation of a few numbers; those that are not finite are counted apart."""
     finite = [v for v in values if isfinite(v)]
     if not finite:

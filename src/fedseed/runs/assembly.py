@@ -14,7 +14,7 @@ from fedseed.runs.simulation import Simulation
 from fedseed.tasks.data import ClientData, TaskData
 
 if TYPE_CHECKING:
-    from fedseed.objectives.kinds import Kind
+    from fedseed.objectives.kinds import ExampleKind
     from fedseed.objectives.losses import Objective
 
 
@@ -65,7 +65,7 @@ class Equipment:
     model: Any
     trainable: Sequence[str] | None
     objective: "Objective"
-    kind: "Kind"
+    kind: "ExampleKind"
     measured: EvaluationSettings
     limit: str
     room: int | None
@@ -220,7 +220,7 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | No
         attackers=attackers,
         recipe_text=recipe.to_toml(),
         notes=(*data.notes, *notes),
-        spill_base=settings.offload_base,
+        offload_base=settings.offload_base,
         progress=progress,
         joint=recipe.federation.joint,
         aggregation=recipe.aggregation,

@@ -42,7 +42,7 @@ TRANSPORT_KEYS = (
     "nats", "key", "ca", "run", "replicas", "deadline", "minimum", "start_with", "dead_after", "base_digest",
 )  # fmt: skip
 ELSEWHERE = ("plugins", "tracking")
-Line = dict[str, Any]
+MetricsLine = dict[str, Any]
 
 
 class RunFolder:
@@ -98,7 +98,7 @@ class RunFolder:
         """Whether earlier sessions have written metrics beyond round 0."""
         return (self.path / "metrics.jsonl").read_bytes().count(b"\n") > 1
 
-    def take_up(self, done: int) -> tuple[list[Line], list[Line]]:
+    def take_up(self, done: int) -> tuple[list[MetricsLine], list[MetricsLine]]:
         """What earlier sessions have written about rounds that count; anything later is cut off.
 
         Args:
@@ -122,9 +122,9 @@ class RunFolder:
             )
         return metrics, pending
 
-    def _cut(self, file: Appender, done: int) -> list[Line]:
+    def _cut(self, file: Appender, done: int) -> list[MetricsLine]:
         """The whole lines of a file up to round `done`; what comes after is cut off."""
-        lines: list[Line] = []
+        lines: list[MetricsLine] = []
         position = 0
         data = file.path.read_bytes()
         texts = data.split(b"\n")[:-1]  # what stands after the last newline was not written to its end
@@ -153,7 +153,7 @@ class RunFolder:
         """Bring what was written lazily to the disk."""
         self._progress.sync()
 
-    def fill(self, done: int, missing: Callable[[int], Line]) -> None:
+    def fill(self, done: int, missing: Callable[[int], MetricsLine]) -> None:
         """After a power cut: write the lines of progress that were not on disk yet, but whose steps count.
 
         Args:

@@ -24,7 +24,7 @@ def make_learner(
     classes: Sequence[str] = (),
     adapter: Adapter | None = None,
     joint: bool = True,
-    spill_base: bool = False,
+    offload_base: bool = False,
     apart: bool = True,
 ) -> tuple[Worker, Header]:
     """A worker at the base, and the header; `Simulation` and `Worker` have the arguments.
@@ -42,7 +42,7 @@ def make_learner(
 
             choose_trainable(model, trainable)
     try:
-        worker = Worker(model, method, objective, seed, joint, spill_base, apart)
+        worker = Worker(model, method, objective, seed, joint, offload_base, apart)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     patterns = None if trainable is None else tuple(trainable)

@@ -322,7 +322,7 @@ class Loop:
 def draw_here(folder: Path, metrics: list[dict[str, Any]], coordinator: Coordinator) -> None:
     """Draw a run's pictures: its metrics, and what of the coordinator's state a person would like to see."""
     # matplotlib takes a while to import
-    from fedseed.reports.pictures import LABELS, draw_probabilities, draw_runs
+    from fedseed.reports.plots import LABELS, draw_probabilities, draw_runs
 
     if any(name in metrics[0] for name in LABELS):
         with replacing(folder / "metrics.png") as picture:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedseed.errors import FedseedError, NetworkError
-from fedseed.federation.cost import Spent
+from fedseed.federation.cost import Cost
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.orbit_copy import OrbitCopy
 from fedseed.federation.rounds import Gathered
@@ -238,5 +238,5 @@ def _unknown_round(number: int) -> dict[str, Any]:
     """The line of a round whose cost was not on disk when the machine stopped."""
     return {
         "round": number, "clients": [], "skipped": [], "refused": 0, "bytes_up": 0.0, "bytes_down": 0.0,
-        **Spent().about(), "attacked": [], "seconds": {}, "unknown": True,
+        **Cost().about(), "attacked": [], "seconds": {}, "unknown": True,
     }  # fmt: skip

@@ -16,7 +16,7 @@ from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
-from fedseed.federation.worker import spent
+from fedseed.federation.worker import cost_of
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
@@ -61,7 +61,7 @@ class Simulation(Backend):
         attackers: the numbers of the Byzantine clients.
         recipe_text: the complete recipe, written beside the results.
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
-        spill_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
+        offload_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
             temporary file, not in memory.
         progress: shows the run going on.
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
@@ -91,7 +91,7 @@ class Simulation(Backend):
         attackers: Sequence[int] = (),
         recipe_text: str | None = None,
         notes: Sequence[str] = (),
-        spill_base: bool = False,
+        offload_base: bool = False,
         progress: Progress | None = None,
         joint: bool = True,
         aggregation: AggregationRule | None = None,
@@ -108,7 +108,7 @@ class Simulation(Backend):
             raise RecipeError(f"attackers {sorted(byzantine)}: clients are numbered 0 to {len(named) - 1}")
         apart = bool(byzantine) or not joint  # what a Byzantine client sends must stand apart
         self.worker, self.header = make_learner(
-            model, method, objective, seed, base, trainable, classes, adapter, joint, spill_base, apart
+            model, method, objective, seed, base, trainable, classes, adapter, joint, offload_base, apart
         )
         try:
             sizes = [len(items) for items in self.items]
@@ -213,7 +213,7 @@ class Simulation(Backend):
         answers = self.worker.train_all(plans, picked, [self.items[client] for client in picked])
         for client, answer in zip(picked, answers, strict=True):
             name = self.names[client]
-            gathered.spent.add(spent(answer.effort, counts=answer.message is not None or answer.within is not None))
+            gathered.spent.add(cost_of(answer.cost, counts=answer.message is not None or answer.within is not None))
             if answer.within is not None:  # its part is in another client's message
                 gathered.update_bytes.append(answer.within)
                 continue

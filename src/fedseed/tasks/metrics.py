@@ -133,10 +133,10 @@ def normalised(text: str) -> str:
     punctuation goes too, and characters of scripts written without spaces become words, so that an F1 means something.
     """
     text = re.sub(r"\b(a|an|the)\b", " ", "".join(c for c in text.lower() if c not in string.punctuation))
-    return " ".join((text if text.isascii() else _spread(text)).split())
+    return " ".join((text if text.isascii() else _apart(text)).split())
 
 
-def _spread(text: str) -> str:
+def _apart(text: str) -> str:
     """Spaces around characters of scripts written without them, and in place of other scripts' punctuation."""
     parts, after_single = [], False
     for character in text:

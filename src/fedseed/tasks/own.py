@@ -97,7 +97,7 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class Line:
+class SourceLine:
     """An example of a file, with its fields for a partitioner."""
 
     made: Example | ToLabel
@@ -216,8 +216,8 @@ class FilesTask(Task):
             )
         finish = _finisher(every, self.labels or ())
         share = 0.0 if self.evaluation_file else self.evaluation
-        validation: list[Line] = []
-        training: list[list[Line]] = []
+        validation: list[SourceLine] = []
+        training: list[list[SourceLine]] = []
         for number, part in zip(numbers, lines, strict=True):
             rest, held, chosen = self._hold_out(part, share, number, files[number])
             training.append(rest)
@@ -272,8 +272,8 @@ class FilesTask(Task):
         return files
 
     def _hold_out(
-        self, lines: list[Line], share: float, number: int, file: Path
-    ) -> tuple[list[Line], list[Line], list[Line]]:
+        self, lines: list[SourceLine], share: float, number: int, file: Path
+    ) -> tuple[list[SourceLine], list[SourceLine], list[SourceLine]]:
         """Lines for training, evaluation and validation; one at least of each share, as far as the lines go round."""
         order = permutation(self.seed, Domain.PARTITION, len(lines), HELD_OUT + number).tolist()
         spare = len(lines) - 1
@@ -285,7 +285,7 @@ class FilesTask(Task):
         training, evaluation, validation = ([lines[i] for i in sorted(part)] for part in parts)
         return training, evaluation, validation
 
-    def _deal(self, lines: Sequence[Line], finish: Callable[[Any], Any]) -> list[ClientData]:
+    def _deal(self, lines: Sequence[SourceLine], finish: Callable[[Any], Any]) -> list[ClientData]:
         partition = self.partition or IID()
         field = partition.field if isinstance(partition, ByField) else self.label_field
         if field is None and partition.kind == "dirichlet" and not isinstance(lines[0].made, ToLabel):
@@ -314,7 +314,7 @@ class _Reader:
         self.first = ""
         self.empty = 0
 
-    def read(self, path: Path) -> list[Line]:
+    def read(self, path: Path) -> list[SourceLine]:
         """A file's examples.
 
         Raises:
@@ -326,7 +326,7 @@ class _Reader:
             if isinstance(made, Example) and not made.response.strip():
                 self.empty += 1
             else:
-                lines.append(Line(made, row))
+                lines.append(SourceLine(made, row))
         return lines
 
     def _form_of(self, row: Record) -> Form:
@@ -352,7 +352,7 @@ def _other(path: Path) -> list[Record]:
     raise RecipeError(f"{path}: a .jsonl or .json file is expected")
 
 
-def _finisher(lines: Sequence[Line], wanted: Sequence[str]) -> Callable[[Any], Any]:
+def _finisher(lines: Sequence[SourceLine], wanted: Sequence[str]) -> Callable[[Any], Any]:
     """What makes choices of texts to label, now that all labels are known; other examples stay as they are."""
     texts = [line.made for line in lines if isinstance(line.made, ToLabel)]
     labels = list(wanted) or sorted({text.label for text in texts})

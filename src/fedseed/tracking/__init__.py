@@ -1,11 +1,11 @@
-"""Where else a run's metrics go while it runs. A new tracker is a file, a line here and a test."""
+"""Where else a run's metrics go while it runs. A new tracker is a file here, which is found by itself, and a test."""
 
-from fedseed.registry import Registry, check_class, name_of
+from fedseed.registry import Registry, check_class, classes_in, name_of
 from fedseed.tracking.base import Start, Tracker, Trackers
 from fedseed.tracking.csv import CSV
 from fedseed.tracking.tensorboard import TensorBoard
 
-TRACKERS: tuple[type[Tracker], ...] = (CSV, TensorBoard)
+TRACKERS: tuple[type[Tracker], ...] = tuple(classes_in(__name__, Tracker))
 REGISTRY: Registry[type[Tracker]] = Registry(
     "tracker",
     "fedseed.trackers",

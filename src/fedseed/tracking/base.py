@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedseed.registry import one_line
 
-Line = Mapping[str, Any]
+MetricsLine = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Start:
     clients: Sequence[str]
     folder: Path | None = None
     recipe: str | None = None
-    earlier: Sequence[Line] = ()
+    earlier: Sequence[MetricsLine] = ()
 
 
 class Tracker(BaseModel, ABC):
@@ -65,7 +65,7 @@ class Tracker(BaseModel, ABC):
         """The run begins, or goes on."""
 
     @abstractmethod
-    def metrics(self, line: Line) -> None:
+    def metrics(self, line: MetricsLine) -> None:
         """A line of metrics, as metrics.jsonl has it."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Trackers:
         """The run begins, or goes on."""
         self._tell(lambda tracker: tracker.start(run))
 
-    def metrics(self, line: Line) -> None:
+    def metrics(self, line: MetricsLine) -> None:
         """A line of metrics."""
         self._tell(lambda tracker: tracker.metrics(line))
 
@@ -115,7 +115,7 @@ class Trackers:
                     tracker.close()
 
 
-def scalars(line: Line) -> dict[str, float]:
+def scalars(line: MetricsLine) -> dict[str, float]:
     """A line's numbers by name: tables are flattened ("seconds.local"), of lists their length counts."""
     found: dict[str, float] = {}
     for key, value in line.items():

@@ -9,7 +9,7 @@ from pydantic import PrivateAttr
 
 from fedseed.durable import Appender, write_whole
 from fedseed.errors import FedseedError
-from fedseed.tracking.base import Line, Start, Tracker, scalars
+from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
 
 
 class CSV(Tracker):
@@ -39,7 +39,7 @@ class CSV(Tracker):
         for line in run.earlier:
             self.metrics(line)
 
-    def metrics(self, line: Line) -> None:
+    def metrics(self, line: MetricsLine) -> None:
         """Append a row; a number that no row had before becomes a column, for which the file is written anew."""
         assert self._appender is not None
         row = scalars(line)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.tracking.base import Line, Start, Tracker, scalars
+from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
 
 
 class TensorBoard(Tracker):
@@ -43,7 +43,7 @@ class TensorBoard(Tracker):
         if run.recipe is not None and not run.earlier:
             self._writer.add_text("recipe", "\n".join(f"    {line}" for line in run.recipe.splitlines()))
 
-    def metrics(self, line: Line) -> None:
+    def metrics(self, line: MetricsLine) -> None:
         """A point on each curve; "seconds.local" stands under "seconds/local"."""
         for name, value in scalars(line).items():
             if name != "round":

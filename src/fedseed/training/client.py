@@ -24,7 +24,7 @@ from fedseed.weights.space import ParameterSpace
 
 
 @dataclass
-class Effort:
+class ClientCost:
     """What a client's work cost: seconds by phase, passes counted per micro-batch, mean loss of each step."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class LocalClient:
         self.seed = seed
         self.round = round
         self.number = number
-        self.effort = Effort()
+        self.cost = ClientCost()
         self._start: list[torch.Tensor] | None = None
         self._undo: list[Callable[[], None]] = []  # what brings the model back, once something will change it
 
@@ -81,7 +81,7 @@ class LocalClient:
         try:
             yield
         finally:
-            self.effort.seconds[name] = self.effort.seconds.get(name, 0.0) + time.perf_counter() - begin
+            self.cost.seconds[name] = self.cost.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     # -- the weights ---------------------------------------------------------------------------------------------
 
@@ -118,6 +118,8 @@ class LocalClient:
             copy: by a copy of the weights; otherwise as the space itself can.
             offload: with the copy in a temporary file instead of memory.
         """
+        if self._start is not None:
+            return  # of the round's beginning there is a copy already
         space = self.space
         buffers = [b.clone() for b in space.model.buffers()]
 
@@ -130,7 +132,7 @@ class LocalClient:
         if way_back is None:
             self._start = None if offload else space.snapshot()
             way_back = partial(space.restore, Offloaded(space.parameters) if self._start is None else self._start)
-        self._undo = [put_back_buffers, way_back]
+        self._undo += [put_back_buffers, way_back]
 
     # -- data and losses -----------------------------------------------------------------------------------------
 
@@ -149,7 +151,7 @@ class LocalClient:
         """The mean loss over all terms of `items` at the weights as they are; one forward pass, no dropout."""
         if any(module.training for module in self.space.model.modules()):
             self.space.model.eval()
-        self.effort.forward_passes += 1
+        self.cost.forward_passes += 1
         with self.phase("local"):
             losses = self.objective.losses(self.space.model, items).tolist()
         return sum(losses) / sum(self.objective.weight(item) for item in items)
@@ -158,13 +160,13 @@ class LocalClient:
         """The same at w + scale * direction(k)."""
         with self.space.perturbed(basis, k, scale):
             loss = self.loss(items)
-        self.effort.losses.append(loss)
+        self.cost.losses.append(loss)
         return loss
 
     def skip(self, reason: str) -> None:
         """Count a local step that was not usable; its losses, if not finite, count for nothing."""
-        self.effort.skipped_steps += 1
-        self.effort.losses = [loss for loss in self.effort.losses if isfinite(loss)]
+        self.cost.skipped_steps += 1
+        self.cost.losses = [loss for loss in self.cost.losses if isfinite(loss)]
 
     def first_order(self, training: LocalTraining) -> None:
         """Train the weights in place with a torch optimiser.
@@ -226,7 +228,7 @@ class LocalClient:
                     buffer.copy_(saved)
         if not isfinite(loss):
             raise NonFiniteError(f"loss is {loss}")
-        self.effort.losses.append(loss)
+        self.cost.losses.append(loss)
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """Train in place with plain SGD; V^T (w_start - w_end), summed up gradient by gradient.
@@ -269,8 +271,8 @@ class LocalClient:
         # weight decay moves all rows of an embedding, so they are taken whole then
         with gradients_taken(parameters, take, None if decay else take_rows):
             self._train(training, lambda items: self._accumulate_gradient(items, training.batch))
-        self.effort.seconds["local"] -= spent
-        self.effort.seconds["projection"] = self.effort.seconds.get("projection", 0.0) + spent
+        self.cost.seconds["local"] -= spent
+        self.cost.seconds["projection"] = self.cost.seconds.get("projection", 0.0) + spent
         return projection.finish()
 
     def _train(self, training: LocalTraining, step: Callable[[Sequence[Any]], float]) -> None:
@@ -287,7 +289,7 @@ class LocalClient:
                 loss = step(next(order))
                 if not isfinite(loss):
                     raise NonFiniteError(f"loss is {loss} at local step {number}")
-                self.effort.losses.append(loss)
+                self.cost.losses.append(loss)
 
     def _accumulate_gradient(self, items: Sequence[Any], micro_batch: int, share: float = 1.0) -> float:
         """`share` times the gradient of the mean loss over all terms of `items`, in micro-batches; returns the loss."""
@@ -297,8 +299,8 @@ class LocalClient:
             loss = self.objective.losses(self.space.model, items[at : at + micro_batch]).sum() / terms
             (loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-            self.effort.forward_passes += 1
-            self.effort.backward_passes += 1
+            self.cost.forward_passes += 1
+            self.cost.backward_passes += 1
         return total
 
     def _optimizer(self, training: LocalTraining) -> torch.optim.Optimizer:

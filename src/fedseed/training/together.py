@@ -51,7 +51,7 @@ class SharedLosses:
             items = [item for batch in self._drawn for item in batch]
             with first.phase("local"), first.space.perturbed(basis, k, scale):
                 losses = iter(first.objective.losses(first.space.model, items).tolist())
-            first.effort.forward_passes += 1
+            first.cost.forward_passes += 1
             weight = first.objective.weight
             self._losses[basis, k, scale] = [
                 sum(next(losses) for _ in batch) / sum(map(weight, batch)) if batch else 0.0 for batch in self._drawn
@@ -65,7 +65,7 @@ class SharingLosses(LocalClient):
     def __init__(self, own: LocalClient, together: SharedLosses, index: int) -> None:
         super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number)
         self.own = own
-        self.effort = own.effort
+        self.cost = own.cost
         self._together = together
         self._index = index
 
@@ -76,7 +76,7 @@ class SharingLosses(LocalClient):
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
         """The client's loss at w + scale * direction(k)."""
         loss = self._together.loss(self._index, basis, k, scale)
-        self.effort.losses.append(loss)
+        self.cost.losses.append(loss)
         return loss
 
 
@@ -109,8 +109,9 @@ class SharedGradients:
         reasons, data, terms = self._found
         if own.number in reasons:
             raise NonFiniteError(reasons[own.number])
-        if self._speaker in (None, own.number):
+        if self._speaker is None:
             self._speaker = own.number
+            self._found = reasons, b"", terms  # the message alone holds it
             return data, terms
         raise InAnothersMessage
 
@@ -131,7 +132,7 @@ class SharedGradients:
                     reasons[client.number] = str(error)
                     space.take_gradient()
                     for other in self._clients:
-                        other.effort.losses.clear()
+                        other.cost.losses.clear()
                     failed = True
                     break
             if not failed:
@@ -156,7 +157,7 @@ class SharingGradients(LocalClient):
     def __init__(self, own: LocalClient, together: SharedGradients) -> None:
         super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number)
         self.own = own
-        self.effort = own.effort
+        self.cost = own.cost
         self._together = together
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:

@@ -17,10 +17,11 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedseed.errors import NetworkError, RecipeError
 
@@ -245,7 +246,12 @@ class ClientEnd(End):
 
 
 class Transport(ABC):
-    """A way to reach a run. Every method connects, and raises RecipeError or NetworkError where it can't."""
+    """A way to reach a run. Every method connects, and raises RecipeError or NetworkError where it can't.
+
+    One with `schemes` is made with an `Access` and the run's name.
+    """
+
+    schemes: ClassVar[Sequence[str]] = ()  # what its addresses begin with, before "://"
 
     @abstractmethod
     async def coordinator(self, refused: Callable[[str], None]) -> CoordinatorEnd:

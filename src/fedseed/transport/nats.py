@@ -2,8 +2,9 @@
 
 import asyncio
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import ClassVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -37,6 +38,8 @@ class NatsTransport(Transport):
         access: how to reach the server.
         run: the run's name.
     """
+
+    schemes: ClassVar[Sequence[str]] = ("nats", "tls")
 
     def __init__(self, access: Access, run: str) -> None:
         self._access = access

@@ -118,6 +118,7 @@ class ParameterSpace:
     def _optimize(self, change: Optimize) -> None:
         if not change.terms:
             return
+        self.vector.preparing(change.terms, 1.0)  # what can't be is refused before the step counts
         if self._moments is None or self._moments.rule != change.rule:
             self._moments = self._new_moments(change.rule)
         self._moments.steps += 1

@@ -1,0 +1,97 @@
+"""Golden messages: python tests/methods/golden/make.py writes the payload bytes of every method to messages.json anew.
+
+Only do so together with a new version of the messages: whoever runs another version is to be refused, not misread.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FedZO, FeedSign, Ferret, MeZO, ZOFedSGD
+from fedseed.aggregation import Mean
+from fedseed.methods import FedIT, FedPrompt, FedPTuning
+from fedseed.methods.base import Answers, Round
+from fedseed.methods.dense import Weights
+from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
+from fedseed.methods.fedsgd import Gradient
+from fedseed.methods.feedsign import Votes
+from fedseed.methods.ferret import Coefficients, FerretPlan, FerretStep
+from fedseed.methods.mezo import Estimates
+from fedseed.methods.payload import Nothing
+from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned
+from fedseed.methods.zofedsgd import ByteProjections, Projections
+from fedseed.weights.layout import Layout, TensorEntry
+
+MESSAGES = Path(__file__).with_name("messages.json")
+TENSORS = (TensorEntry("a", (2,), "float32"), TensorEntry("b", (3,), "bfloat16"), TensorEntry("c", (1,), "float16"))
+LAYOUT = Layout(TENSORS, (0, 2, 6))
+ROUND, SEED = 4, 7
+DATA = np.array([-0.5, 3.0], dtype="<f4").tobytes() + bytes.fromhex("803f00c0003e") + bytes.fromhex("00bc")
+INDICES = np.array([2**32 - 1, 258], dtype=np.uint32)
+
+
+def numbers(count, first=0):
+    """Fractions that float32 holds exactly."""
+    return ((np.arange(first, first + count) * 29) % 83 / 32 - 1.25).astype(np.float32)
+
+
+def signs(count):
+    return np.where(numbers(count) > 0, 1, -1).astype(np.int8)
+
+
+def gammas(first=0):
+    return numbers(3, first), numbers(2, first + 3)
+
+
+USES = np.arange(8, dtype=np.uint32) * 1000
+SHARED = Ferret(directions=5, blocks=2, allocation="size", seeds="shared")
+PLANNED = SHARED.plan(SHARED.start(LAYOUT, SEED), Round(ROUND, 0, (0,)))
+DENSE = (Nothing(), Weights(DATA), Weights(DATA))
+
+# the method, and what is sent in one round: plan, update, step
+CASES = {
+    "ferret": (Ferret(directions=5, blocks=2, allocation="size"), FerretPlan(None), Coefficients(2**63 + 5, gammas()),
+               FerretStep((Coefficients(2**64 - 1, gammas()), Coefficients(3, gammas(9))))),
+    "ferret-shared": (SHARED, PLANNED, Coefficients(PLANNED.seed, gammas()),
+                      FerretStep((Coefficients(PLANNED.seed, gammas(4)),))),
+    "fedkseed": (FedKSeed(candidates=8), Pool(2**32 - 2, numbers(8), None),
+                 Pairs(np.array([0, 7, 3], dtype=np.uint32), numbers(3)), Accumulated(numbers(8))),
+    "fedkseed-pro": (FedKSeed(candidates=8, importance=True), Pool(258, numbers(8), numbers(8, 5)),
+                     Pairs(np.array([1], dtype=np.uint32), numbers(1)), Accumulated(numbers(8), numbers(8, 5), USES)),
+    "feedsign": (FeedSign(), Nothing(), Votes(signs(1)), Votes(-signs(1))),
+    "feedsign-votes": (FeedSign(votes_per_round=11), Nothing(), Votes(signs(11)), Votes(-signs(11))),
+    "zo-fedsgd": (ZOFedSGD(), Nothing(), Projections(numbers(1), indices=INDICES[:1]),
+                  Projections(numbers(2), indices=INDICES)),
+    "zo-fedsgd-byte": (ZOFedSGD(scalars="byte"), Nothing(), ByteProjections(numbers(1), indices=INDICES[:1]),
+                       Projections(numbers(2), indices=INDICES)),
+    "zo-fedsgd-shared": (ZOFedSGD(seeds="shared"), Nothing(), Projections(numbers(1)), Projections(numbers(1, 2))),
+    "zo-fedsgd-shared-byte": (ZOFedSGD(seeds="shared", scalars="byte"), Nothing(), ByteProjections(numbers(1, 1)),
+                              Projections(numbers(1, 2))),
+    "mezo": (MeZO(estimates=3), Nothing(), Estimates(numbers(3)), Estimates(numbers(3, 2))),
+    "fedmezo": (FedMeZO(steps=3), Nothing(), Trace(None, numbers(3) / 2**20),
+                Branches((Branch(0, 0.25, Trace(None, numbers(3))), Branch(5, 0.75, Trace(None, numbers(3, 3)))))),
+    "fedmezo-loss": (FedMeZO(steps=3, learning_rate=0.25, personal="loss"), Rate(0.3125), Trace(1.5, numbers(3)),
+                     Branches((Branch(2, 1.0, Trace(-0.75, numbers(3))),))),
+    "fedmezo-tensors": (FedMeZO(travel="tensors"), Nothing(), Tuned(None, DATA), Weights(DATA)),
+    "fedmezo-tensors-loss": (FedMeZO(travel="tensors", learning_rate=0.25, personal="loss-5"), Rate(0.1875),
+                             Tuned(2.25, DATA), Weights(DATA)),
+    "fedsgd": (FedSGD(), Nothing(), Gradient(66_051, DATA), Weights(DATA)),
+    "fedavg": (FedAvg(), *DENSE),
+    "fedzo": (FedZO(), *DENSE),
+    "fedit": (FedIT(), *DENSE),
+    "fedptuning": (FedPTuning(), *DENSE),
+    "fedprompt": (FedPrompt(), *DENSE),
+}  # fmt: skip
+
+
+def messages(name):
+    """The payloads' bytes as hexadecimal digits, by what they are; "nobody": the step of a round without an answer."""
+    method, plan, update, step = CASES[name]
+    nobody = method.aggregate(method.start(LAYOUT, SEED), Answers(ROUND, (), Mean()))
+    payloads = {"plan": plan, "update": update, "step": step, "nobody": nobody}
+    return {what: payload.encode().hex() for what, payload in payloads.items()}
+
+
+if __name__ == "__main__":
+    MESSAGES.write_text(json.dumps({name: messages(name) for name in CASES}, indent=1) + "\n")

@@ -1,0 +1,340 @@
+"""The codec of all messages: every kind of field comes back, and nothing that is not right is read."""
+
+import struct
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Annotated
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedseed import FeedSign, MeZO
+from fedseed.errors import MessageError
+from fedseed.methods.payload import (
+    About,
+    Array,
+    Bits,
+    Floats,
+    Many,
+    Nested,
+    Nothing,
+    Payload,
+    Ragged,
+    Scalar,
+    Tensors,
+    codecs,
+    pack,
+    unpack,
+)
+from fedseed.methods.zofedsgd import OneByte
+from fedseed.weights.layout import Layout, TensorEntry
+
+LAYOUT = Layout((TensorEntry("a", (2,), "float32"), TensorEntry("b", (3,), "bfloat16")), (0, 2, 5))
+DATA = struct.pack("<2f3H", 1.0, -2.0, 0x3F80, 0xC000, 0x0000)
+METHOD = SimpleNamespace(name="test", count=3, most=4, yes=True, no=False)
+NOBODY = ("update", "plan")
+
+
+def about(kind="update", **settings):
+    """What the payloads here are read against: a method's settings, a state with two blocks."""
+    state = SimpleNamespace(blocks=2, layout=LAYOUT)
+    return About(SimpleNamespace(**{**vars(METHOD), **settings}), state, kind, 1)
+
+
+def same(a, b):
+    """Whether two payloads are equal, arrays by their dtypes and elements."""
+    assert type(a) is type(b)
+    for name, _ in codecs(type(a)):
+        mine, other = getattr(a, name), getattr(b, name)
+        if isinstance(mine, Payload):
+            same(mine, other)
+        elif isinstance(mine, tuple):
+            assert len(mine) == len(other)
+            for x, y in zip(mine, other, strict=True):
+                same(x, y) if isinstance(x, Payload) else np.testing.assert_array_equal(x, y, strict=True)
+        elif isinstance(mine, np.ndarray):
+            np.testing.assert_array_equal(mine, other, strict=True)
+        else:
+            assert mine == other and type(mine) is type(other)
+
+
+@dataclass(frozen=True)
+class Numbers(Payload):
+    small: Annotated[int, Scalar("u4")]
+    large: Annotated[int, Scalar("u8")]
+    single: Annotated[float, Scalar("f4")]
+    double: Annotated[float, Scalar("f8")]
+    there: Annotated[float | None, Scalar("f4", when="yes")]
+    not_there: Annotated[float | None, Scalar("f4", when="no")] = None
+
+
+@dataclass(frozen=True)
+class Arrays(Payload):
+    fixed: Annotated[NDArray[np.uint32], Array("u4", 2)]
+    by_setting: Annotated[Floats, Array("f4", "count")]
+    not_there: Annotated[Floats | None, Array("f4", "n", when="no")]
+    indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
+    scalars: Annotated[NDArray[np.float64], Array("f8", "n", when="yes")]
+
+
+@dataclass(frozen=True)
+class Signs(Payload):
+    signs: Annotated[NDArray[np.int8], Bits("count")]
+
+
+@dataclass(frozen=True)
+class Blocks(Payload):
+    blocks: Annotated[tuple[Floats, ...], Ragged("most")]
+
+
+@dataclass(frozen=True)
+class Whole(Payload):
+    data: Annotated[bytes, Tensors()]
+
+
+@dataclass(frozen=True)
+class Optional(Payload):
+    scalars: Annotated[Floats, Array("f4", "count", optional=True)]
+
+
+@dataclass(frozen=True)
+class Bytes(Payload):
+    scalars: Annotated[Floats, OneByte("u1", "n")]
+
+
+@dataclass(frozen=True)
+class Inner(Payload):
+    number: Annotated[int, Scalar("u4")]
+    blocks: Annotated[tuple[Floats, ...], Ragged("most")]
+
+    def check(self, about):
+        if self.number > 9:
+            raise MessageError(f"{self.number} is not a digit")
+
+
+@dataclass(frozen=True)
+class Outer(Payload):
+    first: Annotated[Inner, Nested(Inner)]
+    rest: Annotated[tuple[Inner, ...], Many(Inner)]
+
+
+u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+f32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+f64 = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def arrays(elements, dtype, least=0, most=6):
+    return st.lists(elements, min_size=least, max_size=most).map(lambda values: np.array(values, dtype=dtype))
+
+
+def pairs(count):
+    return st.tuples(arrays(u32, np.uint32, count, count), arrays(f64, np.float64, count, count))
+
+
+ragged = st.tuples(arrays(f32, np.float32, 0, 4), arrays(f32, np.float32, 0, 4))
+inner = st.builds(Inner, st.integers(0, 9), ragged)
+codes = st.lists(st.integers(0, 255).filter(lambda code: code != 128), max_size=6)  # 128: minus zero
+
+
+# -- there and back --------------------------------------------------------------------------------------------------
+
+
+@given(st.builds(Numbers, u32, u64, f32, f64, f32))
+def test_numbers(payload):
+    data = payload.encode()
+    assert data == struct.pack("<IQfdf", payload.small, payload.large, payload.single, payload.double, payload.there)
+    same(Numbers.decode(data, about()), payload)
+
+
+@given(arrays(u32, np.uint32, 2, 2), arrays(f32, np.float32, 3, 3), st.integers(0, 5).flatmap(pairs))
+def test_arrays_and_two_that_share_what_is_left(fixed, by_setting, shared):
+    payload = Arrays(fixed, by_setting, None, *shared)
+    data = payload.encode()
+    assert len(data) == 4 * 2 + 4 * 3 + 12 * len(shared[0])
+    same(Arrays.decode(data, about()), payload)
+    with pytest.raises(MessageError, match="12 for each of a number of entries"):
+        Arrays.decode(data + b"\0", about())
+
+
+@given(st.lists(st.sampled_from([1, -1]), min_size=1, max_size=40))
+def test_signs_take_a_bit_each(values):
+    payload = Signs(np.array(values, dtype=np.int8))
+    data = payload.encode()
+    assert len(data) == -(-len(values) // 8)
+    bits = [(data[i // 8] >> i % 8) & 1 for i in range(8 * len(data))]  # lowest first
+    assert bits == [int(v > 0) for v in values] + [0] * (-len(values) % 8)
+    same(Signs.decode(data, about(count=len(values))), payload)
+
+
+@given(ragged)
+def test_blocks_of_any_lengths(blocks):
+    payload = Blocks(blocks)
+    data = payload.encode()
+    assert data[:8] == struct.pack("<2I", *map(len, blocks)) and len(data) == 8 + 4 * sum(map(len, blocks))
+    same(Blocks.decode(data, about()), payload)
+
+
+@given(inner, st.lists(inner, max_size=3))
+def test_payloads_in_payloads(first, rest):
+    payload = Outer(first, tuple(rest))
+    assert payload.encode() == b"".join(part.encode() for part in (first, *rest))
+    same(Outer.decode(payload.encode(), about()), payload)
+
+
+@given(codes)
+def test_numbers_of_one_byte(values):
+    payload = Bytes.decode(bytes(values), about())
+    assert payload.encode() == bytes(values)
+    same(Bytes.decode(payload.encode(), about()), payload)
+
+
+def test_whole_tensors():
+    payload = Whole.decode(DATA, about())
+    assert payload.data == DATA == payload.encode()
+    assert Nothing.decode(b"", about("plan")) == Nothing() and Nothing().encode() == b""
+
+
+@pytest.mark.parametrize("kind", [Signs, Whole, Optional])
+def test_only_a_step_may_be_empty(kind):
+    """Nobody answered: no elements, whatever the settings say."""
+    payload = kind.decode(b"", about("step"))
+    assert payload.encode() == b"" and len(getattr(payload, codecs(kind)[0][0])) == 0
+    for what in NOBODY:
+        with pytest.raises(MessageError):
+            kind.decode(b"", about(what))
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+NUMBERS = Numbers(1, 2, 0.5, 0.25, 3.0)
+ARRAYS = Arrays(np.zeros(2), np.zeros(3), None, np.zeros(2), np.zeros(2))
+BLOCKS = Blocks((np.ones(2), np.ones(4)))
+INNER = Inner(9, BLOCKS.blocks)
+EXAMPLES = [NUMBERS, ARRAYS, Signs(np.array([1, -1, 1])), BLOCKS, Whole(DATA), Optional(np.ones(3)), INNER, Nothing(),
+            Outer(INNER, (INNER, INNER))]  # fmt: skip
+
+
+@pytest.mark.parametrize("payload", EXAMPLES, ids=lambda payload: type(payload).__name__)
+@pytest.mark.parametrize("kind", ["plan", "update", "step"])
+def test_other_lengths_are_refused(payload, kind):
+    data = payload.encode()
+    same(type(payload).decode(type(payload).decode(data, about(kind)).encode(), about(kind)),
+         type(payload).decode(data, about(kind)))  # fmt: skip
+    whole = {8 + 12, 8 + 12 + 12} if isinstance(payload, Arrays) else set()  # fewer of the entries that share
+    if isinstance(payload, Outer):
+        whole = {len(INNER.encode()), 2 * len(INNER.encode())}
+    if kind == "step" and isinstance(payload, Signs | Whole | Optional):
+        whole = {0}
+    for length in set(range(len(data))) - whole:
+        with pytest.raises(MessageError):
+            type(payload).decode(data[:length], about(kind))
+    with pytest.raises(MessageError):
+        type(payload).decode(data + b"\1", about(kind))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_not_finite_are_refused(bad):
+    cases = [
+        *(Numbers(**{**vars(NUMBERS), name: bad}) for name in ("single", "double", "there")),
+        Arrays(np.zeros(2), np.array([0, bad, 0]), None, np.zeros(2), np.zeros(2)),
+        Arrays(np.zeros(2), np.zeros(3), None, np.zeros(2), np.array([0, bad])),
+        Blocks((np.ones(2), np.array([1, bad]))),
+        Optional(np.array([bad, 1, 1])),
+        Outer(INNER, (INNER, Inner(1, (np.array([bad]), np.ones(1))))),
+    ]
+    for payload in cases:
+        with pytest.raises(MessageError, match=rf"is {bad}: only finite numbers are accepted"):
+            type(payload).decode(payload.encode(), about())
+    with pytest.raises(MessageError, match="value 1 of 3 is"):
+        Arrays.decode(cases[3].encode(), about())
+    single = struct.pack("<f", bad)
+    with pytest.raises(MessageError, match="tensor a has a value that is NaN or infinite"):
+        Whole.decode(DATA[:4] + single + DATA[8:], about())
+    with pytest.raises(MessageError, match="tensor b has"):
+        Whole.decode(DATA[:12] + single[2:] + DATA[14:], about())
+
+
+def test_what_errors_say():
+    many = Blocks((np.ones(2), np.ones(5)))
+    with pytest.raises(MessageError, match="block 1 has 5 coefficients, 4 are allowed"):
+        Blocks.decode(many.encode(), about())
+    with pytest.raises(MessageError, match="payload too short: 16 bytes wanted at byte 16, 15 left"):
+        Blocks.decode(BLOCKS.encode()[:-1], about())
+    with pytest.raises(MessageError, match="payload too long: 2 bytes left over"):
+        Blocks.decode(BLOCKS.encode() + b"\0\0", about())
+    with pytest.raises(MessageError, match="block 0 has 4294967295"):  # a forged count asks for no memory
+        Blocks.decode(b"\xff" * 8, about())
+    with pytest.raises(MessageError, match="2 bytes of votes: 3 votes take 1"):
+        Signs.decode(b"\0\0", about())
+    with pytest.raises(MessageError, match="more than 3 votes: a padding bit is set"):
+        Signs.decode(b"\x0f", about())
+    with pytest.raises(MessageError, match="13 bytes of weights, the model has 14"):
+        Whole.decode(DATA[:-1], about())
+    with pytest.raises(MessageError, match="12 is not a digit"):  # the check of what lies inside
+        Outer.decode(Outer(INNER, (Inner(12, BLOCKS.blocks),)).encode(), about())
+    with pytest.raises(MessageError, match="12 is not a digit"):
+        Outer.decode(Outer(Inner(12, BLOCKS.blocks), ()).encode(), about())
+
+
+@given(st.binary(max_size=60), st.sampled_from(["plan", "update", "step"]))
+def test_whatever_is_read_is_written_alike(data, kind):
+    """Any bytes are refused, or they are the bytes of what was read."""
+    for payload in EXAMPLES:
+        try:
+            found = type(payload).decode(data, about(kind))
+        except MessageError:
+            continue
+        assert found.encode() == data
+
+
+@dataclass(frozen=True)
+class Bare(Payload):
+    good: Annotated[int, Scalar("u4")]
+    number: int
+
+
+@dataclass(frozen=True)
+class Wrong(Payload):
+    number: Annotated[int, "u4"]
+
+
+@pytest.mark.parametrize("kind", [Bare, Wrong])
+def test_a_field_that_does_not_say_how_it_travels(kind):
+    text = rf"{kind.__name__}\.number: annotate how it travels"
+    with pytest.raises(TypeError, match=text):
+        codecs(kind)
+    with pytest.raises(TypeError, match=text):
+        kind.decode(b"12345678", about())
+
+
+# -- many steps in a record --------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 20), st.data())
+def test_packed_signs_take_a_bit_each_without_padding(votes, data):
+    method = FeedSign(votes_per_round=votes)
+    steps = data.draw(st.lists(st.lists(st.sampled_from([1, -1]), min_size=votes, max_size=votes), min_size=1))
+    payloads = [method.step_type(np.array(step, dtype=np.int8)).encode() for step in steps]
+    packed = pack(method, payloads)
+    assert len(packed) == -(-votes * len(steps) // 8)
+    assert unpack(method, packed, len(steps)) == payloads
+
+
+@given(st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=9))
+def test_other_steps_are_packed_one_after_the_other(payloads):
+    method = MeZO(estimates=2)
+    packed = pack(method, payloads)
+    assert packed == b"".join(payloads) and unpack(method, packed, len(payloads)) == payloads
+
+
+def test_records_that_can_not_be_unpacked():
+    for count in (0, 2):
+        with pytest.raises(MessageError, match=f"7 bytes can't be {count} steps of equal length"):
+            unpack(MeZO(), b"1234567", count)
+    with pytest.raises(MessageError, match="bytes of votes"):
+        unpack(FeedSign(), b"\1\1", 3)
+    with pytest.raises(MessageError, match="a padding bit is set"):
+        unpack(FeedSign(), b"\x0f", 3)

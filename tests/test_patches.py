@@ -1,0 +1,63 @@
+"""CONTRIBUTING.md tells the truth: its patches apply to this tree, touch few files, and their tests pass."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PATCHES = ROOT / "tests" / "patches"
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+# the most files that such a thing may take, and the tests that CONTRIBUTING.md says to run
+COST = {
+    "method": (4, "tests/methods/test_clipped.py"),
+    "rule": (2, "tests/aggregation"),
+    "tracker": (2, "tests/tracking -k sqlite"),
+    "transport": (2, "tests/transport/test_contract.py -k loopback"),
+}
+
+
+def files(name):
+    """The files of a patch: (path, whether it is new, the lines that begin with + or -)."""
+    text = (PATCHES / f"{name}.patch").read_text(encoding="utf-8")
+    for part in re.split(r"^diff --git ", text, flags=re.MULTILINE)[1:]:
+        head, _, body = part.partition("\n@@")
+        path = re.match(r"a/(\S+) b/\1\n", head).group(1)
+        yield path, "new file mode" in head, [line for line in body.splitlines()[1:] if line[:1] in ("+", "-")]
+
+
+def test_there_is_a_patch_for_each_kind():
+    assert {path.stem for path in PATCHES.glob("*.patch")} == set(COST)
+
+
+@pytest.mark.parametrize("name", COST)
+def test_the_guide_shows_the_patch(name):
+    """A new file is a block with its text, a changed one a block with its changes; in the patch's order."""
+    blocks = dict(re.findall(r"^`([^`\n]+)`[^\n]*:\n\n```\w+\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE))
+    for path, new, changes in files(name):
+        expected = [line[1:] for line in changes] if new else changes
+        assert blocks[path].splitlines() == expected, f"{path}: CONTRIBUTING.md and {name}.patch differ"
+    most, tests = COST[name]
+    assert len(list(files(name))) <= most and f"pytest {tests}\n" in GUIDE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", COST)
+def test_a_patch_applies_and_its_tests_pass(name, tmp_path):
+    tree = tmp_path / "fedseed"
+    ignore = shutil.ignore_patterns("__pycache__", "golden", "patches")
+    for folder in ("src", "tests"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    for words in (["init", "-q"], ["apply", str(PATCHES / f"{name}.patch")]):
+        done = subprocess.run(["git", *words], cwd=tree, capture_output=True, text=True)
+        assert done.returncode == 0, f"git {words[0]}: {done.stderr}make {name}.patch and CONTRIBUTING.md anew"
+    tests = COST[name][1].split()
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *tests]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,201 @@
+"""Changes as data: how far they go, what is refused, and how they are undone."""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import Basis, ParameterSpace
+from fedseed.optimizers.rules import Rule
+from fedseed.weights.change import NOTHING, Add, Average, Optimize, Rebuild, Replace, Term, expected_norm
+from fedseed.weights.layout import Layout, TensorEntry
+from fedseed.weights.pending import Pending
+
+LAYOUT = Layout((TensorEntry("w", (5000,), "float32"),), (0, 1000, 5000))
+ONE = [Term(Basis("normal", 1), [0.5])]
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = torch.nn.Linear(6, 8)
+        self.down = torch.nn.Linear(8, 3, bias=False)
+
+
+def space(dtype=torch.float32, blocks="one"):
+    made = ParameterSpace(Model().to(dtype), blocks)
+    with torch.no_grad():
+        made.parameters[0][0, 0] = -0.0  # adding nothing would lose this sign
+    return made
+
+
+# -- how far ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["normal", "rademacher"])
+def test_the_expected_norm_is_the_formula(name):
+    """s^2 sum_l rho_l d_l |c_l|^2; the directions of both have entries of variance 1."""
+    basis, other = Basis(name, 1), Basis(name, 2)
+    assert basis.variance(1000) == 1
+    assert expected_norm(NOTHING, LAYOUT) == 0
+    assert expected_norm(Add([Term(basis, [])]), LAYOUT) == 0
+    whole = Term(basis, np.array([3, 4], dtype=np.float32), first=9)
+    assert expected_norm(Add([whole]), LAYOUT) == pytest.approx(5 * sqrt(5000))
+    assert expected_norm(Add([whole], scale=-0.1), LAYOUT) == pytest.approx(0.5 * sqrt(5000))
+    blocks = Term(other, [np.array([2.0]), np.array([0.0, 3.0, 0.0])])
+    assert expected_norm(Add([blocks]), LAYOUT) == pytest.approx(sqrt(4 * 1000 + 9 * 4000))
+    both = Add([whole, blocks], scale=2.0)
+    assert expected_norm(both, LAYOUT) == pytest.approx(2 * sqrt(25 * 5000 + 4 * 1000 + 9 * 4000))
+
+
+@pytest.mark.parametrize("name", ["normal", "truncated_normal", "rademacher", "hadamard"])
+def test_the_expected_norm_is_how_far_the_weights_go(name):
+    """The root mean square over 20 seeds, within 3%."""
+    model = torch.nn.Linear(100, 50, bias=False)
+    where = ParameterSpace(model, blocks=3)
+    start, squares = where.snapshot(), []
+    coefficients = [np.array([0.2, -0.1]), np.array([0.3]), np.array([0.05, 0.1, 0.1])]
+    for seed in range(20):
+        change = Add(
+            [Term(Basis(name, seed, size=16), coefficients), Term(Basis(name, seed + 99, size=16), [0.1])], 0.7
+        )
+        where.apply(change)
+        squares.append((expected_norm(change, where.layout) ** 2, float(np.square(where.difference(start)).sum())))
+        where.restore(start)
+    expected, measured = np.sqrt(np.mean(squares, axis=0))
+    assert expected == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "change", [Rebuild(ONE), Optimize(ONE, Rule("adam", 1e-3)), Average([(1.0, [Add(ONE)])]), Replace(b"")]
+)
+def test_what_is_no_plain_sum_has_no_expected_norm(change):
+    assert expected_norm(change, LAYOUT) is None
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unknown", [None, (ONE, 1.0), Term(Basis("normal"), [1.0]), "add"])
+def test_what_is_no_change_is_refused(unknown):
+    where = space()
+    before = where.digest()
+    with pytest.raises(TypeError, match="is no change of the weights"):
+        where.apply(unknown)
+    with pytest.raises(TypeError, match="is no change of the weights"):
+        Pending(where).add(unknown)
+    assert where.digest() == before
+
+
+BAD = [Term(Basis("normal", 1), [np.nan])]
+REFUSED = {
+    "add": (Add(BAD), "NaN or infinite"),
+    "add-scale": (Add(ONE, float("inf")), "scale"),
+    "add-rounded": (Add(BAD, 1.0, (7, 1)), "NaN or infinite"),
+    "blocks": (Add([Term(Basis("normal"), [[1.0], [1.0]])]), "2 arrays of coefficients for 1 blocks"),
+    "optimize": (Optimize(BAD, Rule("momentum", 0.1)), "NaN or infinite"),
+    "no-base": (Rebuild(ONE), "needs keep_base first"),
+    "average": (Average([(0.5, [Add(ONE), Add(ONE)]), (0.5, [Add(ONE), Add(BAD)])]), "NaN or infinite"),
+    "average-rounded": (Average([(0.5, [Add(ONE)]), (0.5, [Add(ONE, 1.0, (7, 1))])]), "one by one"),
+    "replace": (Replace(b"\0" * 4), "4 bytes for a space of"),
+    "replace-nothing": (Replace(b""), "0 bytes for a space of"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_change_that_fails_leaves_the_weights(name, dtype):
+    change, text = REFUSED[name]
+    where = space(dtype)
+    before = where.digest()
+    with pytest.raises(ValueError, match=text):
+        where.apply(change)
+    assert where.digest() == before
+
+
+def test_weights_of_another_length_change_nothing():
+    where = space(torch.bfloat16)
+    before, data = where.digest(), bytes(where.layout.dense_bytes)
+    for wrong in (data[:-2], data + b"\0\0"):
+        with pytest.raises(ValueError, match="bytes for a space of"):
+            where.apply(Replace(wrong))
+        assert where.digest() == before
+    where.apply(Replace(data))
+    assert where.norm() == 0
+
+
+def test_an_average_is_that_of_the_weights_of_its_branches():
+    """Each branch from the same start, each change rounded in its turn; summed in double precision, rounded once."""
+    where, basis = space(torch.bfloat16), Basis("rademacher", 3)
+    start = where.snapshot()
+    branches = [(w, [Add([Term(basis, [0.03 * i], t)], -0.1) for t in range(4)]) for i, w in ((1, 0.2), (5, 0.8))]
+    ends = []
+    for _, changes in branches:
+        where.restore(start)
+        for change in changes:
+            where.apply(change)
+        ends.append(where.snapshot())
+    where.restore(start)
+    where.apply(Average(branches))
+    for p, a, b in zip(where.parameters, *ends, strict=True):
+        assert torch.equal(p.detach(), (0.2 * a.double() + 0.8 * b.double()).float().to(p.dtype))
+    before = where.digest()
+    where.apply(Average([]))
+    assert where.digest() == before
+
+
+# -- the way back ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_from_the_base_the_way_back_needs_no_copy(dtype, offload):
+    """Whatever happens to the weights meanwhile. A sum of zeros, too, may leave other bits than the base's: of -0.0."""
+    where = space(dtype)
+    assert where.way_back() is None  # no base
+    where.keep_base(offload)
+    for rebuilt in (None, Rebuild([Term(Basis("hadamard", 2), [0.0, 0.0])]), Rebuild(ONE, -0.1), Rebuild(ONE, 0.2)):
+        if rebuilt is not None:
+            where.apply(rebuilt)
+        before = where.digest()
+        go_back = where.way_back()
+        where.apply(Rebuild(ONE, 7.0))
+        where.way_back()()
+        where.apply(Add(ONE))
+        assert where.digest() != before
+        go_back()
+        assert where.digest() == before
+        go_back()  # once more: still there
+        assert where.digest() == before and where.way_back() is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [Add(ONE), Add(ONE, 1.0, (7, 1)), Optimize(ONE, Rule("momentum", 0.1)), Average([(1.0, [Add(ONE)])]), None],
+)
+def test_after_any_other_change_only_a_copy_leads_back(change):
+    where = space(torch.bfloat16)
+    where.keep_base()
+    where.apply(change or Replace(where.dense()))
+    assert where.way_back() is None
+    where.apply(Rebuild(ONE))
+    assert where.way_back() is not None
+    where.apply_adds([Add(ONE)])
+    assert where.way_back() is None
+    where.restore_base()
+    assert where.way_back() is not None
+    where.release_base()
+    assert where.way_back() is None
+
+
+def test_a_sum_without_coefficients_has_a_way_back_too():
+    where = space()
+    where.keep_base()
+    where.apply(Rebuild([Term(Basis("normal"), [])]))
+    before = where.digest()
+    go_back = where.way_back()
+    where.apply(Add(ONE))
+    go_back()
+    assert where.digest() == before
