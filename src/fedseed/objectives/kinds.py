@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedseed.models.loading import Architecture
-from fedseed.objectives.evaluation import choice_metrics, language_metrics, longest_input
+from fedseed.objectives.evaluation import choice_metrics, language_metrics
 from fedseed.objectives.images import Images, picture_metrics
 from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
 from fedseed.objectives.settings import EvaluationSettings
@@ -106,10 +106,9 @@ def usable_sets(
 
 
 def short_answers(
-    objective: Objective, sets: Mapping[str, Sequence[Any]], model: Any, settings: EvaluationSettings
+    objective: Objective, sets: Mapping[str, Sequence[Any]], room: int | None, settings: EvaluationSettings
 ) -> list[str]:
-    """A line about the prompts after which a model has no room for as many new tokens as wanted; none: no line."""
-    room = longest_input(model)
+    """A line about the prompts after which a model of `room` positions can't make as many new tokens as wanted."""
     if not isinstance(objective, CausalLM) or room is None or not settings.rouge:
         return []
     prompts = [e.prompt for examples in sets.values() for e in examples]

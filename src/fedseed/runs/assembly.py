@@ -59,6 +59,7 @@ class Equipment:
         kind: what the examples are.
         measured: the recipe's evaluation settings, within what the model can take.
         limit: what makes an example too long, for a person.
+        room: the base's positions; None: any number.
     """
 
     model: Any
@@ -67,6 +68,7 @@ class Equipment:
     kind: "ExampleKind"
     measured: EvaluationSettings
     limit: str
+    room: int | None
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -109,7 +111,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
         )
     measured, limit = recipe.evaluation, f"evaluation.max_length = {recipe.evaluation.max_length:,} tokens"
-    positions = longest_input(model)
+    positions = room = longest_input(model)
     if positions is not None:
         positions -= adapters.virtual_tokens(adapter)
     if positions is not None and positions < measured.max_length:
@@ -118,7 +120,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         objective = kind.objective(tokenizer, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{settings.base}": {error}') from error
-    return Equipment(model, trainable, objective, kind, measured, limit)
+    return Equipment(model, trainable, objective, kind, measured, limit, room)
 
 
 def evaluation_of(
@@ -145,7 +147,7 @@ def evaluation_of(
     except ValueError as error:
         base = recipe.model.base
         raise RecipeError(f'task.name = "{recipe.task.name}" with model.base = "{base}": {error}') from error
-    notes += more + short_answers(objective, sets, equipment.model, measured)
+    notes += more + short_answers(objective, sets, equipment.room, measured)
     validation = objective.prepare(kept.get("validation_", []))
 
     def evaluate(model: Any) -> dict[str, float]:
