@@ -7,6 +7,7 @@ import pytest
 
 from fedseed.runs.recipe import read_recipe
 from support import command
+from support.tiers import mark
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 FORMS = {
@@ -32,7 +33,7 @@ def fedseed(recipe, *words):
     return command.fedseed(words[0], recipe.name, *words[1:], cwd=recipe.parent)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", mark(FORMS, lambda form: form != "text", "long"))
 def test_the_recipe_for_ones_own_data_runs(recipe, own_folder, form):
     own_folder(**{name: [FORMS[form](i + 10 * n) for i in range(6)] for n, name in enumerate(("anna", "bert", "cem"))})
     (recipe.parent / "own").rename(recipe.parent / "my-data")

@@ -43,6 +43,7 @@ def environment(path):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, source])), "COLUMNS": "200"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "name"),
     [("methods", "mean-sign"), ("tasks", "sums"), ("metrics", "first_word"), ("aggregation", "trimmed-mean"),

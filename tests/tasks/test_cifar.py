@@ -13,6 +13,7 @@ from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
 from fedseed.tasks import CIFAR10Task, CIFAR100Task
 from fedseed.tasks.partition import IID, ByField, Dirichlet, Quantity
+from support.tiers import tiered
 
 METHODS = {
     "feedsign": ["method.name=feedsign", "method.batch=4", "method.learning_rate=0.01"],
@@ -106,8 +107,7 @@ def test_cifar_100_has_classes_and_superclasses(cifar100):
         CIFAR100Task(path=path, partition=ByField(field="colour")).load()
 
 
-@pytest.mark.parametrize("kind", ["vit", "resnet"])
-@pytest.mark.parametrize("method", METHODS)
+@tiered({"kind": ["vit", "resnet"], "method": METHODS}, together=2, quick=2)
 def test_a_round_on_a_tiny_model(cifar10, image_base, tmp_path, kind, method):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("rounds = 1\n")
