@@ -5,7 +5,6 @@ asked to evaluate.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,7 +97,6 @@ class Loading:
             equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
             data.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
         )  # fmt: skip
-        equipment = replace(equipment, model=worker.space.model)  # with its adapter
         kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind
         return Hosted(
             self.names, items, worker, header, self._evaluate_with(equipment), kind, attackers,
