@@ -14,8 +14,8 @@ TINY = ("task.clients=2", "task.families_per_client=1", "task.examples=20", "tas
 @pytest.mark.parametrize(
     ("recipe", "settings", "up"),
     [
-        ("small-feedsign", (), 1),
-        ("small-fedkseed", ("method.steps=30",), 8 * 30),
+        pytest.param("small-feedsign", (), 1, marks=pytest.mark.long),
+        pytest.param("small-fedkseed", ("method.steps=30",), 8 * 30, marks=pytest.mark.long),
         ("quickstart-ferret", ("method.directions=50",), 8 + 4 + 4 * 50),
     ],
 )

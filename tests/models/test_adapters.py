@@ -18,7 +18,7 @@ from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Example
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.digest import base_digest
-from support.tiers import tiered
+from support.tiers import mark, tiered
 
 ADAPTERS = [LoRA(), LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]), PTuning(), PTuning(hidden=16), PromptTuning(),
             PromptTuning(virtual_tokens=3, init="normal")]  # fmt: skip
@@ -176,7 +176,7 @@ TINY = ("rounds=2", "federation.per_round=2", "task.clients=3", "task.examples=5
         "task.validation=1", "evaluation.rouge=false")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["fedit", "fedptuning", "fedprompt"])
+@pytest.mark.parametrize("name", mark(["fedit", "fedptuning", "fedprompt"], lambda name: name != "fedit", "long"))
 def test_named_methods_send_their_adapter_and_leave_it_for_peft(tmp_path, name):
     from peft import PeftModel
 
@@ -236,6 +236,7 @@ def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(tmp_pat
         orbit.equip(other)
 
 
+@pytest.mark.long
 def test_patterns_choose_within_an_adapter(tmp_path):
     """Only LoRA's B trains, as in FFA-LoRA."""
     recipe = read_recipe("small-feedsign", ("rounds=2", "task.examples=5", "task.evaluation=1", "task.unseen=0",

@@ -18,6 +18,7 @@ from fedseed import Orbit
 from fedseed.models.loading import load_model
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
+from support.tiers import mark
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 128}
 WIDE = {**SIZES, "intermediate_size": 24}
@@ -57,7 +58,8 @@ max_new_tokens = 4
 """
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+# one of them is quick; the others are long
+@pytest.fixture(scope="module", params=mark(CONFIGS, lambda name: name != next(iter(CONFIGS)), "long"))
 def folder(request, small, tmp_path_factory):
     tokenizer = small[1]
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}

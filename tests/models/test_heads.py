@@ -28,6 +28,7 @@ def rest_of(model):
     return {n: t for n, t in model.state_dict(keep_vars=True).items() if id(t) not in head}
 
 
+@pytest.mark.long
 def test_a_new_head_is_the_same_twice_and_in_another_process(image_base):
     folders = [str(image_base("vit")), str(image_base("resnet"))]
     torch.manual_seed(1)

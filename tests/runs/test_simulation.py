@@ -120,7 +120,7 @@ def test_training_leaves_the_workers_weights_alone(problem):
     assert federation.worker.train(plan, 0, federation.items[0]).message == first.message
 
 
-@pytest.mark.parametrize("method", ["ferret", "fedavg"])
+@pytest.mark.parametrize("method", ["ferret", pytest.param("fedavg", marks=pytest.mark.long)])
 def test_a_client_with_a_nan_loss_sends_nothing_and_the_round_goes_on(problem, tmp_path, method, without_pictures):
     problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
     chosen = problem.ferret() if method == "ferret" else FedAvg(training=problem.training)
