@@ -129,6 +129,7 @@ WIDTHS = [
 
 @tiered(
     {"name": BASES, "run, directions, first": WIDTHS},
+    quick=5,
     without=lambda name, run, directions, _: (
         takes_the_interpreter_long(name, run) or (not GPU and "normal" in name and directions == 4099)
     ),
