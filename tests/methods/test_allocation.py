@@ -34,6 +34,7 @@ def test_the_rules_look_at_what_they_should():
         np.testing.assert_allclose(counts, 1000 * roots / roots.sum(), atol=1)
         assert list(allocate(rule, 700, sizes, rho)) == list(sizes)  # nothing is known yet
     assert list(allocate("norm", 50, sizes, rho, norms)) == [50, 16, 8]
+    assert list(allocate("norm", 50, sizes, rho, norms / 1000)) == [50, 16, 8]  # only their ratios count
     assert list(allocate("norm", 50, sizes, rho, np.zeros(3))) == [2, 2, 2]
     assert list(allocate("uniform", 10, sizes, rho)) == [4, 3, 3]
 

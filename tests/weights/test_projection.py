@@ -34,11 +34,12 @@ def test_norms_and_products_of_a_change_whatever_its_pieces(dtype, blocks, piece
     bounds = list(itertools.pairwise(space.layout.boundaries))
     expected = [np.linalg.norm(change[a:b]) for a, b in bounds]
     np.testing.assert_allclose(change_norms(space.vector, saved), expected, rtol=1e-6)
-    basis, counts = Basis("normal", 5), [2 + b % 3 for b in range(len(bounds))]
-    found = project_change(space.vector, saved, basis, counts)
-    for gamma, count, (a, b) in zip(found, counts, bounds, strict=True):
-        v = np.stack([basis.direction(k, a, b, b - a) for k in range(count)]).astype(np.float64)
-        np.testing.assert_allclose(gamma, v @ change[a:b], rtol=1e-4, atol=1e-5)
+    counts = [2 + b % 3 for b in range(len(bounds))]
+    for basis in (Basis("normal", 5), Basis("hadamard", 5, size=8)):
+        found = project_change(space.vector, saved, basis, counts)
+        for gamma, count, (a, b) in zip(found, counts, bounds, strict=True):
+            v = np.stack([basis.direction(k, a, b, b - a) for k in range(count)]).astype(np.float64)
+            np.testing.assert_allclose(gamma, v @ change[a:b], rtol=1e-4, atol=1e-5)
 
 
 def test_room_for_differences_is_bounded(monkeypatch):
