@@ -390,7 +390,7 @@ def test_old_names_of_keys_work_and_are_said_in_one_line(recipe):
     read = read_recipe(recipe(old), ["method.training.rate=0.2"], note=said.append)
     assert read.method.training.learning_rate == 0.2 and read.model.offload_base
     assert [line.partition(": ")[2] for line in said] == [
-        "model.offload_base is called model.offload_base now; the old name works in this release only",
+        "model.spill_base is called model.offload_base now; the old name works in this release only",
         "method.training.rate is called method.training.learning_rate now; the old name works in this release only",
     ]
     assert read == read_recipe(recipe(read.to_toml()), note=lambda line: pytest.fail(line))
