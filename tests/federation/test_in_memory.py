@@ -56,36 +56,60 @@ class Reached(Silent):
             act()
 
 
+LOADING = threading.Lock()  # the little model is drawn by torch's global generator
+
+
 class Clients:
     """Processes of clients, each in a thread."""
 
     def __init__(self, checked, hub, problem):
         self.checked, self.hub, self.problem = checked, hub, problem
-        self.digests, self.clients, self._threads = {}, {}, []
+        self.digests, self.clients, self.failures, self._threads = {}, {}, [], []
 
     def host(self, *names, progress=None):
         def load():
-            federation = self.problem.federation(
-                self.checked.method, rounds=self.checked.rounds, seed=self.checked.seed, joint=False,
-                per_round=self.checked.federation.count(5),
-            )  # fmt: skip
-            return part_of(federation, names)
+            with LOADING:
+                federation = self.problem.federation(
+                    self.checked.method, rounds=self.checked.rounds, seed=self.checked.seed, joint=False,
+                    per_round=self.checked.federation.count(5),
+                )  # fmt: skip
+                return part_of(federation, names)
 
         def live():
             torch.set_num_threads(1)
-            client = self.clients[names] = NetworkClient(
-                self.hub.transport("run"), "run", load, self.checked.rounds, progress
-            )
-            self.digests[names] = client.run()
+            try:
+                client = self.clients[names] = NetworkClient(
+                    self.hub.transport("run"), "run", load, self.checked.rounds, progress
+                )
+                self.digests[names] = client.run()
+            except Exception as error:
+                self.failures.append(error)
 
-        self._threads.append(threading.Thread(target=live))
+        self._threads.append(threading.Thread(target=live, daemon=True))
         self._threads[-1].start()
 
     def wait(self):
         for thread in self._threads:
-            thread.join(120)
-            assert not thread.is_alive()
+            thread.join()
+        assert not self.failures
         return set(self.digests.values())
+
+    def coordinate(self, out):
+        """`coordinate`, which would wait for ever for a client that has failed."""
+        ended = []
+
+        def run():
+            try:
+                ended.append(coordinate(self.checked, "run", self.hub.transport("run"), out))
+            except Exception as error:
+                self.failures.append(error)
+
+        running = threading.Thread(target=run, daemon=True)
+        running.start()
+        while running.is_alive() and not self.failures:
+            running.join(0.1)
+        assert not self.failures
+        return ended[0]
 
 
 @tiered({"method": METHODS, "largest": [None, 200]})
@@ -97,7 +121,7 @@ def test_the_result_is_that_of_one_process(method, largest, problem, tmp_path, i
     clients = Clients(checked, hub, problem)
     clients.host("client-0", "client-3")
     clients.host("client-[124]")
-    result = coordinate(checked, "run", hub.transport("run"), tmp_path / "run")
+    result = clients.coordinate(tmp_path / "run")
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
     assert [line["clients"] for line in result.metrics[1:]] == [line["clients"] for line in expected.metrics[1:]]
     assert [line["loss"] for line in result.metrics if "loss" in line] == [
@@ -119,7 +143,7 @@ def test_a_client_that_is_cut_off_for_a_while(problem, tmp_path, in_process):
 
     clients.host("client-[0134]")
     clients.host("client-2", progress=Reached(9, interrupt))
-    result = coordinate(checked, "run", hub.transport("run"), tmp_path / "run")
+    result = clients.coordinate(tmp_path / "run")
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
 
 
@@ -137,5 +161,5 @@ def test_a_coordinator_that_is_taken_over(problem, tmp_path, in_process):
 
     with pytest.raises(KeyboardInterrupt):
         coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing())
-    result = coordinate(checked, "run", hub.transport("run"), tmp_path / "run")
+    result = clients.coordinate(tmp_path / "run")
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
