@@ -1,6 +1,6 @@
 """The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -185,6 +185,11 @@ class Coordinator:
     def weights(self, data: bytes) -> None:
         """The base's weights, which a method whose steps replace each other begins with. Raises MessageError."""
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, data))
+
+    def take_base(self, weights: Callable[[], bytes]) -> None:
+        """The base's weights are a step 0 to a method whose steps replace each other; others need none."""
+        if self.method.catch_up == "newest":
+            self.weights = weights()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """What the coordinator remembers besides the steps, as arrays by name; most methods have nothing."""

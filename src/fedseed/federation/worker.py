@@ -134,6 +134,10 @@ class Worker:
         norm = expected_norm(change, self.space.layout)
         return norm if norm is None or np.isfinite(norm) else None
 
+    def advance(self, payload: bytes) -> None:
+        """Go on to the state after a step whose change the weights have already."""
+        self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
+
     def catch_up(self, records: Iterable[Record]) -> None:
         """Apply recorded steps from where the weights are: after a restart, or as a client that joins late.
 

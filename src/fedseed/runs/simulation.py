@@ -12,7 +12,7 @@ import torch
 
 from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
-from fedseed.errors import FedseedError, MessageError, OrbitError, RecipeError
+from fedseed.errors import MessageError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
@@ -22,14 +22,13 @@ from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
-from fedseed.orbit import NO_DIGEST, OrbitWriter, Record
+from fedseed.orbit import NO_DIGEST
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
-from fedseed.runs import checkpoint
-from fedseed.runs.checkpoint import Checkpoint
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import make_learner
 from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
+from fedseed.runs.store import STORES, StepStore
 from fedseed.tasks.data import ClientData
 from fedseed.tracking import Tracker
 
@@ -115,8 +114,7 @@ class Simulation(Backend):
             self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round, aggregation)
         except ValueError as error:
             raise RecipeError(str(error)) from error
-        if method.catch_up == "newest":  # a dense method's coordinator keeps the weights; they are its step 0
-            self.coordinator.weights = self.worker.space.dense()
+        self.coordinator.take_base(self.worker.space.dense)
         self.settings = RunSettings(
             method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text, tuple(notes),
             patience, attack, byzantine, tuple(trackers),
@@ -125,8 +123,7 @@ class Simulation(Backend):
         self.progress = self.loop.progress
         self._attack: AttackKind | None = attack
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
-        self._orbit: OrbitWriter | None = None
-        self._changed = 0  # the last round whose step was not empty
+        self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -171,37 +168,9 @@ class Simulation(Backend):
 
     def restore(self, folder: RunFolder) -> tuple[int, list[int]]:
         """Bring weights and states to the last round that counts."""
-        path = folder.path / ("model.safetensors" if self.method.catch_up == "newest" else "model.orbit")
-        if folder.has_rounds and not path.exists():
-            raise FedseedError(f"{folder.path}: {path.name} is missing, and with it what the run has learnt")
-        return self._take_up_weights(path) if self.method.catch_up == "newest" else self._take_up_orbit(path)
-
-    def _take_up_orbit(self, path: Path) -> tuple[int, list[int]]:
-        there = path.exists()
-        self._orbit = OrbitWriter(path, self.header, resume=there)
-        if self._orbit.cut is not None:
-            self.progress.warn(self._orbit.cut)
-        if not there:
-            return 0, []
-        orbit = self._orbit.take()
-        if orbit.header.first > 1:
-            raise OrbitError(f"{path} is compacted: a run can't go on from it")
-        self.worker.catch_up(orbit.steps())
-        self.coordinator.catch_up(record.payload for record in orbit.steps())
-        return orbit.last, [len(record.payload) for record in orbit.steps()]
-
-    def _take_up_weights(self, path: Path) -> tuple[int, list[int]]:
-        if not path.exists():
-            return 0, []
-        at = checkpoint.load(path, self.worker.space, self.header)
-        sizes, self._changed = [0] * at.round, at.changed
-        if at.changed:  # a dense step is the weights themselves
-            step = self.worker.space.dense()
-            sizes[at.changed - 1] = len(step)
-            self.coordinator.catch_up([step])
-            self.coordinator.load_state_dict(at.kept)
-            self.worker.state = self.method.advance(self.worker.state, self.method.decode_step(self.worker.state, step))
-        return at.round, sizes
+        self._store = STORES[self.method.catch_up](folder.path, self.header, self.worker, self.coordinator)
+        self._store.check(folder.has_rounds)
+        return self._store.restore(self.progress.warn)
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -240,18 +209,13 @@ class Simulation(Backend):
         norm = self.worker.apply(step)
         line["seconds"]["rebuild"] = time.perf_counter() - start
         line["weights_digest"] = self.worker.space.digest() if log else NO_DIGEST
-        if norm is not None:
+        if norm is not None and log:  # the weights' norm takes a pass over them
             line["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
 
     def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
-        """Add the step to the orbit; a dense method writes the weights."""
-        if self._orbit is not None:
-            self._orbit.append(Record(number, step[FRAME_BYTES:], line["weights_digest"]))
-        elif self.settings.out is not None:
-            if len(step) > FRAME_BYTES:
-                self._changed = number
-            at = Checkpoint(number, self._changed, self.coordinator.state_dict())
-            checkpoint.save(self.settings.out / "model.safetensors", self.worker.space, self.header, at)
+        """Keep the step, if there is a folder."""
+        if self._store is not None:
+            self._store.record(number, step[FRAME_BYTES:], line["weights_digest"])
 
     def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
         """A model's metrics on the evaluation sets."""
@@ -270,18 +234,15 @@ class Simulation(Backend):
     # -- at the end ----------------------------------------------------------------------------------
 
     def complete(self) -> int | None:
-        """End the orbit, and save an adapter."""
+        """End the file of steps, and save an adapter."""
         if self.header.adapter is not None and self.settings.out is not None:
             adapters.save(self.worker.space.model, self.settings.out / "adapter")
-        if self._orbit is None:
-            return None
-        self._orbit.close()
-        return self._orbit.path.stat().st_size
+        return None if self._store is None else self._store.complete()
 
     def release(self) -> None:
-        """Close the orbit as it is."""
-        if self._orbit is not None:
-            self._orbit.release()
+        """Close the file of steps as it is."""
+        if self._store is not None:
+            self._store.release()
 
     def about(self) -> dict[str, Any]:
         """Memory and threads."""
