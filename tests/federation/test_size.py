@@ -1,6 +1,7 @@
 """No class of the federation has more attributes than a reader can keep in mind, and no file more lines."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ FILES = sorted(
 )
 
 
+@cache
 def classes():
     """All classes of the package, by name."""
     return {
