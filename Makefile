@@ -1,6 +1,6 @@
 # make quickstart   sets up what is missing, then tunes the project's own base with Ferret beside FedAvg
-# make check        before a commit, two minutes: style, types, the tests that take no time
-# make test         six minutes: style, types and all that a user relies on
+# make check        before a commit: style, types, the quick tests
+# make test         style, types and all that a user relies on
 # make slow         the rest of the tests: whole matrices, long series of kills
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
 # each of them sets up what is missing first
