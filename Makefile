@@ -2,6 +2,7 @@
 # make check        before a commit: style, types, the quick tests
 # make test         style, types and all that a user relies on
 # make slow         the rest of the tests: whole matrices, long series of kills
+# make gpu        everything that is to be tried on a GPU, where there is one; the report goes to gpu-report.md
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
 # each of them sets up what is missing first
 
@@ -9,11 +10,12 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 QUICKSTART := runs/quickstart
+GPU_PYTHON ?= python3
 
 # two workers and more take from each other what is left; each has one thread (tests/conftest.py)
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: setup quickstart check test slow mutate lint clean nats
+.PHONY: setup quickstart check test slow gpu mutate lint clean nats
 
 setup: $(VENV)/ready
 
@@ -50,6 +52,10 @@ test: lint nats
 # only what `make test` leaves out
 slow: setup nats
 	@FEDSEED_SLOW=1 $(PYTEST) -m slow
+
+# with the torch that is there (PYTHON's own, say): the one that `setup` brings has no CUDA
+gpu:
+	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py --out gpu-report.md $(GPU)
 
 mutate: setup
 	@$(BIN)/python scripts/mutate.py --jobs 2 $(TARGETS)

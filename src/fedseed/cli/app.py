@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedseed.cli import network
-from fedseed.cli.common import PluginOption, SetOption, TrustOption, note
+from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, note, settings
 from fedseed.cli.listing import LISTED, listing
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.errors import FedseedError, RecipeError
@@ -51,12 +51,13 @@ def run(
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")] = False,
+    device: DeviceOption = None,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
 ) -> None:
     """Run a federation in this process."""
     folder = out or Path("runs") / Path(recipe).stem
-    summary = _run(recipe, set_ or [], folder, resume, plugin or [], trust_plugins)
+    summary = _run(recipe, settings(set_, device), folder, resume, plugin or [], trust_plugins)
     from fedseed.reports.tables import comparison_table
 
     console.print(comparison_table([(summary["method"], summary)]))
@@ -73,16 +74,17 @@ def compare(
         list[str] | None, typer.Option(help="Values to choose from on validation data: key=value,value, repeatable.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1,
+    device: DeviceOption = None,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
 ) -> None:
     """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
     from fedseed.experiments.sweeps import find_sweep
 
-    plugins = plugin or []
+    plugins, changes = plugin or [], settings(set_, device)
     sweep = find_sweep(recipes[0]) if len(recipes) == 1 else None
     if sweep is not None or seeds is not None or grid:
-        _sweep(sweep, recipes, out, set_ or [], seeds, grid or [], jobs, plugins, trust_plugins)
+        _sweep(sweep, recipes, out, changes, seeds, grid or [], jobs, plugins, trust_plugins)
         return
     if jobs > 1:
         raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
@@ -95,9 +97,9 @@ def compare(
     if len(set(names)) < len(names):
         raise RecipeError("compare: two recipes have the same name, so their folders would be the same")
     for recipe in recipes:  # all are checked before the first one runs
-        read_recipe(recipe, set_ or [], plugins, trust_plugins, lambda line: None)  # said when it runs
+        read_recipe(recipe, changes, plugins, trust_plugins, lambda line: None)  # said when it runs
     summaries = [
-        _run(recipe, set_ or [], out / name, True, plugins, trust_plugins)
+        _run(recipe, changes, out / name, True, plugins, trust_plugins)
         for recipe, name in zip(recipes, names, strict=True)
     ]
     methods = [summary["method"] for summary in summaries]
@@ -152,6 +154,7 @@ def _sweep(
 def bench(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
     set_: SetOption = None,
+    device: DeviceOption = None,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
 ) -> None:
@@ -159,7 +162,7 @@ def bench(
     from fedseed.experiments.estimate import cost_table, measure
     from fedseed.runs.recipe import read_recipe
 
-    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
+    checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins, note)
     _quiet()
     with console.status("running one round, shortened"):
         cost = measure(checked)

@@ -15,6 +15,17 @@ PluginOption = Annotated[
 TrustOption = Annotated[
     bool, typer.Option("--trust-plugins", help="Also run the plug-ins that the recipe names: code of its author.")
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device", help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map. As model.device."
+    ),
+]
+
+
+def settings(overrides: list[str] | None, device: str | None) -> list[str]:
+    """What `--set` and `--device` replace in a recipe."""
+    return [*(overrides or []), *([] if device is None else [f'model.device="{device}"'])]
 
 
 def note(line: str) -> None:

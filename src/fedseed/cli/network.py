@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedseed.cli.common import PluginOption, SetOption, TrustOption, note
+from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, note, settings
 from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.protocol import listed, read_json
 from fedseed.transport import transport
@@ -77,6 +77,7 @@ def join(
     run: RunOption = None,
     key: KeyOption = None,
     ca: CaOption = None,
+    device: DeviceOption = None,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
 ) -> None:
@@ -85,7 +86,7 @@ def join(
 
     if not client:
         raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
-    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
+    checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins, note)
     name = run_name(checked, recipe, run)
     examples = None if data is None else read_examples(data)
     from fedseed.models.loading import quiet  # torch from here on

@@ -26,7 +26,9 @@ BaseOption = Annotated[
         "--base", help="The base: a name, its folder, or a folder with several. Default: what the orbit names."
     ),
 ]
-DeviceOption = Annotated[str, typer.Option("--device", help="Where to replay: cpu, cuda, cuda:1, ...")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="Where to replay: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
+]
 
 
 @app.command()
@@ -63,7 +65,7 @@ def verify(
     key: Annotated[Path | None, typer.Option(help="Public key: also check the signature.")] = None,
     signed: Annotated[Path | None, typer.Option("--signature", help="The signature. Default: PATH.sig.")] = None,
     base: BaseOption = None,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     plugin: PluginOption = None,
 ) -> None:
     """Check an orbit: checksums, chain, every step's content; if asked, digests and signature."""
@@ -88,7 +90,7 @@ def replay(
     out: Annotated[Path, typer.Option(help="Folder to write the model to; must not hold one.")],
     base: BaseOption = None,
     upto: Annotated[int | None, typer.Option(help="Apply the steps up to this number only.")] = None,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     plugin: PluginOption = None,
 ) -> None:
     """Rebuild the model (or the adapter) and write a folder that transformers (or peft) loads, with a model card."""
@@ -189,14 +191,10 @@ def _replay(orbit: Orbit, count: int, base: str | None, device: str, check_all: 
     header = orbit.header
     head = Head(header.classes, header.seed) if header.classes else None
     if base is None:
-        model, tokenizer = load_model(header.base, header.dtype, head=head)
+        model, tokenizer = load_model(header.base, header.dtype, head=head, device=device)
     else:
-        model, tokenizer = find_base(base, header.dtype, header.base_digest, head)
+        model, tokenizer = find_base(base, header.dtype, header.base_digest, head, device)
     model = orbit.equip(model)
-    try:
-        model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise RecipeError(f"--device {device}: {str(error).splitlines()[0]}") from error
     if not console.is_terminal:
         _say(f"replaying {count:,} steps")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

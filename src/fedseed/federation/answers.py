@@ -163,8 +163,8 @@ class Answers:
         """A report: the weights' digest, and what the work since the last one has cost."""
         space, ratio = self.replica.hosted.worker.space, None
         digest = await self.replica.digest()
-        if self.replica.norm is not None:
-            ratio = self.replica.norm / max(await self._thread.do(space.norm), 1e-30)
+        if (norm := self.replica.applying.norm) is not None:
+            ratio = norm / max(await self._thread.do(space.norm), 1e-30)
         done, self.replica.spent = self.replica.spent, Cost()
         return {"round": number, "digest": digest, "spent": asdict(done), "ratio": ratio, "metrics": None}
 

@@ -46,7 +46,7 @@ class Introduction:
         self._call = asyncio.Event()  # the coordinator calls, or an interruption is over
         self._beat_seconds = RETRY_SECONDS
         self._bring_weights = False
-        self._wants_blobs = replica.hosted.worker.method.catch_up == "newest"
+        self._wants_blobs = replica.applying.large
         self._has_blobs = False
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -120,4 +120,4 @@ class NetworkClient:
                 return
             elif not (await answers.try_plan() or await answers.try_question()):
                 await first_of(self._wake, None if replica.current else 1.0)
-                await replica.take_awaited()
+                await replica.settle()

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError, NetworkError, RecipeError
+from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
@@ -48,9 +49,10 @@ class NetworkCoordinator:
         self.total = total
         self.session = Session(end, settings, progress, Rejected(progress, run))
         self.roster = Roster(settings.dead_after)
-        self.reception = Reception(self.session, self.roster, method, seed)
+        replacing = method.catch_up == "newest"  # each step is whole weights, in place of those before
+        self.reception = Reception(self.session, self.roster, method, seed, BaseWeights(self.session, replacing))
         self.inquiry = Inquiry(self.session, self.roster)
-        self.log = StepLog(end, method)
+        self.log = StepLog(end, replacing)
         self.rounds: Rounds | None = None  # once it is known who the clients are
         self.line: dict[str, Any] = {}  # the newest line of metrics, for the status
         self.began = time.time()
@@ -68,7 +70,7 @@ class NetworkCoordinator:
             NetworkError: another coordinator runs this run.
             MessageError: the server holds another run of this name.
         """
-        end, method = self.session.end, self.reception.method
+        end = self.session.end
         await self._be_the_only_one()
         last = await end.log_end()
         if fresh and last is not None:
@@ -91,8 +93,10 @@ class NetworkCoordinator:
             self.reception.check(header)
             self.reception.header = header
             self.roster.name(self.log.names)
-            if method.catch_up == "newest" and not self.log.steps:
-                await self.reception.assemble()  # for the base's weights
+            if self.log.steps:
+                self.reception.base.needed = False  # the log has newer ones
+            elif self.reception.base.missing:
+                await self.reception.assemble()
         await self.log.begin_session()
         return header
 
@@ -116,10 +120,10 @@ class NetworkCoordinator:
             made = Coordinator(reception.method, layout, reception.seed, examples, per_round, aggregation)
         except ValueError as error:
             raise RecipeError(str(error)) from error
-        if reception.base_weights is not None:
-            made.weights = reception.base_weights
-            reception.base_weights = None
         reception.coordinator = made
+        weights = reception.base.hand_over()
+        if weights is not None:
+            made.weights = weights
         self.rounds = Rounds(self.session, self.roster, made, reception.largest_message())
         await self.session.call()
         return made

@@ -1,6 +1,5 @@
 """How clients come to a run: they say hello, and what they have must be what the run is about."""
 
-import asyncio
 import base64
 import json
 import time
@@ -9,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from fedseed.errors import MessageError, OrbitError
+from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.large import fetch
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.session import RESEND_SECONDS, Session
@@ -18,7 +17,6 @@ from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
 
-BRING_SECONDS = 60.0  # for a client to bring the base's weights, which a dense method's coordinator begins with
 CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 16 << 20  # of a message of scalars, and of a client's blobs besides the messages
 
@@ -31,19 +29,18 @@ class Reception:
         roster: the clients.
         method: the recipe's method.
         seed: the recipe's seed.
+        base: asks for the base's weights.
     """
 
-    def __init__(self, session: Session, roster: Roster, method: Method, seed: int) -> None:
+    def __init__(self, session: Session, roster: Roster, method: Method, seed: int, base: BaseWeights) -> None:
         self.session = session
         self.roster = roster
         self.method = method
         self.seed = seed
         self.header: Header | None = None  # that of the log, or of the first client
-        self.base_weights: bytes | None = None  # for a dense method's coordinator to begin with
-        self.coordinator: Coordinator | None = None  # once there is one
+        self.base = base
+        self.coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
         self.skewed: set[str] = set()  # hosts whose clocks are wrong
-        self._bring_until = 0.0  # when to ask another client for the base's weights
-        self._fetching: set[asyncio.Task[None]] = set()
 
     async def assemble(self) -> None:
         """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed."""
@@ -51,8 +48,7 @@ class Reception:
         while True:
             await self.session.call()
             here, wanted = self.roster.present(), self.roster.wanted(self.session.settings.start_with)
-            brought = self.method.catch_up != "newest" or self.base_weights is not None
-            if self.header is not None and len(here) >= wanted and brought:
+            if self.header is not None and len(here) >= wanted and not self.base.missing:
                 return
             missing = f"{len(here)} of {wanted or '?'} clients are here"
             if missing != told:
@@ -114,14 +110,7 @@ class Reception:
         self.roster.membership.hello(host, int(about["at"]))
         if about.get("bucket"):
             await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
-        if self.method.catch_up == "newest" and self.coordinator is None and self.base_weights is None:
-            if about.get("weights") is not None:
-                task = asyncio.create_task(self._take_weights(host, base64.b64decode(about["weights"]), reject))
-                self._fetching.add(task)
-                task.add_done_callback(self._fetching.discard)
-            elif time.monotonic() > self._bring_until:  # one client is enough; another is asked if this one does not
-                self._bring_until = time.monotonic() + BRING_SECONDS
-                answer["bring"] = "weights"
+        self.base.hello(host, about, answer, self.header.layout.dense_bytes, self.largest_message(), reject)
         self.session.stir()
         return json.dumps(answer).encode()
 
@@ -143,19 +132,6 @@ class Reception:
             self.skewed.add(host)
             word = "ahead" if skew > 0 else "behind"
             self.session.progress.warn(f"the clock of {host} is {abs(skew):.0f} s {word}")
-
-    async def _take_weights(self, host: str, carried: bytes, reject: Callable[[str, str], None]) -> None:
-        """The base's weights, which a dense method's coordinator begins with."""
-        assert self.header is not None
-        try:
-            data = await fetch(self.session.end, carried, host, self.largest_message())
-            weights = data[FRAME_BYTES:]
-            if len(weights) != self.header.layout.dense_bytes:
-                raise MessageError(f"{len(weights)} bytes of weights")
-            self.base_weights = weights
-        except MessageError as error:
-            reject(host, str(error))
-        self.session.stir()
 
     def largest_message(self) -> int:
         """Bytes of the largest message a client may send: all weights, or what scalars take."""

@@ -1,22 +1,18 @@
 """A client's copy of the weights: it follows the run's log from its beginning, each step once, chained to the last."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError
+from fedseed.federation.applying import APPLYING
 from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import Hosted, WorkThread
-from fedseed.federation.large import fetch, is_stored
-from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import Entry, listed, read_header, read_mark, read_step
-from fedseed.orbit import Record
 from fedseed.orbit.file import scan
 from fedseed.orbit.record import LINK_BYTES, link
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd, Following
 
-DENSE_PATIENCE_SECONDS = 60.0  # how long newer weights may take to come when older ones have been deleted
 MOST_REPAIRS = 3
 
 
@@ -42,7 +38,7 @@ class Replica:
         self.hosted = hosted
         self.at = 0
         self.numbers = {name: number for number, name in enumerate(hosted.names)}
-        self.norm: float | None = None  # of the newest step, where the method knows it
+        self.applying = APPLYING[hosted.worker.method.catch_up](end, thread)
         self.spent = Cost()  # since the last report
         self.ended = False
         self.version = 0  # other weights, another version
@@ -55,7 +51,6 @@ class Replica:
         self._link = hosted.start[-LINK_BYTES:]
         self._repairs = 0
         self._digest: tuple[int, str] | None = None
-        self._awaited: tuple[float, bytes] | None = None  # dense weights that could not be had yet, and since when
 
     # -- following -----------------------------------------------------------------------------------------------
 
@@ -67,7 +62,7 @@ class Replica:
     @property
     def current(self) -> bool:
         """Whether the weights are those after step `at`."""
-        return self._awaited is None
+        return self.applying.current
 
     async def follow(self) -> None:
         """Follow the log from its beginning."""
@@ -93,11 +88,10 @@ class Replica:
         self.hosted = await self._thread.do(self._load)
         self.version += 1
         self.at = 0
-        self.norm = None
+        self.applying = APPLYING[self.hosted.worker.method.catch_up](self.end, self._thread)
         self.spent = Cost()
         self._link = self.hosted.start[-LINK_BYTES:]
         self._digest = None
-        self._awaited = None
 
     async def _begin_again(self, why: str) -> None:
         self._progress.warn(f"{why}: replaying from the base")
@@ -123,7 +117,7 @@ class Replica:
             elif entry.kind == "T":
                 mark = None
                 after, carried = read_step(entry)
-                message = await self._message(carried)
+                message = await self.applying.message(carried)
                 if message is not None and link(self._link, message) != after:
                     number = self.at + len(steps) + 1
                     await self._begin_again(f"step {number} of the log does not follow those that were applied")
@@ -150,51 +144,15 @@ class Replica:
         self.numbers = {name: number for number, name in enumerate(names)}
         self._link = start[-LINK_BYTES:]
 
-    @property
-    def _newest_only(self) -> bool:
-        """Whether each step is whole weights, so that only the newest is needed."""
-        return self.hosted.worker.method.catch_up == "newest"
-
-    async def _message(self, carried: bytes) -> bytes | None:
-        """A step's message; None for weights that are a blob, of which only the newest are fetched."""
-        if is_stored(carried) and self._newest_only:
-            return None
-        return await fetch(self.end, carried, None)
-
     async def _apply(self, steps: list[bytes]) -> None:
         self.version += 1
-        if self._newest_only:
-            self.at += len(steps)
-            changed = [step for step in steps if is_stored(step) or len(step) > FRAME_BYTES]
-            if changed:
-                self._awaited = (time.monotonic(), changed[-1])
-                await self.take_awaited()
-        elif len(steps) == 1:
-            self.norm = await self._thread.do(self.hosted.worker.apply, steps[0])
-            self.at += 1
-        else:
-            messages = [Message.decode(step) for step in steps]
-            records = [Record(message.round, message.payload) for message in messages]
-            await self._thread.do(self.hosted.worker.catch_up, records)
-            self.norm = None
-            self.at += len(steps)
+        self.spent.add(await self.applying.apply(self.hosted.worker, steps))
+        self.at += len(steps)
         self._progress.advance(self.at)
 
-    async def take_awaited(self) -> None:
-        """Load the newest weights; where they have been deleted already, newer ones are on their way."""
-        if self._awaited is None:
-            return
-        since, carried = self._awaited
-        try:
-            message = await fetch(self.end, carried, None)
-        except MessageError as error:
-            if time.monotonic() > since + DENSE_PATIENCE_SECONDS:
-                raise NetworkError(f"the newest weights can't be had: {error}") from error
-            return
-        began = time.perf_counter()
-        self.norm = await self._thread.do(self.hosted.worker.apply, message)
-        self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
-        self._awaited = None
+    async def settle(self) -> None:
+        """Do what could not be done when the last steps came."""
+        self.spent.add(await self.applying.settle(self.hosted.worker))
 
     # -- comparing -----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from fedseed.federation.protocol import (
     read_step,
     step_entry,
 )
-from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin, scan
 from fedseed.orbit.record import LINK_BYTES
@@ -33,12 +32,12 @@ class StepLog:
 
     Args:
         end: the transport.
-        method: the recipe's.
+        replacing: each step is whole weights: only the newest are kept.
     """
 
-    def __init__(self, end: CoordinatorEnd, method: Method) -> None:
+    def __init__(self, end: CoordinatorEnd, replacing: bool) -> None:
         self.end = end
-        self.method = method
+        self.replacing = replacing
         self.names: list[str] = []  # the clients', as the log's header has them
         self.steps: list[tuple[bytes, bytes]] = []  # of earlier sessions: link, and message or reference
         self.marks: dict[int, str] = {}  # digests by round
@@ -143,7 +142,7 @@ class StepLog:
         entry, after = step_entry(self._link, step, carried)
         await self._append(entry)
         self._link = after
-        if self.method.catch_up == "newest" and carried != step:  # the newest weights replace all before them
+        if self.replacing and carried != step:
             self._blobs.append(name)
             for old in self._blobs[:-2]:
                 await self.end.drop(None, old)

@@ -20,6 +20,7 @@ from fedseed.randomness.stream import words
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.together import InAnothersMessage, sharing
 from fedseed.weights.change import expected_norm
+from fedseed.weights.devices import wait_for
 from fedseed.weights.space import ParameterSpace
 
 
@@ -130,6 +131,7 @@ class Worker:
         step = self.method.decode_step(self.state, message.payload)
         change = self.method.change(self.state, step)
         self.space.apply(change)
+        wait_for(self.space.devices)  # who measures this, measures all of it
         self.state = self.method.advance(self.state, step)
         norm = expected_norm(change, self.space.layout)
         return norm if norm is None or np.isfinite(norm) else None

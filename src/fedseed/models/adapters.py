@@ -11,7 +11,7 @@ same bits at every client, whatever `peft`'s and torch's generators do. Settings
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -146,13 +146,16 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
     else:
         config = peft.PromptTuningConfig(task_type=task, num_virtual_tokens=settings.virtual_tokens)
     try:
-        with torch.random.fork_rng(), hushed():  # peft draws first weights of its own
+        # peft draws first weights of its own, on the CPU
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), hushed():
             wrapped = peft.get_peft_model(model, config)
     except ValueError as error:
         raise RecipeError(
             f'model.adapter.kind = "{settings.kind}" with targets = {getattr(settings, "targets", None)} does not fit '
             f"this base ({type(model).__name__}): {str(error).splitlines()[0]}"
         ) from error
+    if not isinstance(settings, LoRA):
+        wrapped.prompt_encoder.to(model.get_input_embeddings().weight.device)
     wrapped.peft_config["default"].base_model_name_or_path = base or None
     return wrapped
 
@@ -224,6 +227,11 @@ def is_installed(model: "torch.nn.Module") -> bool:
 def has_virtual_tokens(model: "torch.nn.Module") -> bool:
     """Whether a model has an adapter that puts virtual tokens before the prompt."""
     return is_installed(model) and bool(model.active_peft_config.is_prompt_learning)  # type: ignore[union-attr]
+
+
+def at_home(model: "torch.nn.Module", device: "torch.device") -> AbstractContextManager[Any]:
+    """For a forward pass: what peft makes for virtual tokens without saying where is made on the model's device."""
+    return device if has_virtual_tokens(model) else nullcontext()
 
 
 def _rows(seed: int, number: int, count: int, population: int) -> list[int]:

@@ -22,6 +22,7 @@ from transformers.models.auto import modeling_auto
 
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
+from fedseed.models.placement import deal_out, find_device, spread
 
 PACKAGED = ("small", "digits")  # the project's own bases: a language model, an image classifier
 Architecture = Literal["causal", "masked", "image"]  # what a model predicts
@@ -109,6 +110,7 @@ def load_model(
     trust_remote_code: bool = False,
     architecture: Architecture | None = None,
     head: Head | None = None,
+    device: str = "cpu",
 ) -> tuple[Any, Any]:
     """A model and its tokenizer (or what stands in its place).
 
@@ -119,12 +121,14 @@ def load_model(
         architecture: what the task needs (`LOADERS`); None: what the model says it is.
         head: the classes that an image classifier is to tell apart; None: those of the base. A base for other classes
             gets a new head, whose weights the run's seed decides.
+        device: where the model is to lie (`fedseed.models.placement`).
 
     Raises:
-        RecipeError: not found, not loadable, of another kind than the task needs, or with weights or a tokenizer
-            missing.
+        RecipeError: this machine has no such device; or the base is not found, not loadable, of another kind than the
+            task needs, or with weights or a tokenizer missing.
     """
     place = locate(base)
+    where = find_device(device)
     try:
         config, _ = PretrainedConfig.get_config_dict(place)  # reads config.json, runs nothing
     except (OSError, ValueError) as error:
@@ -146,8 +150,11 @@ def load_model(
     if not known and not config.get("auto_map") and config.get("model_type"):
         raise _wrong_kind(base, ", ".join(classes) or f"of type {config['model_type']}", loader)
     options = {} if head is None else head.options()
+    if where is not None and where.type != "cpu":
+        options["device_map"] = {"": where}  # shard by shard, in their dtype
     try:
-        with torch.random.fork_rng(devices=[]):  # transformers draws what the files do not have
+        # transformers draws what the files do not have
+        with torch.random.fork_rng(devices=[]), torch.device("cpu" if where is None else where):
             model, report = loader.auto.from_pretrained(
                 place,
                 dtype=getattr(torch, dtype),
@@ -174,6 +181,8 @@ def load_model(
             "save it into the same folder (save_pretrained)"
         ) from error
     _fit(base, model, processor)
+    if where is None:
+        model = spread(model, deal_out(model))
     model.eval()
     return model, processor
 
@@ -249,7 +258,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def find_base(place: str, dtype: str, digest: str, head: Head | None = None) -> tuple[Any, Any]:
+def find_base(place: str, dtype: str, digest: str, head: Head | None = None, device: str = "cpu") -> tuple[Any, Any]:
     """The base with a digest: at `place`, or in one of the folders in it.
 
     Args:
@@ -257,6 +266,7 @@ def find_base(place: str, dtype: str, digest: str, head: Head | None = None) -> 
         dtype: the dtype to load it in; the digest depends on it.
         digest: what `fedseed.weights.space.base_digest` must give.
         head: as `load_model` takes it.
+        device: as `load_model` takes it.
 
     Raises:
         RecipeError: nothing there can be loaded, or no folder in it has this digest.
@@ -265,11 +275,11 @@ def find_base(place: str, dtype: str, digest: str, head: Head | None = None) -> 
 
     folder = Path(place).expanduser()
     if not folder.is_dir() or (folder / "config.json").exists():
-        return load_model(place, dtype, head=head)  # the replay compares the digest
+        return load_model(place, dtype, head=head, device=device)  # the replay compares the digest
     found = sorted(path.parent for path in folder.glob("*/config.json"))
     for path in found:
         try:
-            model, tokenizer = load_model(str(path), dtype, head=head)
+            model, tokenizer = load_model(str(path), dtype, head=head, device=device)
         except RecipeError:
             continue  # of another kind, or damaged: not the one that is looked for
         if base_digest(model) == digest:

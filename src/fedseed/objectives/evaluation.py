@@ -78,7 +78,7 @@ def generate(
     for rows in _batches_with_room(encoded, room, max_new_tokens, batch, alone):
         ids, mask = _left_padded([encoded[i] for i in rows], objective.pad)
         device = next(model.parameters()).device
-        with adapters.hushed():
+        with adapters.at_home(model, device), adapters.hushed():
             output = model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
@@ -110,10 +110,10 @@ def _batches_with_room(
 
 def _left_padded(encoded: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     longest = max(len(ids) for ids in encoded)
-    padded = torch.full((len(encoded), longest), pad, dtype=torch.long)
+    padded = torch.full((len(encoded), longest), pad, dtype=torch.long, device="cpu")
     mask = torch.zeros_like(padded)
     for row, ids in enumerate(encoded):
-        padded[row, longest - len(ids) :] = torch.tensor(ids)
+        padded[row, longest - len(ids) :] = torch.tensor(ids, device="cpu")
         mask[row, longest - len(ids) :] = 1
     return padded, mask
 

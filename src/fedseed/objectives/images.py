@@ -66,7 +66,8 @@ class Images:
         pixels = [item.pixels for item in items]
         if self._channels is not None:
             pixels = [np.repeat(p, self._channels, axis=2) if p.shape[2] < self._channels else p for p in pixels]
-        batch = self.processor(images=pixels, return_tensors="pt", input_data_format="channels_last")
+        with torch.device("cpu"):
+            batch = self.processor(images=pixels, return_tensors="pt", input_data_format="channels_last")
         values: torch.Tensor = batch["pixel_values"]
         return values.float()
 

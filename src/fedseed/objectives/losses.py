@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedseed.models import adapters
 from fedseed.tasks.data import MASK, Choice, Cloze, Example
 
 IGNORE = -100  # label of a token without loss
@@ -90,12 +91,12 @@ class CausalLM:
     def collate(self, items: Sequence[Tokens], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Right-padded (input_ids, attention_mask, labels), each (batch, longest)."""
         longest = max(len(item.ids) for item in items)
-        ids = torch.full((len(items), longest), self.pad, dtype=torch.long)
+        ids = torch.full((len(items), longest), self.pad, dtype=torch.long, device="cpu")
         mask = torch.zeros_like(ids)
         labels = torch.full_like(ids, IGNORE)
         for row, item in enumerate(items):
             n = len(item.ids)
-            ids[row, :n] = torch.tensor(item.ids)
+            ids[row, :n] = torch.tensor(item.ids, device="cpu")
             mask[row, :n] = 1
             labels[row, item.response_start : n] = ids[row, item.response_start : n]
         return ids.to(device), mask.to(device), labels.to(device)
@@ -104,7 +105,8 @@ class CausalLM:
         """Sum of -log p over the response tokens of each item."""
         device = next(model.parameters()).device
         ids, mask, labels = self.collate(items, device)
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        with adapters.at_home(model, device):
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         logits = logits[:, -ids.shape[1] :]  # an adapter's virtual tokens stand before the prompt
         targets = labels[:, 1:].reshape(-1)
         kept = targets != IGNORE  # only positions that carry loss go through the softmax
@@ -302,10 +304,10 @@ class MaskedLM:
 
     def _scores(self, model: torch.nn.Module, items: Sequence[Blank], most: int) -> torch.Tensor:
         longest = max(len(item.ids) for item in items)
-        ids = torch.full((len(items), longest), self.pad, dtype=torch.long)
+        ids = torch.full((len(items), longest), self.pad, dtype=torch.long, device="cpu")
         mask = torch.zeros_like(ids)
         for row, item in enumerate(items):
-            ids[row, : len(item.ids)] = torch.tensor(item.ids)
+            ids[row, : len(item.ids)] = torch.tensor(item.ids, device="cpu")
             mask[row, : len(item.ids)] = 1
         device = next(model.parameters()).device
         logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits

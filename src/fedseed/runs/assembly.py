@@ -101,7 +101,9 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
             "answers to score; leave it out"
         )
     head = Head(data.classes, recipe.seed) if data.classes else None
-    model, tokenizer = load_model(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
+    model, tokenizer = load_model(
+        settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device
+    )
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is None:  # with an adapter, once that is there

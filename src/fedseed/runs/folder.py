@@ -37,11 +37,12 @@ FILES = (
     "probabilities.png",
 )
 # keys of a recipe's [federation] that say how messages travel: runs that differ in them only are the same run.
-# Nor does it matter where plug-ins lie (a copy of the folder may go on elsewhere) or where else metrics go.
+# Nor does it matter where plug-ins lie (a copy of the folder may go on elsewhere), where else metrics go, or what the
+# model is computed on.
 TRANSPORT_KEYS = (
     "nats", "key", "ca", "run", "replicas", "deadline", "minimum", "start_with", "dead_after", "base_digest",
 )  # fmt: skip
-ELSEWHERE = ("plugins", "tracking")
+ELSEWHERE = ("plugins", "tracking", "model.device")
 MetricsLine = dict[str, Any]
 
 

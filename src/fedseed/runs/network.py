@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedseed.errors import FedseedError, NetworkError
-from fedseed.federation.cost import Cost
 from fedseed.federation.network_coordinator import NetworkCoordinator
-from fedseed.federation.orbit_copy import OrbitCopy
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
-from fedseed.orbit import NO_DIGEST
 from fedseed.reports.apart import draw_apart
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, Silent
-from fedseed.runs.dense_files import keep_state, remove_state, restore_state, write_weights
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
+from fedseed.runs.network_store import STORES, NetworkStore
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.base import Transport
 
@@ -72,7 +69,7 @@ class NetworkBackend(Backend):
             attack=None if recipe.attack is None else recipe.attack.kind,
             trackers=recipe.tracking,
         )  # fmt: skip
-        self._orbit: OrbitCopy | None = None
+        self._store: NetworkStore | None = None  # where the run writes files
         self._folder: RunFolder | None = None
         self._loop = asyncio.new_event_loop()
         self._talk: NetworkCoordinator | None = None
@@ -107,11 +104,6 @@ class NetworkBackend(Backend):
         assert self._talk is not None
         return self._talk
 
-    @property
-    def _newest_only(self) -> bool:
-        """Whether steps are whole weights: there is no orbit then."""
-        return self.settings.method.catch_up == "newest"
-
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
     def restore(self, folder: RunFolder) -> tuple[int, list[int]]:
@@ -121,32 +113,9 @@ class NetworkBackend(Backend):
         steps = len(self.talk.log.steps)
         if steps and self.talk.rounds is not None:
             self.talk.rounds.grace = time.monotonic() + self.talk.session.settings.dead_after
-        return self._wait(self._take_up_weights(folder) if self._newest_only else self._take_up_orbit(folder, steps))
-
-    async def _take_up_weights(self, folder: RunFolder) -> tuple[int, list[int]]:
-        if folder.has_rounds and not self.talk.log.steps:
-            raise FedseedError(f"{folder.path}: the server has lost this run's weights; start again elsewhere")
-        sizes, newest = await self.talk.log.newest()
-        if newest is not None:
-            self.coordinator.catch_up([newest])
-        if sizes:
-            restore_state(folder.path, len(sizes), self.coordinator)
-        return len(sizes), sizes
-
-    async def _take_up_orbit(self, folder: RunFolder, steps: int) -> tuple[int, list[int]]:
-        path, run = folder.path / "model.orbit", self.talk.run
-        if steps and not path.exists():
-            raise FedseedError(
-                f"the server holds a run {run} of {steps} steps, {folder.path} does not: "
-                "go on in its folder (--out), choose another name (--run), or delete it from the server with --fresh"
-            )
-        self._orbit = OrbitCopy(path, self.header)
-        if self._orbit.cut is not None:
-            self.progress.warn(self._orbit.cut)
-        payloads = await self._orbit.repair(self.talk.log, run, self.settings.logs(steps))
-        self.coordinator.catch_up(payloads)
-        folder.fill(len(payloads), _unknown_round)
-        return len(payloads), [len(payload) for payload in payloads]
+        store = STORES[self.settings.method.catch_up]
+        self._store = store(folder, self.header, self.coordinator, self.talk.log, self.talk.run)
+        return self._wait(self._store.restore(self.settings.logs(steps), self.progress.warn))
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -156,14 +125,14 @@ class NetworkBackend(Backend):
         return self._wait(self.talk.rounds.gather(number))
 
     def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
-        """The step goes into the log, then into the orbit."""
-        if self._newest_only and self._folder is not None:
-            keep_state(self._folder.path, number, self.coordinator)
+        """The step goes into the log; from here on the round counts."""
+        if self._store is not None:
+            self._store.before(number)
         self._wait(self.talk.log.publish(number, step))
         self.talk.line.update(line)
-        if self._orbit is not None:
-            self._orbit.append(number, step, waits=log)
-            if not log and self._orbit.due:
+        if self._store is not None:
+            self._store.after(number, step, waits=log)
+            if not log and self._store.due:
                 self._sync()
 
     def examine(self, line: dict[str, Any], evaluate: bool) -> None:
@@ -171,8 +140,8 @@ class NetworkBackend(Backend):
         digest = self._wait(self.talk.inquiry.ask(line, evaluate))
         self.talk.line.update(line)
         self._wait(self.talk.log.mark(line["round"], digest))
-        if self._orbit is not None:
-            self._orbit.confirm(digest)
+        if self._store is not None:
+            self._store.confirm(digest)
         self._sync()
 
     def _sync(self) -> None:
@@ -180,21 +149,16 @@ class NetworkBackend(Backend):
         self.talk.session.end.poll()
         if self._folder is not None:
             self._folder.sync()
-        if self._orbit is not None:
-            self._orbit.sync()
+        if self._store is not None:
+            self._store.sync()
 
     # -- the end ----------------------------------------------------------------------------------
 
     def complete(self) -> int | None:
-        """End the log and the orbit, or write the weights."""
-        weights, folder = self.coordinator.weights, self._folder
-        if self._newest_only and folder is not None:
-            if weights is not None:
-                digest = self.talk.log.digest or NO_DIGEST
-                write_weights(folder.path / "model.safetensors", self.header.layout, weights, digest)
-            remove_state(folder.path)
+        """End the log and the files."""
+        size = None if self._store is None else self._store.complete()
         self._wait(self.talk.log.finish())
-        return None if self._orbit is None else self._orbit.close()
+        return size
 
     def draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
         """Draw in a process of its own, so that this one stays small."""
@@ -206,9 +170,9 @@ class NetworkBackend(Backend):
             self.progress.warn(str(error))
 
     def release(self) -> None:
-        """Close the orbit as it is."""
-        if self._orbit is not None:
-            self._orbit.release()
+        """Close the files as they are."""
+        if self._store is not None:
+            self._store.release()
 
     def about(self) -> dict[str, Any]:
         """What was refused, and the like."""
@@ -232,11 +196,3 @@ class NetworkBackend(Backend):
 async def _ended(tasks: "set[asyncio.Task[Any]]") -> None:
     """Wait until cancelled tasks are over."""
     await asyncio.wait(tasks, timeout=1)
-
-
-def _unknown_round(number: int) -> dict[str, Any]:
-    """The line of a round whose cost was not on disk when the machine stopped."""
-    return {
-        "round": number, "clients": [], "skipped": [], "refused": 0, "bytes_up": 0.0, "bytes_down": 0.0,
-        **Cost().about(), "attacked": [], "seconds": {}, "unknown": True,
-    }  # fmt: skip

@@ -48,6 +48,9 @@ class ModelSettings(_Table):
 
     Args:
         base: the base.
+        device: where it lies: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1", ..., or "map"
+            (layers over all GPUs, the rest on the CPU). Directions, steps and replays have the same bits on every
+            device; losses and gradients are the device's own, and differ in the last ones.
         dtype: what it is loaded in.
         trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
             stands outside of the model's backbone, such as a classifier's last layer.
@@ -60,6 +63,7 @@ class ModelSettings(_Table):
     renamed: ClassVar[dict[str, str]] = {"spill_base": "offload_base"}
 
     base: str = "small"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     trainable: list[str] | Literal["head"] | None = None
     adapter: AnyAdapter | None = None

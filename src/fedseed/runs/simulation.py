@@ -31,6 +31,7 @@ from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
 from fedseed.runs.store import STORES, StepStore
 from fedseed.tasks.data import ClientData
 from fedseed.tracking import Tracker
+from fedseed.weights.devices import peak_on
 
 Evaluation = Callable[[torch.nn.Module], dict[str, float]]
 
@@ -245,8 +246,13 @@ class Simulation(Backend):
             self._store.release()
 
     def about(self) -> dict[str, Any]:
-        """Memory and threads."""
-        return {"peak_memory_bytes": peak_memory(), "threads": torch.get_num_threads()}
+        """Devices, memory and threads."""
+        devices = self.worker.space.devices
+        return {
+            "devices": [str(device) for device in devices],
+            "peak_memory_bytes": peak_memory(devices),
+            "threads": torch.get_num_threads(),
+        }
 
     @staticmethod
     def _loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:
@@ -263,8 +269,7 @@ class Simulation(Backend):
         return evaluate
 
 
-def peak_memory() -> int:
-    """The process' peak memory in bytes: on the GPU where there is one, otherwise resident memory."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
-    return resident_memory(peak=True)
+def peak_memory(devices: Sequence[torch.device] = ()) -> int:
+    """The process' peak memory in bytes: on the GPUs among some devices, otherwise resident memory."""
+    held = peak_on(devices)
+    return resident_memory(peak=True) if held is None else held

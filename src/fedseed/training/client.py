@@ -18,6 +18,7 @@ from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
 from fedseed.training.streaming import gradients_taken
 from fedseed.weights.change import Change, Floats
+from fedseed.weights.devices import gpus, wait_for
 from fedseed.weights.offload import Offloaded
 from fedseed.weights.projection import Projection
 from fedseed.weights.space import ParameterSpace
@@ -77,10 +78,12 @@ class LocalClient:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time spent inside under this name."""
+        wait_for(self.space.devices)
         begin = time.perf_counter()
         try:
             yield
         finally:
+            wait_for(self.space.devices)
             self.cost.seconds[name] = self.cost.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     # -- the weights ---------------------------------------------------------------------------------------------
@@ -183,7 +186,8 @@ class LocalClient:
             if isfinite(loss):
                 if training.clip is not None:
                     torch.nn.utils.clip_grad_norm_(self.space.parameters, training.clip)
-                optimizer.step()
+                with torch.device("cpu"):  # where torch counts an optimiser's steps; all else is on the weights' device
+                    optimizer.step()
             return loss
 
         self._train(training, step)
@@ -218,7 +222,7 @@ class LocalClient:
         """Add `share` times the gradient to what is there, without a copy. Raises NonFiniteError as `gradient` does."""
         buffers = [b.clone() for b in self.space.model.buffers()]
         try:
-            with self.phase("local"), torch.random.fork_rng():
+            with self.phase("local"), torch.random.fork_rng(gpus(self.space.devices)):
                 torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
                 self.space.model.train()
                 loss = self._accumulate_gradient(items, micro_batch, share)
@@ -281,7 +285,7 @@ class LocalClient:
         if training.epochs is not None:
             steps = -(-training.epochs * len(self.items) // training.step_examples)
         order = self.batches(training.step_examples)
-        with self.phase("local"), torch.random.fork_rng():
+        with self.phase("local"), torch.random.fork_rng(gpus(self.space.devices)):
             # dropout draws from torch's own generator: seed it per run, round and client
             torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
             self.space.model.train()
@@ -307,4 +311,5 @@ class LocalClient:
         options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
         if training.optimizer in ("sgd", "rmsprop"):
             options["momentum"] = training.momentum
-        return getattr(torch.optim, OPTIMIZERS[training.optimizer])(self.space.parameters, **options)
+        with torch.device("cpu"):
+            return getattr(torch.optim, OPTIMIZERS[training.optimizer])(self.space.parameters, **options)

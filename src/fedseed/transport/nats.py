@@ -177,6 +177,7 @@ class NatsClient(NatsEnd, ClientEnd):
                 take(message.data)
 
         await self.connection.subscribe(self.subjects.down, cb=deliver)
+        await self.flush()  # what is broadcast from here on comes
 
     async def send(self, client: str, what: str, data: bytes) -> None:
         """Publish under the client's name."""

@@ -20,30 +20,30 @@ from fedseed.weights.vector import Vector, check_scale, flat, operand, write_bac
 PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
 SMALL = 1 << 13  # elements of a tensor for which a call takes longer than the work: many of them share one
 
-Moves = dict[tuple[str, int], tuple[Any, list[tuple[Any, Any, int]]]]  # dtype, id of sum: sum, (out, source, start)s
+# (dtype, id of the sum): kernels, sum, (out, source, start)s
+Moves = dict[tuple[str, int], tuple[kernels.Kernels, Any, list[tuple[Any, Any, int]]]]
 
 
 def move(vector: Vector, terms: Sequence[Term], scale: float, base: Sequence[torch.Tensor] | None = None) -> None:
     """w = round((base or w) + scale * sum of the terms)."""
-    kernel = vector.kernel()
     small: Moves = {}
-    for index, lo, hi, start, prepared in vector.pieces(vector.preparing(terms, scale)):
+    for index, lo, hi, start, kernel, prepared in vector.pieces(vector.preparing(terms, scale)):
         p = vector.parameters[index]
         elements = None if p.is_contiguous() else flat(p)
         out = (vector.operand(kernel, p) if elements is None else operand(kernel, elements))[lo:hi]
         source = out if base is None else operand(kernel, flat(base[index]).to(p.device)[lo:hi])
         if elements is None and hi - lo <= SMALL:
-            small.setdefault((dtype_name(p), id(prepared)), (prepared, []))[1].append((out, source, start))
+            small.setdefault((dtype_name(p), id(prepared)), (kernel, prepared, []))[2].append((out, source, start))
             continue
         kernel.move(out, source, dtype_name(p), prepared, scale, start)
         if elements is not None:
             write_back(p, elements)
-    move_small(kernel, small, scale)
+    move_small(small, scale)
 
 
-def move_small(kernel: kernels.Kernels, moves: Moves, scale: float) -> None:
+def move_small(moves: Moves, scale: float) -> None:
     """Many small moves, in one call for each dtype and sum."""
-    for (dtype, _), (prepared, runs) in moves.items():
+    for (dtype, _), (kernel, prepared, runs) in moves.items():
         kernel.move_many(runs, dtype, prepared, scale)
 
 
@@ -59,13 +59,12 @@ def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
         checked.append(([(t.basis.spec, t.first, vector.per_block(t.coefficients)) for t in step.terms], step.scale))
     if not checked:
         return
-    kernel = vector.kernel()
 
-    def prepare(block: int, length: int) -> Any:
+    def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
         sums = [([Part(s, first, c[block]) for s, first, c in terms], scale) for terms, scale in checked]
         return kernel.prepare_steps(sums, length)
 
-    for index, lo, hi, start, prepared in vector.pieces(prepare):
+    for index, lo, hi, start, kernel, prepared in vector.pieces(prepare):
         p = vector.parameters[index]
         elements = flat(p)
         kernel.move_steps(operand(kernel, elements[lo:hi]), dtype_name(p), prepared, start)
@@ -76,15 +75,18 @@ def move_by_pieces(
     vector: Vector, terms: Sequence[Term], scale: float, rounding: Rounding | None, moments: Moments | None = None
 ) -> None:
     """`move` with a buffer: rounded stochastically, or by what running averages make of the sum."""
-    kernel = vector.kernel()
-    for index, first, last, begin, prepared in vector.pieces(vector.preparing(terms, scale)):
+    for index, first, last, begin, kernel, prepared in vector.pieces(vector.preparing(terms, scale)):
         p = vector.parameters[index]
         elements = flat(p)
         for lo in range(first, last, PIECE):
             hi = min(lo + PIECE, last)
             start = begin + lo - first
-            total = torch.as_tensor(kernel.combine(prepared, start, start + hi - lo)).to(p.device)
-            change = total * float(np.float32(scale)) + 0.0 if moments is None else moments.change(total, start)
+            total = kernel.combine(prepared, start, start + hi - lo)
+            total = total if isinstance(total, torch.Tensor) else torch.from_numpy(total)
+            if moments is None:
+                change = total.to(p.device) * float(np.float32(scale)) + 0.0
+            else:
+                change = moments.change(total.to(moments.first.device), start).to(p.device)
             value = elements[lo:hi].float() + change
             if rounding is not None and p.dtype != torch.float32:
                 seed, step = rounding

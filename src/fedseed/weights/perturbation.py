@@ -17,11 +17,12 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights.change import Term
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.moving import SMALL, Moves, move_small
-from fedseed.weights.vector import Vector, flat, operand
+from fedseed.weights.vector import Vector, flat, kernel_of, operand
 
 # what asks a tensor about itself, not for its values: no copy is made for these
 _ASKS = {
@@ -72,17 +73,15 @@ class Perturbation:
     def __init__(self, vector: Vector, term: Term, scale: float) -> None:
         self._vector = vector
         self._scale = scale
-        self._kernel = vector.kernel()
         self._part = Part(term.basis.spec, term.first, np.asarray(term.coefficients, dtype=np.float32))
-        self._prepared: dict[int, Any] = {}
+        self._prepared: dict[tuple[str, int], Any] = {}
         self._small: dict[int, torch.Tensor] | None = None  # perturbed copies
-        self.on_cpu = vector.device.type == "cpu"
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return tensor in self._vector
 
     def scratch(self, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """Memory for `count` elements that is used again and again: what it held before is lost."""
+        """The CPU's memory for `count` elements, used again and again: what it held before is lost."""
         return self._vector.scratch(dtype, count)
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -98,39 +97,41 @@ class Perturbation:
 
     def _make_small(self) -> dict[int, torch.Tensor]:
         """All small parameters that lie in one block each, at once."""
-        kernel, vector = self._kernel, self._vector
+        vector = self._vector
         copies, moves = {}, Moves()
         for p in vector.parameters:
             block = self._vector.only_block(p) if p.numel() <= SMALL and p.is_contiguous() else None
             if block is not None:
+                kernel = kernel_of(p)
                 out = copies[id(p)] = torch.empty(p.shape, dtype=p.dtype, device=p.device)
                 run = operand(kernel, out.view(-1)), vector.operand(kernel, p), vector.start_of(p)
-                prepared = self._of(block)
-                moves.setdefault((dtype_name(p), id(prepared)), (prepared, []))[1].append(run)
-        move_small(kernel, moves, self._scale)
+                prepared = self._of(kernel, p, block)
+                moves.setdefault((dtype_name(p), id(prepared)), (kernel, prepared, []))[2].append(run)
+        move_small(moves, self._scale)
         return copies
 
     def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
         """out = elements lo..hi of the perturbed parameter, flat."""
-        vector, kernel = self._vector, self._kernel
+        vector, kernel = self._vector, kernel_of(parameter)
         contiguous = parameter.is_contiguous()
         source = vector.operand(kernel, parameter) if contiguous else operand(kernel, flat(parameter))
         target, dtype = operand(kernel, out), dtype_name(parameter)
         start = vector.start_of(parameter) + lo
         for block, a, b in vector.overlaps(start, hi - lo):
-            kernel.move(target[a:b], source[lo + a : lo + b], dtype, self._of(block), self._scale, start + a)
+            prepared = self._of(kernel, parameter, block)
+            kernel.move(target[a:b], source[lo + a : lo + b], dtype, prepared, self._scale, start + a)
 
     def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """Rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
         block = self._vector.only_block(parameter)
         if block is None or not parameter.is_contiguous():
             return None
-        kernel, count = self._kernel, len(rows)
+        kernel, count = kernel_of(parameter), len(rows)
         out = torch.empty(count, parameter.shape[1], dtype=parameter.dtype, device=parameter.device)
         source, target = operand(kernel, flat(parameter)), operand(kernel, out.view(-1))
         kernel.move_rows(
             target.reshape(count, -1), source.reshape(parameter.shape[0], -1), operand(kernel, rows),
-            dtype_name(parameter), self._of(block), self._scale, self._vector.start_of(parameter),
+            dtype_name(parameter), self._of(kernel, parameter, block), self._scale, self._vector.start_of(parameter),
         )  # fmt: skip
         return out
 
@@ -141,9 +142,9 @@ class Perturbation:
             Shape (..., rows of the matrix); None if that is not possible without a copy of the matrix.
         """
         tensors = (x, parameter) if bias is None else (x, parameter, bias)
-        block = self._vector.only_block(parameter)
+        block, kernel = self._vector.only_block(parameter), kernel_of(parameter)
         if (
-            self._kernel.product is None
+            kernel.product is None
             or block is None
             or any(t.dtype != torch.float32 for t in tensors)
             or not parameter.is_contiguous()
@@ -152,19 +153,21 @@ class Perturbation:
             return None
         rows, columns = parameter.shape
         inputs = x.detach().reshape(-1, columns).contiguous()
-        weights = self._vector.operand(self._kernel, parameter).reshape(rows, columns)
-        out = torch.empty(len(inputs), rows)
-        self._kernel.product(
-            out.numpy(), inputs.numpy(), weights, None if bias is None else bias.detach().numpy(), self._of(block),
-            self._scale, self._vector.start_of(parameter),
+        weights = self._vector.operand(kernel, parameter).reshape(rows, columns)
+        out = torch.empty(len(inputs), rows, device="cpu")
+        kernel.product(
+            out.numpy(), inputs.numpy(), weights, None if bias is None else bias.detach().numpy(),
+            self._of(kernel, parameter, block), self._scale, self._vector.start_of(parameter),
             lambda count: self.scratch(torch.float32, count).numpy(),
         )  # fmt: skip
         return out.view(*x.shape[:-1], rows)
 
-    def _of(self, block: int) -> Any:
-        if block not in self._prepared:
-            self._prepared[block] = self._kernel.prepare([self._part], self._vector.layout.block_sizes[block])
-        return self._prepared[block]
+    def _of(self, kernel: kernels.Kernels, parameter: torch.Tensor, block: int) -> Any:
+        """The direction as the kernels of a parameter's device take it."""
+        key = parameter.device.type, block
+        if key not in self._prepared:
+            self._prepared[key] = kernel.prepare([self._part], self._vector.layout.block_sizes[block])
+        return self._prepared[key]
 
 
 class PerturbedUse(TorchFunctionMode):
@@ -193,7 +196,7 @@ class PerturbedUse(TorchFunctionMode):
                     return rows
             elif way == "linear" and self._is_large(args[1] if len(args) > 1 else kwargs["weight"]):
                 return self._large(func, *args, **kwargs)
-            elif self._perturbation.on_cpu:
+            else:
                 return self._with_scratch(func, args, kwargs)
         for value in args:
             if isinstance(value, _MAY_HOLD):
@@ -216,9 +219,9 @@ class PerturbedUse(TorchFunctionMode):
         return value
 
     def _with_scratch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """func with copies in memory that is used again."""
+        """func with copies in memory that is used again, on a CPU; torch's own allocator does that on a GPU."""
         wanted = [v for v in (*args, *kwargs.values()) if self._ours(v) and v.numel() > SMALL]
-        if not wanted or len({v.dtype for v in wanted}) > 1:
+        if not wanted or len({v.dtype for v in wanted}) > 1 or not all(v.is_cpu for v in wanted):
             return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
         memory = self._perturbation.scratch(wanted[0].dtype, sum(v.numel() for v in wanted))
         at = 0
@@ -249,7 +252,7 @@ class PerturbedUse(TorchFunctionMode):
         return None if rows is None else rows.view(*input.shape, weight.shape[1])
 
     def _is_large(self, weight: torch.Tensor) -> bool:
-        return weight.numel() >= FUSED and self._perturbation.on_cpu and self._ours(weight)
+        return weight.numel() >= FUSED and weight.is_cpu and self._ours(weight)
 
     def _large(
         self, func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None

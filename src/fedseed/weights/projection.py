@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedseed.randomness import Basis
 from fedseed.weights.change import Floats
 from fedseed.weights.moving import PIECE
-from fedseed.weights.vector import Vector, flat, operand
+from fedseed.weights.vector import Vector, flat, kernel_of, operand
 
 
 class Projection:
@@ -28,7 +28,7 @@ class Projection:
         self._vector = vector
         self._spec = basis.spec
         self._counts = [int(c) for c in counts]
-        self._kernel = vector.kernel()
+        self._finish = kernel_of(vector.parameters[0]).project_finish
         self._sums: list[Any] = [0.0] * len(counts)
 
     def add(self, index: int, values: torch.Tensor, lo: int = 0, hi: int | None = None, scale: float = 1.0) -> None:
@@ -44,9 +44,10 @@ class Projection:
         vector = self._vector
         start = vector.start_of(vector.parameters[index]) + lo
         flat = values.detach().reshape(-1)
+        kernel = kernel_of(flat)
         for block, a, b in vector.overlaps(start, len(flat) if hi is None else hi - lo):
-            sums = self._kernel.project_sums(
-                self._spec, 0, self._counts[block], operand(self._kernel, flat[a:b]), start + a,
+            sums = kernel.project_sums(
+                self._spec, 0, self._counts[block], operand(kernel, flat[a:b]), start + a,
                 vector.layout.block_sizes[block],
             )  # fmt: skip
             self._sums[block] = self._sums[block] + scale * sums
@@ -54,7 +55,7 @@ class Projection:
     def finish(self) -> list[Floats]:
         """One float32 array per block."""
         return [
-            self._kernel.project_finish(self._spec, 0, count, np.asarray(sums, dtype=np.float64))
+            self._finish(self._spec, 0, count, np.asarray(sums, dtype=np.float64))
             if np.ndim(sums)
             else np.zeros(count, dtype=np.float32)  # nothing was added there
             for count, sums in zip(self._counts, self._sums, strict=True)

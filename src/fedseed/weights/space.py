@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedseed.optimizers.moments import Moments
 from fedseed.optimizers.rules import Rule
-from fedseed.randomness import Basis
+from fedseed.randomness import Basis, kernels
 from fedseed.weights import moving, projection
 from fedseed.weights.change import Add, Average, Change, Coefficients, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
@@ -49,6 +49,11 @@ class ParameterSpace:
     def size(self) -> int:
         """d, the number of trainable parameters."""
         return self.layout.size
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Where the trainable tensors are."""
+        return self.vector.devices
 
     # -- changes -----------------------------------------------------------------------------------------------
 
@@ -126,7 +131,7 @@ class ParameterSpace:
 
     def _new_moments(self, rule: Rule) -> Moments:
         second = self.size if rule.kind == "adam" else 0
-        device = self.vector.device
+        device = self.vector.devices[0]
         return Moments(rule, torch.zeros(self.size, device=device), torch.zeros(second, device=device))
 
     def _average(self, change: Average) -> None:
@@ -218,7 +223,7 @@ class ParameterSpace:
         Raises:
             ValueError: delta has not length d, or the number of counts is not that of the blocks.
         """
-        kernel = self.vector.kernel()
+        kernel = kernels.current(delta.device.type if isinstance(delta, torch.Tensor) else self.vector.devices[0].type)
         if isinstance(delta, torch.Tensor):
             delta = delta.detach().reshape(-1)
             if not kernel.TENSORS:
@@ -301,7 +306,7 @@ class ParameterSpace:
 
     def difference(self, saved: Sequence[torch.Tensor]) -> Floats:
         """saved - w as one float32 vector of length d."""
-        out = torch.empty(self.size, dtype=torch.float32)
+        out = torch.empty(self.size, dtype=torch.float32, device="cpu")
         position = 0
         for p, s in zip(self.parameters, saved, strict=True):
             part = out[position : position + p.numel()].view(p.shape)

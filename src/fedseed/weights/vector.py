@@ -11,16 +11,18 @@ import torch
 from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights.change import Coefficients, Floats, Term
+from fedseed.weights.devices import devices_of
 from fedseed.weights.layout import Layout
 
-Prepare = Callable[[int, int], Any]  # (block, its length) -> a sum over directions, prepared by the kernels
+# (kernels, block, its length) -> a sum over directions, prepared by these kernels
+Prepare = Callable[[kernels.Kernels, int, int], Any]
 
 
 class Vector:
     """A model's trainable tensors in order, as one vector of length d in L blocks.
 
     Args:
-        parameters: the tensors, all on one device.
+        parameters: the tensors, each on any device.
         layout: their names, shapes and dtypes, and the blocks' boundaries.
     """
 
@@ -36,13 +38,9 @@ class Vector:
         return id(tensor) in self._starts
 
     @property
-    def device(self) -> torch.device:
+    def devices(self) -> tuple[torch.device, ...]:
         """Where the tensors are."""
-        return self.parameters[0].device if self.parameters else torch.device("cpu")
-
-    def kernel(self) -> kernels.Kernels:
-        """The kernels for that device."""
-        return kernels.current(self.device.type)
+        return devices_of(self.parameters) or (torch.device("cpu"),)
 
     def start_of(self, parameter: torch.Tensor) -> int:
         """Index of a tensor's first element in the vector."""
@@ -65,16 +63,22 @@ class Vector:
                 yield block, lo, hi
             lo, block = max(lo, hi), block + 1
 
-    def pieces(self, prepare: Prepare) -> Iterator[tuple[int, int, int, int, Any]]:
-        """(tensor, its elements lo, hi, index of the first in the vector, prepared) for each tensor and block."""
+    def pieces(self, prepare: Prepare) -> Iterator[tuple[int, int, int, int, kernels.Kernels, Any]]:
+        """(tensor, its elements lo, hi, index of the first in the vector, kernels, prepared), by tensor and block."""
+        known: dict[str, kernels.Kernels] = {}
         tensor = position = 0  # the tensor that the block reaches into, and where it begins
         for block, (begin, end) in enumerate(pairwise(self.layout.boundaries)):
-            prepared = prepare(block, end - begin)
+            length, made = end - begin, dict[str, Any]()
             while begin < end:
                 size = self.layout.tensors[tensor].size
                 stop = min(end, position + size)
                 if begin < stop:
-                    yield tensor, begin - position, stop - position, begin, prepared
+                    kind = self.parameters[tensor].device.type
+                    if kind not in known:
+                        known[kind] = kernels.current(kind)
+                    if kind not in made:
+                        made[kind] = prepare(known[kind], block, length)
+                    yield tensor, begin - position, stop - position, begin, known[kind], made[kind]
                 begin = stop
                 if stop == position + size:
                     position += size
@@ -88,9 +92,8 @@ class Vector:
         """
         check_scale(scale)
         per_block = [self.per_block(term.coefficients) for term in terms]
-        kernel = self.kernel()
 
-        def prepare(block: int, length: int) -> Any:
+        def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
             parts = [Part(t.basis.spec, t.first, c[block]) for t, c in zip(terms, per_block, strict=True)]
             return kernel.prepare(parts, length)
 
@@ -123,11 +126,16 @@ class Vector:
         return known[2]
 
     def scratch(self, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """Memory for `count` elements that is used again and again: what it held before is lost."""
+        """The CPU's memory for `count` elements, used again and again: what it held before is lost."""
         there = self._scratch.get(dtype)
         if there is None or len(there) < count:
-            there = self._scratch[dtype] = torch.empty(count, dtype=dtype)
+            there = self._scratch[dtype] = torch.empty(count, dtype=dtype, device="cpu")
         return there
+
+
+def kernel_of(tensor: torch.Tensor) -> kernels.Kernels:
+    """The kernels for the device that a tensor is on."""
+    return kernels.current(tensor.device.type)
 
 
 def check_scale(scale: float) -> None:

@@ -1,0 +1,74 @@
+"""The base's weights, brought by a client: what a coordinator begins with where steps are whole weights."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fedseed.errors import MessageError
+from fedseed.federation.large import fetch
+from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.session import Session
+
+BRING_SECONDS = 60.0  # for a client to bring them, before another is asked
+
+
+class BaseWeights:
+    """Asks clients for the weights until one has brought them.
+
+    Args:
+        session: the conversation.
+        needed: whether the coordinator wants them at all.
+    """
+
+    def __init__(self, session: Session, needed: bool) -> None:
+        self.needed = needed
+        self.data: bytes | None = None  # once they are here
+        self._session = session
+        self._ask_again = 0.0  # when to ask another client
+        self._fetching: set[asyncio.Task[None]] = set()
+
+    @property
+    def missing(self) -> bool:
+        """Whether they are still to come."""
+        return self.needed and self.data is None
+
+    def hello(
+        self, host: str, about: dict[str, Any], answer: dict[str, Any], size: int, most: int,
+        reject: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        """A client has said hello, with the weights perhaps; if not, the answer asks for them.
+
+        Args:
+            host: who it is.
+            about: what it said.
+            answer: what it will be told.
+            size: bytes of the weights.
+            most: bytes of the largest message that a client may send.
+            reject: counts what does not fit.
+        """
+        if not self.missing:
+            return
+        if about.get("weights") is not None:
+            task = asyncio.create_task(self._take(host, base64.b64decode(about["weights"]), size, most, reject))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+        elif time.monotonic() > self._ask_again:  # one client is enough; another is asked if this one does not
+            self._ask_again = time.monotonic() + BRING_SECONDS
+            answer["bring"] = "weights"
+
+    async def _take(self, host: str, carried: bytes, size: int, most: int, reject: Callable[[str, str], None]) -> None:
+        try:
+            weights = (await fetch(self._session.end, carried, host, most))[FRAME_BYTES:]
+            if len(weights) != size:
+                raise MessageError(f"{len(weights)} bytes of weights")
+            self.data = weights
+        except MessageError as error:
+            reject(host, str(error))
+        self._session.stir()
+
+    def hand_over(self) -> bytes | None:
+        """The weights, which are needed no longer here."""
+        data, self.data, self.needed = self.data, None, False
+        return data

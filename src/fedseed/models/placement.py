@@ -1,0 +1,92 @@
+"""Where a model lies: `model.device` of a recipe, `--device` of a command.
+
+auto      a GPU if there is one, else the CPU
+cpu
+cuda      the current GPU; cuda:1 a certain one
+map       layers over all GPUs, as `accelerate` deals them out, the rest on the CPU, which then computes them
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedseed.errors import RecipeError
+from fedseed.weights.devices import devices_of
+
+Places = Mapping[str, torch.device]  # module name -> where it lies; "" is the whole model
+
+
+def find_device(name: str) -> torch.device | None:
+    """The device of a name; None for "map".
+
+    Raises:
+        RecipeError: this machine has no such device.
+    """
+    if name == "map":
+        return None
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if there else torch.device("cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or (number and not number.isdecimal()):
+        raise RecipeError(f'device "{name}": choose auto, cpu, cuda, cuda:N or map')
+    if not there:
+        reason = "torch finds no GPU here"
+        if torch.version.cuda is None:
+            reason = f"this torch ({torch.__version__}) is built without CUDA; pytorch.org says how to install one"
+        raise RecipeError(f'device "{name}": {reason}')
+    if number and int(number) >= there:
+        raise RecipeError(f'device "{name}": this machine has {there} GPU{"s"[: there > 1]}, numbered from 0')
+    return torch.device("cuda", int(number) if number else torch.cuda.current_device())
+
+
+def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
+    """Which modules go where, with all GPUs' and the CPU's free memory; a layer stays in one piece.
+
+    Raises:
+        RecipeError: it does not fit.
+    """
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    whole = list(getattr(model, "_no_split_modules", None) or ())
+    room = get_balanced_memory(model, no_split_module_classes=whole)
+    found = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
+    if "disk" in found.values():
+        raise RecipeError('device "map": the model does not fit into the memory of this machine and its GPUs')
+    return {name: torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+            for name, place in found.items()}  # fmt: skip
+
+
+def spread(model: Any, places: Places) -> Any:
+    """Move modules to their places; what passes from one to the next is moved on the way. Returns the model.
+
+    Every module computes where it lies, those on the CPU too, so a parameter is never anywhere else than in its place.
+
+    Args:
+        model: a torch module.
+        places: a device for each module, by name; together they are all of the model.
+    """
+    from accelerate.utils import send_to_device
+
+    skipped = getattr(model, "_skip_keys_device_placement", None)  # what looks after its tensors itself: a cache
+
+    def bringing(device: torch.device) -> Any:
+        def bring(module: Any, args: Any, kwargs: Any) -> Any:
+            return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=skipped)
+
+        return bring
+
+    for name, device in places.items():
+        part = model.get_submodule(name)
+        if devices_of([*part.parameters(), *part.buffers()]) != (device,):
+            part.to(device)
+        if len(places) > 1:
+            part.register_forward_pre_hook(bringing(device), with_kwargs=True)
+    if len(places) > 1:
+        first = next(model.parameters()).device
+        model.register_forward_hook(lambda module, args, output: send_to_device(output, first, skip_keys=skipped))
+    return model

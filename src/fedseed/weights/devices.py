@@ -1,0 +1,36 @@
+"""The devices that tensors lie on: which they are, waiting for them, the memory they have taken."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+
+def devices_of(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
+    """The devices of some tensors, each once, in order."""
+    return tuple(dict.fromkeys(tensor.device for tensor in tensors))
+
+
+def wait_for(devices: Sequence[torch.device]) -> None:
+    """Return when everything that was asked of the devices is done: before a clock is read. A CPU is never behind."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def gpus(devices: Sequence[torch.device]) -> list[int]:
+    """The numbers of the GPUs among some devices, for `torch.random.fork_rng`."""
+    current = torch.cuda.current_device
+    return [current() if d.index is None else d.index for d in devices if d.type == "cuda"]
+
+
+def forget_peak(devices: Sequence[torch.device]) -> None:
+    """Let `peak_on` count from here on."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_on(devices: Sequence[torch.device]) -> int | None:
+    """The most bytes that torch has held on the GPUs among some devices, added up; None: there is no GPU among them."""
+    held = [int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"]
+    return sum(held) if held else None

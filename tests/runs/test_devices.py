@@ -1,0 +1,170 @@
+"""Nothing is made on a device by accident, and a model lies where it was asked to."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from transformers import AutoModelForCausalLM, LlamaConfig
+from typer.testing import CliRunner
+
+from fedseed import Federation, Orbit, ParameterSpace
+from fedseed.cli.app import app
+from fedseed.errors import RecipeError
+from fedseed.models.loading import load_model
+from fedseed.models.placement import deal_out, find_device, spread
+from fedseed.runs.recipe import packaged_recipes, read_recipe
+from fedseed.training.settings import OPTIMIZERS
+from support.tiers import mark
+
+SMALL = [name for name in packaged_recipes() if name.startswith("small-")]
+TINY = [
+    "rounds=2", "task.clients=3", "task.examples=4", "task.evaluation=1", "task.unseen=0", "federation.per_round=2",
+    "evaluation.every=2", "evaluation.max_new_tokens=3",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(small, tmp_path_factory):
+    """The folder of a causal model of a few thousand parameters."""
+    tokenizer = small[1]
+    folder = tmp_path_factory.mktemp("tiny") / "base"
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(
+        LlamaConfig(**sizes, **ids, max_position_embeddings=256, tie_word_embeddings=True)
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def short(name):
+    """What makes a method's rounds short."""
+    settings = read_recipe(name).method.model_dump()
+    found = ["method.steps=2"] if "steps" in settings else []
+    return found + ["method.training.steps=2"] * ("training" in settings)
+
+
+def same_on_meta(recipe, overrides, tmp_path):
+    """A run where whatever is made without a device of its own can't be used; the same one as it is everywhere else."""
+    there = Federation.from_file(recipe, overrides, out=tmp_path / "there").run().summary
+    with torch.device("meta"):
+        assert torch.zeros(1).is_meta
+        here = Federation.from_file(recipe, [*overrides, "model.device=cpu"], out=tmp_path / "here").run().summary
+    assert here["weights_digest"] == there["weights_digest"] and here["final"] == there["final"]
+    assert here["devices"] == ["cpu"]
+    return here
+
+
+@pytest.mark.parametrize("name", mark(SMALL, lambda name: name not in ("small-ferret", "small-feedsign"), "long"))
+def test_every_method_names_its_devices(name, tiny, tmp_path):
+    alone = ["task.clients=1", "federation.per_round=1"] if name == "small-mezo" else []
+    summary = same_on_meta(name, [f"model.base={tiny}", *TINY, *alone, *short(name)], tmp_path)
+    assert set(summary["final"]) >= {"loss", "rouge_l"}
+    path = tmp_path / "here" / "model.orbit"
+    if path.exists():
+        orbit = Orbit.open(path)
+        with torch.device("meta"):
+            model = orbit.equip(load_model(str(tiny))[0])
+            assert orbit.replay(model) == summary["weights_digest"]
+
+
+@pytest.mark.parametrize("optimizer", mark(OPTIMIZERS, lambda name: name != "adamw", "long"))
+def test_every_optimiser_does(optimizer, tiny, tmp_path):
+    overrides = [f"model.base={tiny}", *TINY, "method.training.steps=2", f"method.training.optimizer={optimizer}"]
+    same_on_meta("small-fedavg", overrides, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_pictures_do(kind, image_base, cifar10, tmp_path):
+    name = "vit" if kind == "vit" else "resnet18"
+    base = image_base(kind, backbone=kind == "vit")
+    overrides = ["rounds=1", f"model.base={base}", f"task.path={cifar10()}", "method.batch=2"]
+    same_on_meta(f"published-feedsign-{name}-cifar10", overrides, tmp_path)
+
+
+@pytest.mark.long
+def test_masks_do(masked_base, original, tmp_path):
+    recipe = read_recipe("published-roberta-tasks")
+    folder = original(recipe.task.name)
+    overrides = ["rounds=2", f"model.base={masked_base}", f"task.path={folder}", "evaluation.every=2"]
+    same_on_meta("published-roberta-tasks", overrides, tmp_path)
+
+
+@pytest.mark.long
+def test_choices_do(tiny, original, tmp_path):
+    recipe = read_recipe("published-opt-tasks")
+    folder = original(recipe.task.name)
+    overrides = ["rounds=2", f"model.base={tiny}", f"task.path={folder}", "evaluation.every=2", "model.dtype=float32"]
+    overrides += ["task.examples=20", "task.validation=10"]
+    same_on_meta("published-opt-tasks", overrides, tmp_path)
+
+
+# -- where a model lies ----------------------------------------------------------------------------------------------
+
+
+def test_auto_is_the_gpu_if_there_is_one():
+    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert find_device("cpu") == torch.device("cpu") and find_device("map") is None
+
+
+@pytest.mark.parametrize("name", ["cuda:97", "cuda:x", "tpu"])
+def test_a_device_that_is_not_there_is_said(name):
+    with pytest.raises(RecipeError, match=rf'device "{name}": '):
+        find_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_torch_without_gpus_is_said_on_the_command_line(tmp_path):
+    from fedseed.cli import app as cli
+
+    with pytest.raises(RecipeError, match=r'device "cuda": '):
+        cli._run("quickstart-ferret", cli.settings(None, "cuda"), tmp_path / "run", False, [], False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_name_is_said_with_its_key(tmp_path):
+    result = CliRunner().invoke(app, ["run", "quickstart-ferret", "--device", "gpu", "--out", str(tmp_path / "run")])
+    assert isinstance(result.exception, RecipeError) and "model.device" in str(result.exception)
+
+
+def test_a_run_goes_on_elsewhere(tiny, tmp_path):
+    """The device is not what the run is."""
+    overrides = [f"model.base={tiny}", *TINY, "method.training.steps=2"]
+    first = Federation.from_file("small-ferret", overrides, out=tmp_path / "run").run().summary
+    (tmp_path / "run" / "summary.json").unlink()
+    again = Federation.from_file("small-ferret", [*overrides, "model.device=cpu"], out=tmp_path / "run")
+    assert again.run(resume=True).summary["weights_digest"] == first["weights_digest"]
+
+
+class Product(torch.nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(4, 4, device=device))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def test_layers_are_dealt_out_over_devices():
+    """Tensors without values stand in for those of two GPUs; torch refuses to compute with two devices at once."""
+    places = {"0": torch.device("cuda", 0), "1": torch.device("cuda", 1), "2": torch.device("cpu")}
+    with FakeTensorMode(), torch.no_grad():
+        model = torch.nn.Sequential(*(Product(place) for place in places.values()))
+        x = torch.zeros(2, 4, device="cuda:0")
+        with pytest.raises(RuntimeError, match="found at least two devices"):
+            model(x)
+        assert spread(model, places)(x).device == torch.device("cuda", 0)
+        assert {str(d) for d in ParameterSpace(model).devices} == {"cuda:0", "cuda:1", "cpu"}
+
+
+def test_a_layer_that_is_dealt_out_computes_what_it_did(tiny):
+    model, _ = load_model(str(tiny))
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+        places = deal_out(model)
+        assert set(places.values()) <= {torch.device("cpu"), torch.device("cuda", 0)}
+        parts = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
+        divided = spread(model, dict.fromkeys(parts, torch.device("cpu")))
+        assert torch.equal(divided(input_ids=ids).logits, expected)
