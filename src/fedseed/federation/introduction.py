@@ -146,9 +146,8 @@ class Introduction:
         if incarnation and incarnation != self.incarnation:
             if self.incarnation and self.replica.at:
                 self._progress.warn("the run has been put on the server again: begun from the base")
-                await self.replica.begin_at_base()
             self.incarnation = incarnation
-            await self.replica.follow()
+            await self.replica.begin()
         self.welcome = bool(incarnation)
         if self.welcome:
             await self.say("beat", {})

@@ -1,5 +1,6 @@
 """A client's copy of the weights: it follows the run's log from its beginning, each step once, chained to the last."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -49,6 +50,7 @@ class Replica:
         self._queue: deque[Entry | Exception] = deque()
         self._following: Following | None = None
         self._link = hosted.start[-LINK_BYTES:]
+        self._turn = asyncio.Lock()  # whoever reads the log on, or begins again: the other waits
         self._repairs = 0
         self._digest: tuple[int, str] | None = None
 
@@ -64,10 +66,16 @@ class Replica:
         """Whether the weights are those after step `at`."""
         return self.applying.current
 
-    async def follow(self) -> None:
-        """Follow the log from its beginning."""
-        await self.stop()
+    async def begin(self) -> None:
+        """Follow the log from its beginning, with a new model if this one has steps of another log."""
+        async with self._turn:
+            await self._begin()
+
+    async def _begin(self) -> None:
+        await self.stop()  # nothing of another log comes any more
         self._queue.clear()
+        if self.at:
+            await self._take_base()
         self._following = await self.end.follow(0, self._take)
 
     async def stop(self) -> None:
@@ -83,8 +91,7 @@ class Replica:
             self._queue.append(NetworkError(f"entry {number} of the log is not valid: {error}"))
         self._wake()
 
-    async def begin_at_base(self) -> None:
-        """Take a new model."""
+    async def _take_base(self) -> None:
         self.hosted = await self._thread.do(self._load)
         self.version += 1
         self.at = 0
@@ -95,8 +102,7 @@ class Replica:
 
     async def _begin_again(self, why: str) -> None:
         self._progress.warn(f"{why}: replaying from the base")
-        await self.begin_at_base()
-        await self.follow()
+        await self._begin()
 
     # -- applying -----------------------------------------------------------------------------------------------
 
@@ -106,6 +112,10 @@ class Replica:
         Raises:
             FedseedError: the log is another run's, or not valid, or this machine computes differently.
         """
+        async with self._turn:
+            await self._advance()
+
+    async def _advance(self) -> None:
         steps: list[bytes] = []
         mark: tuple[int, str] | None = None
         while self._queue:
@@ -152,14 +162,19 @@ class Replica:
 
     async def settle(self) -> None:
         """Do what could not be done when the last steps came."""
-        self.spent.add(await self.applying.settle(self.hosted.worker))
+        async with self._turn:
+            self.spent.add(await self.applying.settle(self.hosted.worker))
 
     # -- comparing -----------------------------------------------------------------------------------------------
 
     async def digest(self) -> str:
         """The weights' digest."""
         if self._digest is None or self._digest[0] != self.at:
-            self._digest = (self.at, await self._thread.do(self.hosted.worker.space.digest))
+            at, version = self.at, self.version
+            found = await self._thread.do(self.hosted.worker.space.digest)
+            if version != self.version:  # it has begun again meanwhile
+                return found
+            self._digest = (at, found)
         return self._digest[1]
 
     async def _compare(self, digest: str) -> None:
