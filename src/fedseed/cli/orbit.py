@@ -39,6 +39,7 @@ def info(path: PathArgument, plugin: PluginOption = None) -> None:
     rows: list[tuple[str, str]] = [
         ("base", f"{header.base} ({header.dtype})"),
         ("base digest", header.base_digest),
+        *([] if header.digest_kind == "blake2b" else [("digests are", header.digest_kind)]),
         ("parameters", f"{layout.size:,} in {len(layout.tensors)} tensors, {len(layout.block_sizes)} blocks"),
         *([] if header.adapter is None else [("adapter", _settings(header.adapter.settings.model_dump()))]),
         ("method", header.method.name),
@@ -191,7 +192,7 @@ def _replay(orbit: Orbit, count: int, base: str | None, device: str, check_all: 
     if base is None:
         model, tokenizer = load_model(header.base, header.dtype, head=head)
     else:
-        model, tokenizer = find_base(base, header.dtype, header.base_digest, head)
+        model, tokenizer = find_base(base, header.dtype, header.base_digest, head, header.digest_kind)
     model = orbit.equip(model)
     try:
         model.to(device)

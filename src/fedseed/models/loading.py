@@ -22,6 +22,7 @@ from transformers.models.auto import modeling_auto
 
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
+from fedseed.weights.layout import DigestKind
 
 PACKAGED = ("small", "digits")  # the project's own bases: a language model, an image classifier
 Architecture = Literal["causal", "masked", "image"]  # what a model predicts
@@ -249,14 +250,17 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def find_base(place: str, dtype: str, digest: str, head: Head | None = None) -> tuple[Any, Any]:
+def find_base(
+    place: str, dtype: str, digest: str, head: Head | None = None, digest_kind: DigestKind = "blake2b"
+) -> tuple[Any, Any]:
     """The base with a digest: at `place`, or in one of the folders in it.
 
     Args:
         place: as `load_model` takes it, or a folder that holds folders with models.
         dtype: the dtype to load it in; the digest depends on it.
-        digest: what `fedseed.weights.space.base_digest` must give.
+        digest: what `fedseed.weights.digest.base_digest` must give.
         head: as `load_model` takes it.
+        digest_kind: how the base is hashed.
 
     Raises:
         RecipeError: nothing there can be loaded, or no folder in it has this digest.
@@ -272,7 +276,7 @@ def find_base(place: str, dtype: str, digest: str, head: Head | None = None) -> 
             model, tokenizer = load_model(str(path), dtype, head=head)
         except RecipeError:
             continue  # of another kind, or damaged: not the one that is looked for
-        if base_digest(model) == digest:
+        if base_digest(model, digest_kind) == digest:
             return model, tokenizer
     names = ", ".join(path.name for path in found) or "no folder with a model"
     raise RecipeError(f"{place}: no base with digest {digest} ({names} there)")

@@ -71,6 +71,7 @@ class NetworkBackend(Backend):
             patience=None if recipe.stopping is None else recipe.stopping.patience,
             attack=None if recipe.attack is None else recipe.attack.kind,
             trackers=recipe.tracking,
+            digest_every=recipe.evaluation.digest_every,
         )  # fmt: skip
         self._orbit: OrbitCopy | None = None
         self._folder: RunFolder | None = None
@@ -92,8 +93,9 @@ class NetworkBackend(Backend):
             lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")
         )
         dealings = CoordinatorSettings(
-            wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas
-        )
+            wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
+            recipe.model.digest,
+        )  # fmt: skip
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
         self.header = await self._talk.start(fresh, out is not None and (out / "model.orbit").exists())
         self.names = self._talk.roster.names
@@ -168,11 +170,12 @@ class NetworkBackend(Backend):
 
     def examine(self, line: dict[str, Any], evaluate: bool) -> None:
         """Ask the clients about their weights."""
-        digest = self._wait(self.talk.inquiry.ask(line, evaluate))
+        digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.settings.digests(line["round"])))
         self.talk.line.update(line)
-        self._wait(self.talk.log.mark(line["round"], digest))
+        if digest is not None:
+            self._wait(self.talk.log.mark(line["round"], digest))
         if self._orbit is not None:
-            self._orbit.confirm(digest)
+            self._orbit.confirm(digest or NO_DIGEST)
         self._sync()
 
     def _sync(self) -> None:
