@@ -5,7 +5,9 @@ import threading
 import pytest
 import torch
 
+from fedseed import Orbit, ParameterSpace
 from fedseed.federation.network_client import NetworkClient
+from fedseed.orbit import NO_DIGEST
 from fedseed.reports.progress import Silent
 from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
@@ -71,7 +73,7 @@ class Clients:
             with LOADING:
                 federation = self.problem.federation(
                     self.checked.method, rounds=self.checked.rounds, seed=self.checked.seed, joint=False,
-                    per_round=self.checked.federation.count(5),
+                    per_round=self.checked.federation.count(5), digest_kind=self.checked.model.digest,
                 )  # fmt: skip
                 return part_of(federation, names)
 
@@ -128,6 +130,30 @@ def test_the_result_is_that_of_one_process(method, largest, problem, tmp_path, i
         line["loss"] for line in expected.metrics if "loss" in line
     ]
     assert repeats(result.summary["refusals"]) and result.summary["repeated_rounds"] == 0
+
+
+@pytest.mark.parametrize("method", ["ferret", "fedavg"])
+def test_weights_are_hashed_as_the_recipe_says(method, problem, tmp_path, in_process, monkeypatch):
+    """By its kind of digest, and after the rounds that it names: nobody hashes anything after the others."""
+    settings = {"model": {"digest": "blake2b-tree"}, "evaluation": {"every": 3, "digest_every": 2}}
+    checked, hub = recipe(method, **settings), Hub()
+    expected = in_process(problem, checked.model_dump(exclude_none=True))
+    counted = []
+    digest = ParameterSpace.digest
+    monkeypatch.setattr(ParameterSpace, "digest", lambda self: counted.append(self.digest_kind) or digest(self))
+    clients = Clients(checked, hub, problem)
+    clients.host("client-0", "client-3")
+    clients.host("client-[124]")
+    result = clients.coordinate(tmp_path)
+    assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
+    found = [line["weights_digest"] for line in result.metrics]
+    assert found == [line["weights_digest"] for line in expected.metrics]
+    assert [digest is not None for digest in found] == [True, False, True, True, True, False, True]
+    assert counted == ["blake2b-tree"] * 2 * 5  # by each of two processes
+    if method == "ferret":
+        orbit = Orbit.open(tmp_path / "model.orbit")
+        assert [r.digest for r in orbit.records] == [digest or NO_DIGEST for digest in found[1:]]
+        assert orbit.replay(problem.model(), check_all=True) == result.summary["weights_digest"]
 
 
 def test_a_client_that_is_cut_off_for_a_while(problem, tmp_path, in_process):

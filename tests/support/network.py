@@ -226,6 +226,8 @@ def in_process(problem, recipe, per_round=None):
         per_round=checked.federation.count(len(problem.clients)),
         evaluate_every=checked.evaluation.every,
         joint=checked.federation.joint,
+        digest_kind=checked.model.digest,
+        digest_every=checked.evaluation.digest_every,
     ).run()
     return result
 

@@ -39,7 +39,8 @@ def loader(recipe, other_base=False):
     if other_base:
         problem.model = lambda: moved(model())
     return problem.federation(recipe.method, rounds=recipe.rounds, seed=recipe.seed, joint=recipe.federation.joint,
-                              per_round=recipe.federation.count(len(problem.clients)))  # fmt: skip
+                              per_round=recipe.federation.count(len(problem.clients)),
+                              digest_kind=recipe.model.digest)  # fmt: skip
 
 
 def moved(model):

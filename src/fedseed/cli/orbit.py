@@ -41,6 +41,7 @@ def info(path: PathArgument, plugin: PluginOption = None) -> None:
     rows: list[tuple[str, str]] = [
         ("base", f"{header.base} ({header.dtype})"),
         ("base digest", header.base_digest),
+        *([] if header.digest_kind == "blake2b" else [("digests are", header.digest_kind)]),
         ("parameters", f"{layout.size:,} in {len(layout.tensors)} tensors, {len(layout.block_sizes)} blocks"),
         *([] if header.adapter is None else [("adapter", _settings(header.adapter.settings.model_dump()))]),
         ("method", header.method.name),
@@ -193,7 +194,7 @@ def _replay(orbit: Orbit, count: int, base: str | None, device: str, check_all: 
     if base is None:
         model, tokenizer = load_model(header.base, header.dtype, head=head, device=device)
     else:
-        model, tokenizer = find_base(base, header.dtype, header.base_digest, head, device)
+        model, tokenizer = find_base(base, header.dtype, header.base_digest, head, header.digest_kind, device)
     model = orbit.equip(model)
     if not console.is_terminal:
         _say(f"replaying {count:,} steps")

@@ -107,8 +107,11 @@ def measure(recipe: Recipe) -> Estimate:
         phases["rebuild"], _ = _timed(partial(worker.apply, step))
         phases["digest"], _ = _timed(space.digest)
         down = len(plans[0]) + len(step) - 2 * FRAME_BYTES
-    if worker.method.stepwise:  # digested only where a line is logged
-        phases["digest"] /= recipe.evaluation.every
+    every, digest_every = recipe.evaluation.every, recipe.evaluation.digest_every
+    if worker.method.stepwise:  # hashed only where a line is logged
+        phases["digest"] /= every
+    else:
+        phases["digest"] /= min(every, digest_every)
     if hasattr(worker.method, "steps"):  # an update carries a pair for each local step
         up = round(up * factor)
     evaluation, _ = _timed(lambda: federation.evaluate(space.model))

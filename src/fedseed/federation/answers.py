@@ -15,6 +15,7 @@ from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.replica import Replica
 from fedseed.federation.worker import cost_of
+from fedseed.orbit import NO_DIGEST
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd
 
@@ -153,16 +154,16 @@ class Answers:
         self._question = None
         self._look_at_weights()
         if self._report is None:
-            self._report = await self._about(number)
+            self._report = await self._about(number, asked.get("digest") is not False)
         if asked.get("evaluate") == self.replica.hosted.host and self._report["metrics"] is None:
             await self._evaluate(self._report)
         await self.introduction.say("report", self._report)
         return True
 
-    async def _about(self, number: int) -> dict[str, Any]:
-        """A report: the weights' digest, and what the work since the last one has cost."""
+    async def _about(self, number: int, hashed: bool) -> dict[str, Any]:
+        """A report: the weights' digest, if that is wanted, and what the work since the last one has cost."""
         space, ratio = self.replica.hosted.worker.space, None
-        digest = await self.replica.digest()
+        digest = await self.replica.digest() if hashed else NO_DIGEST
         if (norm := self.replica.applying.norm) is not None:
             ratio = norm / max(await self._thread.do(space.norm), 1e-30)
         done, self.replica.spent = self.replica.spent, Cost()

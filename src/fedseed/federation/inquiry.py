@@ -40,36 +40,38 @@ class Inquiry:
             host.report = {**about, "round": int(about["round"]), "digest": digest, "metrics": metrics, "spent": spent}
             self.session.stir()
 
-    async def ask(self, line: dict[str, Any], evaluate: bool) -> str:
+    async def ask(self, line: dict[str, Any], evaluate: bool, digest: bool = True) -> str | None:
         """Ask all who are there about the weights after a round, and add to its line of metrics what they say.
 
         Args:
             line: of the round "round".
             evaluate: whether one of them evaluates.
+            digest: whether they hash their weights.
 
         Returns:
-            The weights' digest: that of most of them.
+            The weights' digest: that of most of them; None where they are not hashed.
         """
         number = line["round"]
-        reports = await self._reports(number, evaluate)
-        digest = str(Counter(report["digest"] for report in reports.values()).most_common(1)[0][0])
-        drifted = {name for name, report in reports.items() if report["digest"] != digest}
-        if drifted:
+        reports = await self._reports(number, evaluate, digest)
+        found = str(Counter(report["digest"] for report in reports.values()).most_common(1)[0][0])
+        drifted = {name for name, report in reports.items() if report["digest"] != found}
+        if drifted and digest:
             self.drifted |= drifted
             self.session.progress.warn(
                 f"round {number}: {listed(drifted)} has other weights: it repairs itself by replay"
             )
         if evaluate:
             evaluated = [report for report in reports.values() if report["metrics"]]
-            best = [report for report in evaluated if report["digest"] == digest] or evaluated
+            best = [report for report in evaluated if report["digest"] == found] or evaluated
             line.update(best[0]["metrics"])
             line["seconds"]["evaluation"] = float(best[0].get("seconds", 0.0))
         if number:
             self._add_costs(line, reports)
-        line["weights_digest"] = digest
-        return digest
+        hashed = found if digest else None
+        line["weights_digest"] = hashed
+        return hashed
 
-    async def _reports(self, number: int, evaluate: bool) -> dict[str, dict[str, Any]]:
+    async def _reports(self, number: int, evaluate: bool, digest: bool) -> dict[str, dict[str, Any]]:
         """The reports about a round by host: all hosts' that are there, or as many as come before the deadline."""
         for host in self.roster.membership.hosts.values():
             host.report = None
@@ -90,7 +92,7 @@ class Inquiry:
             now = time.monotonic()
             if now > asked + (RESEND_SECONDS if alive else 0.5):
                 if alive:
-                    await self.session.end.broadcast(ask_message(number, evaluator if evaluate else None))
+                    await self.session.end.broadcast(ask_message(number, evaluator if evaluate else None, digest))
                 else:
                     await self.session.call()
                 asked = now

@@ -118,9 +118,10 @@ def call_message(incarnation: str) -> bytes:
     return b"C" + incarnation.encode()
 
 
-def ask_message(number: int, evaluator: str | None) -> bytes:
-    """Report on the weights after a round; one client's process evaluates them too."""
-    return b"A" + json.dumps({"round": number, "evaluate": evaluator}).encode()
+def ask_message(number: int, evaluator: str | None, digest: bool = True) -> bytes:
+    """Report on the weights after a round, with their digest or without; one client's process evaluates them too."""
+    about = {"round": number, "evaluate": evaluator, **({} if digest else {"digest": False})}
+    return b"A" + json.dumps(about).encode()
 
 
 def plan_message(clients: Sequence[int], everybody: bool, carried: bytes) -> bytes:

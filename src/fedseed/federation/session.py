@@ -9,6 +9,7 @@ from fedseed.federation.protocol import call_message
 from fedseed.federation.rejected import Rejected
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import CoordinatorEnd
+from fedseed.weights.layout import DigestKind
 
 RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not answered
 
@@ -24,6 +25,7 @@ class CoordinatorSettings:
         dead_after: seconds of silence after which a client is taken for dead.
         base_digest: digest that the clients' base must have; None: that of the first client to come.
         copies: of the run's log, where there are several servers.
+        digest_kind: how base and weights are hashed.
     """
 
     deadline: float = 600.0
@@ -32,6 +34,7 @@ class CoordinatorSettings:
     dead_after: float = 6.0
     base_digest: str | None = None
     copies: int = 1
+    digest_kind: DigestKind = "blake2b"
 
 
 @dataclass

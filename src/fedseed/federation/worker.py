@@ -21,6 +21,7 @@ from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.together import InAnothersMessage, sharing
 from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
+from fedseed.weights.layout import DigestKind
 from fedseed.weights.space import ParameterSpace
 
 
@@ -52,6 +53,7 @@ class Worker:
         joint: clients that evaluate along common directions share forward passes.
         offload_base: keep the copy of the base that some methods need in a temporary file, not in memory.
         apart: every client's answer is a message of its own: gradients are not added up here.
+        digest_kind: how weights are hashed.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class Worker:
         joint: bool = True,
         offload_base: bool = False,
         apart: bool = False,
+        digest_kind: DigestKind = "blake2b",
     ) -> None:
-        self.space = ParameterSpace(model, method.blocks)
+        self.space = ParameterSpace(model, method.blocks, digest_kind)
         self.method = method
         self.objective = objective
         self.seed = seed

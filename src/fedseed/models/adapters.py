@@ -25,6 +25,8 @@ from fedseed.errors import RecipeError
 if TYPE_CHECKING:
     import torch
 
+    from fedseed.weights.layout import DigestKind
+
 
 class _Adapter(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -203,15 +205,16 @@ def hushed() -> Iterator[None]:
         yield
 
 
-def base_digest(model: Any) -> str:
-    """The digest of the base inside a `peft` model: what `fedseed.weights.space.base_digest` gave before `install`."""
-    from fedseed.weights.digest import digest_tensors
+def base_digest(model: Any, kind: "DigestKind" = "blake2b") -> str:
+    """The digest of the base inside a `peft` model: what `fedseed.weights.digest.base_digest` gave before `install`."""
+    from fedseed.weights.digest import hash_tensors, untied
 
-    return digest_tensors(
+    named = untied(
         (name.replace(".base_layer.", "."), tensor)
         for name, tensor in model.get_base_model().state_dict(keep_vars=True).items()
         if ".lora_" not in name
     )
+    return hash_tensors(named, kind)
 
 
 def virtual_tokens(settings: Adapter | None) -> int:

@@ -23,6 +23,7 @@ from transformers.models.auto import modeling_auto
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
+from fedseed.weights.layout import DigestKind
 
 PACKAGED = ("small", "digits")  # the project's own bases: a language model, an image classifier
 Architecture = Literal["causal", "masked", "image"]  # what a model predicts
@@ -258,14 +259,18 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def find_base(place: str, dtype: str, digest: str, head: Head | None = None, device: str = "cpu") -> tuple[Any, Any]:
+def find_base(
+    place: str, dtype: str, digest: str, head: Head | None = None, digest_kind: DigestKind = "blake2b",
+    device: str = "cpu",
+) -> tuple[Any, Any]:  # fmt: skip
     """The base with a digest: at `place`, or in one of the folders in it.
 
     Args:
         place: as `load_model` takes it, or a folder that holds folders with models.
         dtype: the dtype to load it in; the digest depends on it.
-        digest: what `fedseed.weights.space.base_digest` must give.
+        digest: what `fedseed.weights.digest.base_digest` must give.
         head: as `load_model` takes it.
+        digest_kind: how the base is hashed.
         device: as `load_model` takes it.
 
     Raises:
@@ -282,7 +287,7 @@ def find_base(place: str, dtype: str, digest: str, head: Head | None = None, dev
             model, tokenizer = load_model(str(path), dtype, head=head, device=device)
         except RecipeError:
             continue  # of another kind, or damaged: not the one that is looked for
-        if base_digest(model) == digest:
+        if base_digest(model, digest_kind) == digest:
             return model, tokenizer
     names = ", ".join(path.name for path in found) or "no folder with a model"
     raise RecipeError(f"{place}: no base with digest {digest} ({names} there)")

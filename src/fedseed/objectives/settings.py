@@ -8,6 +8,8 @@ class EvaluationSettings(BaseModel):
 
     Args:
         every: rounds between evaluations.
+        digest_every: rounds between digests of the weights, which cost a pass over them. Orbit and metrics have them
+            after these rounds and after evaluations; those of step-by-step methods after evaluations only.
         rouge: generate answers and score them; without it there are only losses.
         max_new_tokens: of a generated answer.
         max_length: longer examples, in tokens, are left out and counted.
@@ -17,6 +19,7 @@ class EvaluationSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     every: PositiveInt = 5
+    digest_every: PositiveInt = 1
     rouge: bool = True
     max_new_tokens: PositiveInt = 32
     max_length: PositiveInt = 1024

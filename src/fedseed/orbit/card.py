@@ -19,6 +19,7 @@ def card(orbit: Orbit, step: int, digest: str, name: str) -> str:
     base = header.base.rstrip("/").rsplit("/", 1)[-1] if _is_path(header.base) else header.base
     settings = "\n".join(f"| {key} | `{json.dumps(value)}` |" for key, value in header.method.model_dump().items())
     upto = "" if step == orbit.last else f" --upto {step}"
+    kind = "" if header.digest_kind == "blake2b" else f" ({header.digest_kind}, as are all digests here)"
     front = f"base_model: {base}\n" if "/" in base else ""
     return f"""---
 {front}tags:
@@ -32,7 +33,7 @@ weights are those of the federated run, bit for bit; the digest says so.
 
 | | |
 |---|---|
-| base | `{base}`, {header.dtype}, digest `{header.base_digest}` |
+| base | `{base}`, {header.dtype}, digest `{header.base_digest}`{kind} |
 | trained | {layout.size:,} parameters in {len(layout.tensors)} tensors{_patterns(header.trainable)} |
 | steps | {step:,} of {orbit.last:,} |
 | orbit | {orbit.size:,} bytes; the trained weights have {layout.dense_bytes:,} |

@@ -4,7 +4,7 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -14,7 +14,7 @@ from fedseed.methods.base import State
 from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.renaming import orbit_dump, quietly
-from fedseed.weights.layout import ITEM_BYTES, Layout
+from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 MAGIC = b"fedorbit"
 FORMAT = 2
@@ -51,6 +51,7 @@ class Header:
         classes: names of the classes that an image classifier tells apart, in the order of its outputs; none: the base
             is no classifier, or was loaded with the head it has. With the seed they give a new head (`models.heads`).
         adapter: the adapter that is tuned in place of the model, None for none.
+        digest_kind: how the base and the weights are hashed (`weights.digest`); "blake2b" is not written down.
     """
 
     base: str
@@ -63,6 +64,7 @@ class Header:
     first: int = 1
     classes: tuple[str, ...] = ()
     adapter: AdapterStart | None = None
+    digest_kind: DigestKind = "blake2b"
 
     def encode(self) -> bytes:
         """The header's bytes, without the link."""
@@ -80,6 +82,8 @@ class Header:
             data["classes"] = self.classes
         if self.adapter is not None:
             data["adapter"] = {"settings": orbit_dump(self.adapter.settings), "digest": self.adapter.digest}
+        if self.digest_kind != "blake2b":
+            data["digest_kind"] = self.digest_kind
         packed = zlib.compress(json.dumps(data, sort_keys=True, separators=(",", ":")).encode(), 9)
         return START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
 
@@ -113,6 +117,7 @@ class Header:
                 first=int(data["first"]),
                 classes=tuple(map(str, data.get("classes", ()))),
                 adapter=_adapter(data.get("adapter")),
+                digest_kind=data.get("digest_kind", "blake2b"),
             )
             header.check()
             return header
@@ -126,6 +131,9 @@ class Header:
         Raises:
             ValueError: what is wrong.
         """
+        if self.digest_kind not in get_args(DigestKind):
+            known = ", ".join(get_args(DigestKind))
+            raise ValueError(f"digests of kind {self.digest_kind!r}; this version of fedseed knows {known}")
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
         if unknown:
             raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
@@ -148,11 +156,15 @@ class Header:
             raise OrbitError(f"orbit header is not valid: {error}") from error
 
     def differences(self, other: "Header") -> list[str]:
-        """What differs, one line each, such as "method.rate: 0.1, 0.2"; the base counts by its digest."""
+        """What differs, one line each, such as "method.rate: 0.1, 0.2"; the base counts by its digest.
+
+        Digests of two kinds can't be compared: that they are of two kinds is what differs then.
+        """
         lines = []
-        for field in fields(self):
+        left_out = {"base", "first"} | ({"base_digest"} if self.digest_kind != other.digest_kind else set())
+        for field in sorted(fields(self), key=lambda field: field.name != "digest_kind"):
             a, b = getattr(self, field.name), getattr(other, field.name)
-            if a == b or field.name in ("base", "first"):
+            if a == b or field.name in left_out:
                 continue
             if field.name == "method":
                 mine, yours = flat(a.model_dump()), flat(b.model_dump())

@@ -29,14 +29,14 @@ def replay(
     count = orbit.check_upto(upto)
     header = orbit.header
     if header.adapter is None:
-        check_base(orbit, base_digest(model))
+        check_base(orbit, base_digest(model, header.digest_kind))
         choose_trainable(model, header.trainable)
     elif not adapters.is_installed(model):
         raise OrbitError("this orbit tunes an adapter: replay it onto orbit.equip(base), which returns a peft model")
     else:
-        check_base(orbit, adapters.base_digest(model))
+        check_base(orbit, adapters.base_digest(model, header.digest_kind))
     method = header.method
-    space = ParameterSpace(model, method.blocks)
+    space = ParameterSpace(model, method.blocks, header.digest_kind)
     if space.layout != header.layout:
         raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
     if header.adapter is not None and space.digest() != header.adapter.digest:
@@ -52,12 +52,12 @@ def equip(orbit: "Orbit", model: torch.nn.Module) -> torch.nn.Module:
     from fedseed.models.loading import choose_trainable
 
     header = orbit.header
-    check_base(orbit, base_digest(model))
+    check_base(orbit, base_digest(model, header.digest_kind))
     if header.adapter is None:
         return model
     equipped: torch.nn.Module = adapters.install(model, header.adapter.settings, header.seed, header.base)
     choose_trainable(equipped, header.trainable)
-    found = ParameterSpace(equipped).digest()
+    found = ParameterSpace(equipped, digest_kind=header.digest_kind).digest()
     if found != header.adapter.digest:
         raise OrbitError(f"the adapter starts with digest {found}, the run's started with {header.adapter.digest}")
     return equipped

@@ -14,6 +14,7 @@ from fedseed.runs.simulation import Simulation
 from fedseed.tasks.data import ClientData, TaskData
 
 if TYPE_CHECKING:
+    from fedseed.models.base_files import BaseFiles
     from fedseed.objectives.kinds import ExampleKind
     from fedseed.objectives.losses import Objective
 
@@ -60,6 +61,7 @@ class Equipment:
         measured: the recipe's evaluation settings, within what the model can take.
         limit: what makes an example too long, for a person.
         room: the base's positions; None: any number.
+        base_files: the files that the base was loaded from.
     """
 
     model: Any
@@ -69,6 +71,7 @@ class Equipment:
     measured: EvaluationSettings
     limit: str
     room: int | None
+    base_files: "BaseFiles"
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -84,6 +87,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         RecipeError: it can't be had, or does not fit the data or the method.
     """
     from fedseed.models import adapters
+    from fedseed.models.base_files import BaseFiles
     from fedseed.models.heads import Head, head_parameters
     from fedseed.models.loading import choose_trainable, load_model
     from fedseed.objectives.evaluation import longest_input
@@ -101,6 +105,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
             "answers to score; leave it out"
         )
     head = Head(data.classes, recipe.seed) if data.classes else None
+    base_files = BaseFiles.before(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
     model, tokenizer = load_model(
         settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device
     )
@@ -122,7 +127,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         objective = kind.objective(tokenizer, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{settings.base}": {error}') from error
-    return Equipment(model, trainable, objective, kind, measured, limit, room)
+    return Equipment(model, trainable, objective, kind, measured, limit, room, base_files)
 
 
 def evaluation_of(
@@ -227,6 +232,9 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | No
         joint=recipe.federation.joint,
         aggregation=recipe.aggregation,
         trackers=recipe.tracking,
+        digest_kind=settings.digest,
+        digest_every=recipe.evaluation.digest_every,
+        base_files=equipment.base_files,
     )
     federation.settings.notes += equipment.dropped
     return federation

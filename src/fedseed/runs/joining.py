@@ -96,6 +96,7 @@ class Loading:
         worker, header = make_learner(
             equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
             data.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
+            digest_kind=settings.digest, base_files=equipment.base_files,
         )  # fmt: skip
         kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind
         return Hosted(

@@ -9,9 +9,11 @@ from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
+from fedseed.models.base_files import BaseFiles
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import AdapterStart, Header
 from fedseed.weights.digest import base_digest
+from fedseed.weights.layout import DigestKind
 
 
 def make_learner(
@@ -26,6 +28,8 @@ def make_learner(
     joint: bool = True,
     offload_base: bool = False,
     apart: bool = True,
+    digest_kind: DigestKind = "blake2b",
+    base_files: BaseFiles | None = None,
 ) -> tuple[Worker, Header]:
     """A worker at the base, and the header; `Simulation` and `Worker` have the arguments.
 
@@ -33,7 +37,7 @@ def make_learner(
         RecipeError: the method or adapter does not fit the model.
     """
     base_dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    digest = base_digest(model)
+    digest = base_digest(model, digest_kind) if base_files is None else base_files.digest(model, digest_kind)
     chosen = adapters.chosen(adapter, method.adapter, method.name)
     if chosen is not None:
         model = adapters.install(model, chosen, seed, base)
@@ -42,11 +46,14 @@ def make_learner(
 
             choose_trainable(model, trainable)
     try:
-        worker = Worker(model, method, objective, seed, joint, offload_base, apart)
+        worker = Worker(model, method, objective, seed, joint, offload_base, apart, digest_kind)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     patterns = None if trainable is None else tuple(trainable)
     start = None if chosen is None else AdapterStart(chosen, worker.space.digest())
     layout = worker.space.layout
-    header = Header(base, digest, base_dtype, layout, method, seed, patterns, adapter=start, classes=tuple(classes))
+    header = Header(
+        base, digest, base_dtype, layout, method, seed, patterns, adapter=start, classes=tuple(classes),
+        digest_kind=digest_kind,
+    )  # fmt: skip
     return worker, header

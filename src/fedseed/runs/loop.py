@@ -61,6 +61,7 @@ class RunSettings:
         attack: what Byzantine clients do.
         attackers: their numbers.
         trackers: where else the metrics go.
+        digest_every: rounds between digests of the weights, besides those after evaluations.
     """
 
     method: Method
@@ -74,6 +75,7 @@ class RunSettings:
     attack: str | None = None
     attackers: frozenset[int] = frozenset()
     trackers: Sequence[Tracker] = ()
+    digest_every: int = 1
 
     def evaluates(self, number: int) -> bool:
         """Whether there is an evaluation after a round."""
@@ -82,6 +84,10 @@ class RunSettings:
     def logs(self, number: int) -> bool:
         """Whether a round gets a line of metrics of its own."""
         return self.evaluates(number) or not self.method.stepwise
+
+    def digests(self, number: int) -> bool:
+        """Whether the weights are hashed after a round: always where it is evaluated, as the last one is."""
+        return self.evaluates(number) or (number % self.digest_every == 0 and self.logs(number))
 
 
 class Backend(ABC):

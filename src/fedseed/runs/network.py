@@ -14,6 +14,7 @@ from fedseed.errors import FedseedError, NetworkError
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
+from fedseed.orbit import NO_DIGEST
 from fedseed.reports.apart import draw_apart
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, Silent
@@ -68,6 +69,7 @@ class NetworkBackend(Backend):
             patience=None if recipe.stopping is None else recipe.stopping.patience,
             attack=None if recipe.attack is None else recipe.attack.kind,
             trackers=recipe.tracking,
+            digest_every=recipe.evaluation.digest_every,
         )  # fmt: skip
         self._store: NetworkStore | None = None  # where the run writes files
         self._folder: RunFolder | None = None
@@ -89,8 +91,9 @@ class NetworkBackend(Backend):
             lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")
         )
         dealings = CoordinatorSettings(
-            wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas
-        )
+            wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
+            recipe.model.digest,
+        )  # fmt: skip
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
         self.header = await self._talk.start(fresh, out is not None and (out / "model.orbit").exists())
         self.names = self._talk.roster.names
@@ -137,11 +140,12 @@ class NetworkBackend(Backend):
 
     def examine(self, line: dict[str, Any], evaluate: bool) -> None:
         """Ask the clients about their weights."""
-        digest = self._wait(self.talk.inquiry.ask(line, evaluate))
+        digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.settings.digests(line["round"])))
         self.talk.line.update(line)
-        self._wait(self.talk.log.mark(line["round"], digest))
+        if digest is not None:
+            self._wait(self.talk.log.mark(line["round"], digest))
         if self._store is not None:
-            self._store.confirm(digest)
+            self._store.confirm(digest or NO_DIGEST)
         self._sync()
 
     def _sync(self) -> None:

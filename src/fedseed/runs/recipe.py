@@ -32,6 +32,7 @@ from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
 from fedseed.runs.named import ByName
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tracking import Tracker
+from fedseed.weights.layout import DigestKind
 
 AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]  # without a name: the project's own
 AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]
@@ -58,6 +59,8 @@ class ModelSettings(_Table):
         offload_base: methods that need a second copy of the base (FedKSeed, small_steps = "from-base") keep it in a
             temporary file: half the memory for a file's reading time a round.
         trust_remote_code: run code that comes with the base.
+        digest: how base and weights are hashed: "blake2b", by one thread, or "blake2b-tree", by as many as torch has
+            (`fedseed.weights.digest`); the same choice everywhere, for the orbit holds these digests.
     """
 
     renamed: ClassVar[dict[str, str]] = {"spill_base": "offload_base"}
@@ -69,6 +72,7 @@ class ModelSettings(_Table):
     adapter: AnyAdapter | None = None
     offload_base: bool = False
     trust_remote_code: bool = False
+    digest: DigestKind = "blake2b"
 
 
 class FederationSettings(_Table):

@@ -20,6 +20,7 @@ from fedseed.federation.worker import cost_of
 from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
+from fedseed.models.base_files import BaseFiles
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import NO_DIGEST
@@ -32,6 +33,7 @@ from fedseed.runs.store import STORES, StepStore
 from fedseed.tasks.data import ClientData
 from fedseed.tracking import Tracker
 from fedseed.weights.devices import peak_on
+from fedseed.weights.layout import DigestKind
 
 Evaluation = Callable[[torch.nn.Module], dict[str, float]]
 
@@ -68,6 +70,10 @@ class Simulation(Backend):
             noise of another batch size.
         aggregation: how the clients' answers become one; the weighted mean by default.
         trackers: where else the metrics go.
+        digest_kind: how base and weights are hashed (`fedseed.weights.digest`).
+        digest_every: rounds between digests of the weights, besides those after evaluations.
+        base_files: the files that the model was loaded from, if nothing of it has been changed since: they remember its
+            digest. None: it is hashed.
     """
 
     def __init__(
@@ -96,6 +102,9 @@ class Simulation(Backend):
         joint: bool = True,
         aggregation: AggregationRule | None = None,
         trackers: Sequence[Tracker] = (),
+        digest_kind: DigestKind = "blake2b",
+        digest_every: int = 1,
+        base_files: BaseFiles | None = None,
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         self.names = [client.name for client in named]
@@ -108,8 +117,9 @@ class Simulation(Backend):
             raise RecipeError(f"attackers {sorted(byzantine)}: clients are numbered 0 to {len(named) - 1}")
         apart = bool(byzantine) or not joint  # what a Byzantine client sends must stand apart
         self.worker, self.header = make_learner(
-            model, method, objective, seed, base, trainable, classes, adapter, joint, offload_base, apart
-        )
+            model, method, objective, seed, base, trainable, classes, adapter, joint, offload_base, apart,
+            digest_kind, base_files,
+        )  # fmt: skip
         try:
             sizes = [len(items) for items in self.items]
             self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round, aggregation)
@@ -118,7 +128,7 @@ class Simulation(Backend):
         self.coordinator.take_base(self.worker.space.dense)
         self.settings = RunSettings(
             method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text, tuple(notes),
-            patience, attack, byzantine, tuple(trackers),
+            patience, attack, byzantine, tuple(trackers), digest_every,
         )  # fmt: skip
         self.loop = Loop(self.settings, self, progress)
         self.progress = self.loop.progress
@@ -209,14 +219,14 @@ class Simulation(Backend):
         start = time.perf_counter()
         norm = self.worker.apply(step)
         line["seconds"]["rebuild"] = time.perf_counter() - start
-        line["weights_digest"] = self.worker.space.digest() if log else NO_DIGEST
+        line["weights_digest"] = self.worker.space.digest() if self.settings.digests(line["round"]) else None
         if norm is not None and log:  # the weights' norm takes a pass over them
             line["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
 
     def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
         """Keep the step, if there is a folder."""
         if self._store is not None:
-            self._store.record(number, step[FRAME_BYTES:], line["weights_digest"])
+            self._store.record(number, step[FRAME_BYTES:], line["weights_digest"] or NO_DIGEST)
 
     def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
         """A model's metrics on the evaluation sets."""

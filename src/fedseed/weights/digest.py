@@ -1,9 +1,33 @@
-"""Digests of weights: whether two machines hold the same bits."""
+"""Digests of weights: whether two machines hold the same bits.
+
+There are two kinds; an orbit's header says which its digests are.
+
+    blake2b        one BLAKE2b over everything, tensor after tensor: one thread, about 1 GB a second
+    blake2b-tree   a tensor's bytes are cut into leaves of 1 MiB (its last one may be shorter), each hashed by itself,
+                   and one hash is made of the leaves' hashes: as many threads as torch has, and the same digest with
+                   any number of them
+
+    leaf(x) = BLAKE2b(x, 32 bytes, person = "fedseed leaf")
+    digest  = BLAKE2b(for each tensor: ["name","dtype",[sides]] as JSON in ASCII without blanks | newline | its leaves,
+                      16 bytes, person = "fedseed tree")
+
+What lies on a GPU is copied to host memory piece by piece: no whole tensor is there twice.
+"""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
+
+from fedseed.weights.layout import DigestKind
+
+LEAF_BYTES = 1 << 20
+PIECE_BYTES = 8 * LEAF_BYTES  # what a thread takes at a time, and what is copied from a GPU at once
+_LEAF_HASH_BYTES = 32
+
+Named = Sequence[tuple[str, torch.Tensor]]
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -17,23 +41,100 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def hash_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> str:
-    """Hex digest (BLAKE2b, 128 bit) of tensors: names, dtypes, shapes and bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in named:
-        digest.update(f"{name}|{dtype_name(tensor)}|{list(tensor.shape)}|".encode())
-        digest.update(tensor_bytes(tensor))
+def hash_tensors(named: Named, kind: DigestKind = "blake2b", threads: int | None = None) -> str:
+    """Hex digest (128 bit) of tensors: names, dtypes, shapes and bytes.
+
+    Args:
+        named: the tensors with their names.
+        kind: how they are hashed.
+        threads: at most so many ("blake2b" takes one); None: as many as torch has. The digest does not depend on it.
+    """
+    if kind == "blake2b":
+        digest = hashlib.blake2b(digest_size=16)
+        for name, tensor in named:
+            digest.update(f"{name}|{dtype_name(tensor)}|{list(tensor.shape)}|".encode())
+            for piece in _pieces(tensor):
+                digest.update(_on_host(piece))
+        return digest.hexdigest()
+    digest = hashlib.blake2b(digest_size=16, person=b"fedseed tree")
+    leaves = _hash_leaves([tensor for _, tensor in named], threads or torch.get_num_threads())
+    for (name, tensor), hashes in zip(named, leaves, strict=True):
+        about = [name, dtype_name(tensor), list(tensor.shape)]
+        digest.update(json.dumps(about, separators=(",", ":")).encode() + b"\n")
+        digest.update(hashes)
     return digest.hexdigest()
 
 
-def base_digest(model: torch.nn.Module) -> str:
+def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
     """Hex digest of a whole model: names, shapes, dtypes and bytes of all parameters and saved buffers."""
-    return digest_tensors(model.state_dict(keep_vars=True).items())
+    return hash_tensors(saved_tensors(model), kind)
 
 
-def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Hex digest of tensors with their names; of tied ones the first counts."""
+def saved_tensors(model: torch.nn.Module) -> Named:
+    """All parameters and saved buffers of a model with their names; of tied ones the first counts."""
+    return untied(model.state_dict(keep_vars=True).items())
+
+
+def untied(named: Iterable[tuple[str, torch.Tensor]]) -> Named:
+    """The tensors without those that stood there before by another name."""
     once: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in named:
         once.setdefault(id(tensor), (name, tensor))
-    return hash_tensors(list(once.values()))
+    return list(once.values())
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor's bytes in order, at most PIECE_BYTES at a time, where the tensor is; nothing is copied.
+
+    (But a tensor whose elements do not lie in order, which is rare among parameters.)
+    """
+    flat = tensor.detach().contiguous().reshape(-1)
+    whole = flat.view(torch.uint8) if flat.numel() else flat
+    for start in range(0, len(whole), PIECE_BYTES):
+        yield whole[start : start + PIECE_BYTES]
+
+
+def _on_host(piece: torch.Tensor) -> memoryview:
+    """A piece's bytes in host memory."""
+    if piece.is_cuda:  # pinned memory is copied to several times faster; torch keeps it for the next piece
+        piece = torch.empty(piece.shape, dtype=torch.uint8, pin_memory=True).copy_(piece)
+    return piece.cpu().numpy().data
+
+
+def _hash_leaves(tensors: Sequence[torch.Tensor], threads: int) -> Iterator[bytes]:
+    """For each tensor the hashes of its leaves, one after the other."""
+    # a task for a thread is some pieces of neighbouring tensors: most models have hundreds of tiny ones
+    tasks: list[list[torch.Tensor]] = []
+    counts = []  # of each tensor's leaves
+    room = 0
+    for tensor in tensors:
+        leaves = 0
+        for piece in _pieces(tensor):
+            if len(piece) > room:
+                tasks.append([])
+                room = PIECE_BYTES
+            tasks[-1].append(piece)
+            room -= len(piece)
+            leaves += -(-len(piece) // LEAF_BYTES)
+        counts.append(leaves)
+    threads = min(threads, len(tasks))
+    if threads <= 1:
+        hashes = b"".join(map(_hash_task, tasks))
+    else:
+        with ThreadPoolExecutor(threads, "digest") as pool:  # hashing releases the interpreter's lock
+            hashes = b"".join(pool.map(_hash_task, tasks))
+    start = 0
+    for leaves in counts:
+        stop = start + leaves * _LEAF_HASH_BYTES
+        yield hashes[start:stop]
+        start = stop
+
+
+def _hash_task(pieces: Sequence[torch.Tensor]) -> bytes:
+    hashes = []
+    for piece in pieces:
+        data = _on_host(piece)
+        for start in range(0, len(data), LEAF_BYTES):
+            leaf = data[start : start + LEAF_BYTES]
+            hashes.append(hashlib.blake2b(leaf, digest_size=_LEAF_HASH_BYTES, person=b"fedseed leaf").digest())
+    return b"".join(hashes)

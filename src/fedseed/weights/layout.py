@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 BlockRule = Literal["one", "tensor", "packed"] | int
+DigestKind = Literal["blake2b", "blake2b-tree"]  # how tensors are hashed (`weights.digest` says how)
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 

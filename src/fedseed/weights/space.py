@@ -13,7 +13,7 @@ from fedseed.randomness import Basis, kernels
 from fedseed.weights import moving, projection
 from fedseed.weights.change import Add, Average, Change, Coefficients, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
-from fedseed.weights.layout import ITEM_BYTES, BlockRule, Layout, TensorEntry, cut
+from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.offload import Offloaded
 from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange
 from fedseed.weights.vector import Vector
@@ -25,13 +25,15 @@ class ParameterSpace:
     Args:
         model: any torch module; parameters with `requires_grad` belong to the space, tied ones once.
         blocks: "one", "tensor", "packed" or a number (see `fedseed.weights.layout.cut`).
+        digest_kind: how `digest` hashes (see `fedseed.weights.digest`).
 
     Raises:
         ValueError: nothing is trainable, a dtype is not float32, bfloat16 or float16, or the block rule is wrong.
     """
 
-    def __init__(self, model: torch.nn.Module, blocks: BlockRule = "one") -> None:
+    def __init__(self, model: torch.nn.Module, blocks: BlockRule = "one", digest_kind: DigestKind = "blake2b") -> None:
         self.model = model
+        self.digest_kind = digest_kind
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for name, p in named:
             if dtype_name(p) not in ("float32", "bfloat16", "float16"):
@@ -292,7 +294,8 @@ class ParameterSpace:
 
     def digest(self) -> str:
         """Hex digest (128 bit) of the trainable tensors: names, dtypes, shapes and bytes."""
-        return hash_tensors([(e.name, p) for e, p in zip(self.layout.tensors, self.parameters, strict=True)])
+        named = [(e.name, p) for e, p in zip(self.layout.tensors, self.parameters, strict=True)]
+        return hash_tensors(named, self.digest_kind)
 
     def snapshot(self) -> list[torch.Tensor]:
         """Copies of the trainable tensors."""

@@ -1,0 +1,198 @@
+"""Runs whose weights are hashed in another way, or not after every round."""
+
+import shutil
+
+import pytest
+import torch
+
+from fedseed import FedAvg, FeedSign, Orbit
+from fedseed.errors import FedseedError, MessageError, OrbitError
+from fedseed.federation.reception import Reception
+from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.orbit import NO_DIGEST, edit
+from fedseed.reports.progress import Silent
+from fedseed.reports.results import read_metrics
+from fedseed.runs.loop import RunSettings
+from fedseed.runs.recipe import Recipe
+from fedseed.weights.digest import base_digest
+from fedseed.weights.space import ParameterSpace
+
+TREE = {"digest_kind": "blake2b-tree"}
+
+
+@pytest.fixture(autouse=True)
+def quickly(without_pictures):
+    """Without pictures, and without threads that such small networks only wait for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def without(lines, *keys):
+    return [{k: v for k, v in line.items() if k not in ("seconds", *keys)} for line in lines]
+
+
+# -- of another kind ---------------------------------------------------------------------------------------------------
+
+
+def test_another_kind_changes_the_digests_and_nothing_else(problem, tmp_path):
+    plain = problem.federation(problem.ferret(), out=tmp_path / "plain").run()
+    tree = problem.federation(problem.ferret(), out=tmp_path / "tree", **TREE).run()
+    assert without(tree.metrics, "weights_digest") == without(plain.metrics, "weights_digest")
+    a, b = (Orbit.open(tmp_path / name / "model.orbit") for name in ("plain", "tree"))
+    assert [r.payload for r in a.records] == [r.payload for r in b.records]
+    assert (a.header.digest_kind, b.header.digest_kind) == ("blake2b", "blake2b-tree")
+    assert not {r.digest for r in a.records} & {r.digest for r in b.records}
+    assert b.header.base_digest == base_digest(problem.model(), "blake2b-tree") != a.header.base_digest
+    weights = []
+    for orbit, result in ((a, plain), (b, tree)):
+        model = problem.model()
+        assert orbit.replay(model, check_all=True) == result.summary["weights_digest"]
+        weights.append(ParameterSpace(model).digest())
+    assert weights == [plain.summary["weights_digest"]] * 2  # the same bits
+    assert edit.differences(a, b) == ["digest_kind: blake2b, blake2b-tree"]
+
+
+def test_replay_compares_by_the_kind_of_the_run(problem, tmp_path):
+    problem.federation(problem.ferret(), out=tmp_path, **TREE).run()
+    orbit = Orbit.open(tmp_path / "model.orbit")
+    other = problem.model()
+    with torch.no_grad():
+        other[0].bias[0] += 1
+    with pytest.raises(OrbitError, match=f"another base: its digest is {base_digest(other, 'blake2b-tree')}"):
+        orbit.replay(other)
+
+
+@pytest.mark.parametrize("method", ["ferret", "feedsign", "fedavg"])
+def test_a_run_is_taken_up_by_its_kind_and_by_no_other(problem, tmp_path, method):
+    made = {
+        "ferret": problem.ferret(),
+        "feedsign": FeedSign(learning_rate=1e-2, batch=8, basis="rademacher"),
+        "fedavg": FedAvg(training=problem.training),
+    }[method]
+    whole = problem.federation(made, out=tmp_path / "whole", **TREE).run()
+    stopped = problem.federation(made, out=tmp_path / "run", **TREE)
+    opened = stopped.coordinator.open
+
+    def opening(number):
+        if number == 5:
+            raise KeyboardInterrupt
+        return opened(number)
+
+    stopped.coordinator.open = opening
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    result = problem.federation(made, out=tmp_path / "run", **TREE).run(resume=True)
+    assert without(result.metrics) == without(whole.metrics)
+    with pytest.raises(OrbitError, match=r"digest_kind: blake2b-tree, blake2b here|its base_digest differs"):
+        problem.federation(made, out=tmp_path / "other").run(resume=True)
+
+
+def test_a_header_of_a_kind_that_is_not_known(problem, tmp_path):
+    problem.federation(problem.ferret(), out=tmp_path, rounds=1, **TREE).run()
+    header = Orbit.open(tmp_path / "model.orbit").header
+    packed = header.encode()[16:]
+    assert type(header).decode(packed) == header
+    strange = type(header)(**{**vars(header), "digest_kind": "blake9"})
+    with pytest.raises(
+        OrbitError, match="digests of kind 'blake9'; this version of fedseed knows blake2b, blake2b-tree"
+    ):
+        type(header).decode(strange.encode()[16:])
+
+
+def test_a_client_with_another_kind_is_told_so(problem):
+    def header(kind):
+        return problem.federation(problem.ferret(), digest_kind=kind).header
+
+    def reception(kind, wanted=None):
+        settings = CoordinatorSettings(base_digest=wanted, digest_kind=kind)
+        return Reception(Session(None, settings, Silent(), None), None, problem.ferret(), 3)
+
+    reception("blake2b").check(header("blake2b"))
+    reception("blake2b-tree").check(header("blake2b-tree"))
+    reception("blake2b-tree", header("blake2b-tree").base_digest).check(header("blake2b-tree"))
+    for mine, yours in (("blake2b", "blake2b-tree"), ("blake2b-tree", "blake2b")):
+        for wanted in (None, header(mine).base_digest):
+            with pytest.raises(MessageError, match=f"digest_kind: {yours}, {mine} here"):
+                reception(mine, wanted).check(header(yours))
+    with pytest.raises(MessageError, match="another base: its digest is"):
+        reception("blake2b-tree", "ab" * 16).check(header("blake2b-tree"))
+
+
+def test_recipes_name_the_kind():
+    recipe = {"rounds": 1, "method": {"name": "feedsign"}}
+    assert Recipe.model_validate(recipe).model.digest == "blake2b"
+    assert Recipe.model_validate({**recipe, "model": {"digest": "blake2b-tree"}}).model.digest == "blake2b-tree"
+    with pytest.raises(ValueError, match="'blake2b' or 'blake2b-tree'"):
+        Recipe.model_validate({**recipe, "model": {"digest": "sha"}})
+
+
+# -- not after every round ---------------------------------------------------------------------------------------------
+
+
+def test_after_which_rounds_weights_are_hashed(problem):
+    def rounds(method=None, **settings):
+        made = RunSettings(method or problem.ferret(), 10, 1, **settings)
+        return [number for number in range(11) if made.digests(number)]
+
+    assert rounds() == list(range(11))
+    assert rounds(evaluate_every=4, digest_every=3) == [0, 3, 4, 6, 8, 9, 10]
+    assert rounds(evaluate_every=5, digest_every=100) == [0, 5, 10]
+    assert rounds(FeedSign(), evaluate_every=4) == [0, 4, 8, 10]
+    assert rounds(FeedSign(), evaluate_every=4, digest_every=3) == [0, 4, 8, 10]
+
+
+def test_weights_are_hashed_as_often_as_is_asked_for(problem, tmp_path, monkeypatch):
+    every = problem.federation(problem.ferret(), rounds=10, evaluate_every=4, out=tmp_path / "every").run()
+    made = {"rounds": 10, "evaluate_every": 4, "digest_every": 3}
+    counted = []
+    digest = ParameterSpace.digest
+    monkeypatch.setattr(ParameterSpace, "digest", lambda self: counted.append(1) or digest(self))
+    some = problem.federation(problem.ferret(), out=tmp_path / "some", **made).run()
+    hashed = {0, 3, 4, 6, 8, 9, 10}
+    assert len(counted) == len(hashed)
+    for line, expected in zip(some.metrics, every.metrics, strict=True):
+        assert line["weights_digest"] == (expected["weights_digest"] if line["round"] in hashed else None)
+    assert without(some.metrics, "weights_digest") == without(every.metrics, "weights_digest")
+    assert some.summary["weights_digest"] == every.summary["weights_digest"]
+    orbit = Orbit.open(tmp_path / "some" / "model.orbit")
+    assert [record.round for record in orbit.records if record.digest != NO_DIGEST] == sorted(hashed - {0})
+    assert orbit.replay(problem.model(), check_all=True) == every.summary["weights_digest"]
+    assert read_metrics(tmp_path / "some") == some.metrics
+    shutil.copytree(tmp_path / "some", tmp_path / "again")
+    (tmp_path / "again" / "summary.json").unlink()
+    orbit = tmp_path / "again" / "model.orbit"
+    edit.rollback(orbit, 7, tmp_path / "cut.orbit")  # nothing is known of the weights after round 7
+    shutil.move(tmp_path / "cut.orbit", orbit)
+    result = problem.federation(problem.ferret(), out=tmp_path / "again", **made).run(resume=True)
+    assert without(result.metrics) == without(some.metrics)
+    assert orbit.read_bytes() == (tmp_path / "some" / "model.orbit").read_bytes()
+
+
+def test_a_run_that_stops_early_ends_with_a_digest(problem):
+    losses = iter([3.0])
+
+    def evaluation(model):
+        return {"loss": 1.0, "validation_loss": next(losses, 9.0)}
+
+    result = problem.federation(
+        problem.ferret(), rounds=30, evaluate_every=2, digest_every=100, evaluation=evaluation, patience=2
+    ).run()
+    assert result.summary["rounds"] < 30 and result.summary["stopped"]["early"]
+    assert result.summary["weights_digest"] == result.metrics[-1]["weights_digest"] is not None
+
+
+def test_dense_runs_too(problem, tmp_path):
+    made = {"rounds": 5, "evaluate_every": 5, "digest_every": 2, "out": tmp_path / "run"}
+    result = problem.federation(FedAvg(training=problem.training), **made).run()
+    assert [line["weights_digest"] is not None for line in result.metrics] == [True, False, True, False, True, True]
+    with pytest.raises(FedseedError, match="a run"):
+        problem.federation(FedAvg(training=problem.training), **made).run()
+
+
+def test_rounds_between_digests_are_counted_from_one():
+    recipe = {"rounds": 1, "method": {"name": "feedsign"}, "evaluation": {"digest_every": 0}}
+    with pytest.raises(ValueError, match="greater than 0"):
+        Recipe.model_validate(recipe)

@@ -1,0 +1,221 @@
+"""Digests: the same on every machine, with any number of threads, and as they have always been."""
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from fedseed.models import adapters
+from fedseed.weights import digest as digests
+from fedseed.weights.digest import LEAF_BYTES, PIECE_BYTES, base_digest, hash_tensors
+from fedseed.weights.space import ParameterSpace
+from support.tiers import tiered
+
+KINDS = ["blake2b", "blake2b-tree"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+
+
+def numbered(dtype, *shape):
+    """A tensor whose bytes are known: element i comes of i alone."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) * 37 % 251 % 2 if dtype == torch.bool else torch.arange(count) * 37 % 251).to(
+        dtype
+    ).reshape(shape)  # fmt: skip
+
+
+def awkward():
+    """Tensors that end in a leaf, at its end, beyond a piece; of one element, of none, with elements out of order."""
+    leaf, piece = LEAF_BYTES // 2, PIECE_BYTES // 2  # elements of two bytes
+    half = torch.float16
+    return [
+        ("empty", numbered(half, 0, 3)),
+        ("scalar", numbered(torch.float32)),
+        ("one", numbered(torch.bool, 1)),
+        *((f"small.{i}", numbered(torch.bfloat16, 7 + i, 3)) for i in range(5)),
+        ("a leaf", numbered(half, leaf)),
+        ("a leaf and one", numbered(half, leaf + 1)),
+        ("a piece but one", numbered(half, piece - 1)),
+        ("a piece and a leaf and one", numbered(half, piece + leaf + 1)),
+        ("turned", numbered(torch.float32, 300, 700).t()),
+        ("every other", numbered(torch.int64, 40_000)[::2]),
+        ("expanded", numbered(torch.float32, 1, 5).expand(4, 5)),
+        ("a part", numbered(torch.bfloat16, 1000)[3:700]),
+        ("n\u00e4me \"quoted\"|", numbered(torch.float32, 2)),
+        ("empty too", numbered(half, 0)),
+    ]  # fmt: skip
+
+
+def content(tensor):
+    """A tensor's bytes in order, by another way."""
+    flat = tensor.contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def plain(named):
+    """The first kind of digest, as its definition reads."""
+    whole = hashlib.blake2b(digest_size=16)
+    for name, tensor in named:
+        whole.update(f"{name}|{str(tensor.dtype)[6:]}|{list(tensor.shape)}|".encode() + content(tensor))
+    return whole.hexdigest()
+
+
+def tree(named):
+    """The second kind of digest, as its definition reads."""
+    whole = hashlib.blake2b(digest_size=16, person=b"fedseed tree")
+    for name, tensor in named:
+        text = name.encode("ascii", "backslashreplace").decode().replace("\\xe4", "\\u00e4").replace('"', '\\"')
+        sides = ",".join(map(str, tensor.shape))
+        whole.update(f'["{text}","{str(tensor.dtype)[6:]}",[{sides}]]\n'.encode())
+        data = content(tensor)
+        for start in range(0, len(data), 1 << 20):
+            leaf = data[start : start + (1 << 20)]
+            whole.update(hashlib.blake2b(leaf, digest_size=32, person=b"fedseed leaf").digest())
+    return whole.hexdigest()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16, None])
+def test_digests_are_what_their_definitions_say(threads):
+    named = awkward()
+    assert hash_tensors(named, "blake2b", threads) == plain(named)
+    assert hash_tensors(named, "blake2b-tree", threads) == tree(named)
+
+
+GOLDEN = {
+    "blake2b": "e1ab1f6482c1db71cfaec92bd7fedbed",
+    "blake2b-tree": "952c1c27093466d4e42b29a80fffe9ad",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_digests_stay_what_they_are(kind):
+    """Orbits hold them."""
+    assert hash_tensors(awkward(), kind) == GOLDEN[kind]
+    nothing = {"blake2b": hashlib.blake2b(digest_size=16), "blake2b-tree": hashlib.blake2b(
+        digest_size=16, person=b"fedseed tree"
+    )}  # fmt: skip
+    assert hash_tensors([], kind) == nothing[kind].hexdigest()
+
+
+@tiered({"kind": KINDS, "dtype": DTYPES}, together=2)
+def test_every_bit_name_shape_dtype_and_order_counts(kind, dtype):
+    def made():
+        return [("a", numbered(dtype, 3, 700_000)), ("b", numbered(dtype, 5)), ("c", numbered(dtype, 0))]
+
+    first = hash_tensors(made(), kind)
+    found = {first}
+    for name, index in (("a", 0), ("a", LEAF_BYTES // 2), ("a", -1), ("b", 2)):
+        changed = made()
+        tensor = dict(changed)[name].view(-1)
+        tensor.view(torch.uint8)[index * tensor.element_size() if index >= 0 else index] ^= 1
+        found.add(hash_tensors(changed, kind))
+    assert len(found) == 5
+    (_, a), (_, b), (_, c) = made()
+    others = [
+        [("a", a), ("d", b), ("c", c)],
+        [("b", b), ("a", a), ("c", c)],
+        [("a", a.reshape(700_000, 3)), ("b", b), ("c", c)],
+        [("a", a), ("b", b)],
+        [("a", a), ("b", b), ("c", c.reshape(0, 4))],
+        [("a", a), ("b", b), ("c", c.to(torch.float64))],
+        [("a", a[:2]), ("b", torch.cat([a[2], b])), ("c", c)],
+    ]
+    assert len({first, *(hash_tensors(named, kind) for named in others)}) == 8
+    assert hash_tensors(made(), kind) == first
+
+
+def test_of_no_two_kinds_is_a_digest_the_same():
+    assert hash_tensors(awkward(), "blake2b") != hash_tensors(awkward(), "blake2b-tree")
+
+
+def test_several_threads_hash_at_once(monkeypatch):
+    """Two pieces are hashed at the same time: each waits for the other."""
+    both = threading.Barrier(2, timeout=60)
+    hash_task = digests._hash_task
+
+    def meeting(pieces):
+        both.wait()
+        return hash_task(pieces)
+
+    named = [("a", numbered(torch.float16, PIECE_BYTES // 2)), ("b", numbered(torch.float16, PIECE_BYTES // 2))]
+    monkeypatch.setattr(digests, "_hash_task", meeting)
+    assert hash_tensors(named, "blake2b-tree", 2) == tree(named)
+
+
+def test_as_many_threads_as_torch_has(monkeypatch):
+    asked = []
+
+    def pool(threads, name):
+        asked.append(threads)
+        return ThreadPoolExecutor(threads, name)
+
+    named = [(str(i), numbered(torch.float16, PIECE_BYTES // 2)) for i in range(4)]
+    expected = hash_tensors(named, "blake2b-tree", 1)
+    monkeypatch.setattr(digests, "ThreadPoolExecutor", pool)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert hash_tensors(named, "blake2b-tree") == expected and asked == [3]
+    assert hash_tensors(named, "blake2b-tree", 9) == expected and asked == [3, 4]  # no more than there is to do
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert hash_tensors(named, "blake2b-tree") == expected and asked == [3, 4]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_tensor_is_copied_as_a_whole(kind, monkeypatch):
+    """What is brought to the host is a piece at a time: on a GPU there may be no room for more here."""
+    seen = []
+    on_host = digests._on_host
+
+    def noted(piece):
+        seen.append(piece.nbytes)
+        return on_host(piece)
+
+    monkeypatch.setattr(digests, "_on_host", noted)
+    weight = numbered(torch.float16, 5 * PIECE_BYTES // 4)
+    hash_tensors([("w", weight)], kind)
+    assert seen and max(seen) <= PIECE_BYTES and sum(seen) == weight.nbytes
+    assert {p.untyped_storage().data_ptr() for p in digests._pieces(weight)} == {weight.untyped_storage().data_ptr()}
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(6, 4)
+        self.second = torch.nn.Linear(6, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("kept", torch.ones(3))
+        self.register_buffer("left_out", torch.ones(3), persistent=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_model_all_that_is_saved_counts_once(kind):
+    torch.manual_seed(0)
+    model = Tied()
+    named = [("first.weight", model.first.weight), ("first.bias", model.first.bias), ("kept", model.kept)]
+    by_name = dict(named)
+    order = [name for name in model.state_dict() if name in by_name]
+    expected = hash_tensors([(name, by_name[name]) for name in order], kind)
+    assert base_digest(model, kind) == expected
+    model.left_out += 1
+    assert base_digest(model, kind) == expected
+    model.kept += 1
+    assert base_digest(model, kind) != expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_space_has_the_digest_of_its_kind(kind):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3)
+    space = ParameterSpace(model, digest_kind=kind)
+    assert space.digest() == hash_tensors([("weight", model.weight), ("bias", model.bias)], kind)
+    assert ParameterSpace(model).digest() == plain([("weight", model.weight), ("bias", model.bias)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_base_inside_an_adapted_model_keeps_its_digest(kind, masked_base):
+    from fedseed.models.loading import load_model
+
+    model, _ = load_model(str(masked_base))
+    before = base_digest(model, kind)
+    adapted = adapters.install(model, adapters.LoRA(rank=2), 1)
+    assert adapters.base_digest(adapted, kind) == before
