@@ -169,15 +169,17 @@ class Replica:
             if changed:
                 self._awaited = (time.monotonic(), changed[-1])
                 await self.take_awaited()
-        elif len(steps) == 1:
-            self.norm = await self._thread.do(self.hosted.worker.apply, steps[0])
-            self.at += 1
         else:
-            messages = [Message.decode(step) for step in steps]
-            records = [Record(message.round, message.payload) for message in messages]
-            await self._thread.do(self.hosted.worker.catch_up, records)
-            self.norm = None
+            began = time.perf_counter()
+            if len(steps) == 1:
+                self.norm = await self._thread.do(self.hosted.worker.apply, steps[0])
+            else:
+                messages = [Message.decode(step) for step in steps]
+                records = [Record(message.round, message.payload) for message in messages]
+                await self._thread.do(self.hosted.worker.catch_up, records)
+                self.norm = None
             self.at += len(steps)
+            self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
         self._progress.advance(self.at)
 
     async def take_awaited(self) -> None:

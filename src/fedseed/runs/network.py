@@ -16,6 +16,7 @@ from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.orbit_copy import OrbitCopy
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
+from fedseed.methods.content import Content
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.apart import draw_apart
 from fedseed.reports.memory import resident_memory
@@ -114,7 +115,7 @@ class NetworkBackend(Backend):
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
-    def restore(self, folder: RunFolder) -> tuple[int, list[int]]:
+    def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
         """Bring log, orbit file and state together: each may be behind the other after a crash."""
         self._folder = folder
         folder.lazy = self.settings.method.stepwise
@@ -123,17 +124,16 @@ class NetworkBackend(Backend):
             self.talk.rounds.grace = time.monotonic() + self.talk.session.settings.dead_after
         return self._wait(self._take_up_weights(folder) if self._newest_only else self._take_up_orbit(folder, steps))
 
-    async def _take_up_weights(self, folder: RunFolder) -> tuple[int, list[int]]:
+    async def _take_up_weights(self, folder: RunFolder) -> tuple[int, list[Content]]:
         if folder.has_rounds and not self.talk.log.steps:
             raise FedseedError(f"{folder.path}: the server has lost this run's weights; start again elsewhere")
         sizes, newest = await self.talk.log.newest()
-        if newest is not None:
-            self.coordinator.catch_up([newest])
+        held = Content() if newest is None else self.coordinator.catch_up([newest])[0]
         if sizes:
             restore_state(folder.path, len(sizes), self.coordinator)
-        return len(sizes), sizes
+        return len(sizes), [held if size else Content() for size in sizes]  # whole weights: all are of one size
 
-    async def _take_up_orbit(self, folder: RunFolder, steps: int) -> tuple[int, list[int]]:
+    async def _take_up_orbit(self, folder: RunFolder, steps: int) -> tuple[int, list[Content]]:
         path, run = folder.path / "model.orbit", self.talk.run
         if steps and not path.exists():
             raise FedseedError(
@@ -144,9 +144,9 @@ class NetworkBackend(Backend):
         if self._orbit.cut is not None:
             self.progress.warn(self._orbit.cut)
         payloads = await self._orbit.repair(self.talk.log, run, self.settings.logs(steps))
-        self.coordinator.catch_up(payloads)
+        contents = self.coordinator.catch_up(payloads)
         folder.fill(len(payloads), _unknown_round)
-        return len(payloads), [len(payload) for payload in payloads]
+        return len(payloads), contents
 
     # -- a round ----------------------------------------------------------------------------------
 
