@@ -57,6 +57,17 @@ class Reached(Silent):
             act()
 
 
+class Failing(Silent):
+    """Ends a coordinator after a round."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def round(self, line):
+        if line["round"] == self.number:
+            raise KeyboardInterrupt
+
+
 LOADING = threading.Lock()  # the little model is drawn by torch's global generator
 
 
@@ -142,7 +153,7 @@ class Validated(Problem):
 
 @pytest.mark.parametrize("name", ["ferret", "feedsign"])
 def test_a_run_stops_early_where_one_process_does(name, tmp_path):
-    """Rates far below a weight's last place bring no better loss."""
+    """Rates far below a weight's last place bring no better loss. One coordinator fails just before the end."""
     problem, hub = Validated(), Hub()
     changed = {"training": {**TRAINING, "learning_rate": 1e-30}} if name == "ferret" else {"learning_rate": 1e-30}
     method = METHODS[name] | changed
@@ -151,6 +162,9 @@ def test_a_run_stops_early_where_one_process_does(name, tmp_path):
     expected = problem.federation(checked.method, rounds=9, per_round=5, joint=False, patience=2).run()
     clients = Clients(checked, hub, problem)
     clients.host("client-*")
+    if name == "feedsign":
+        with pytest.raises(KeyboardInterrupt):
+            coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing(4))
     result = clients.coordinate(tmp_path / "run")
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
     assert result.summary["rounds"] == expected.summary["rounds"] == 4
@@ -182,12 +196,7 @@ def test_a_coordinator_that_is_taken_over(problem, tmp_path, in_process):
     clients = Clients(checked, hub, problem)
     clients.host("client-*")
 
-    class Failing(Silent):
-        def round(self, line):
-            if line["round"] == 3:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing())
+        coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing(3))
     result = clients.coordinate(tmp_path / "run")
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
