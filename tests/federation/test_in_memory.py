@@ -14,6 +14,7 @@ from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub, MemoryEnd
 from support.network import repeats
+from support.problem import Problem
 from support.tiers import tiered
 
 TRAINING = {"learning_rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
@@ -56,6 +57,17 @@ class Reached(Silent):
         if number >= self.number and self.act is not None:
             act, self.act = self.act, None
             act()
+
+
+class Failing(Silent):
+    """Ends a coordinator after a round."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def round(self, line):
+        if line["round"] == self.number:
+            raise KeyboardInterrupt
 
 
 LOADING = threading.Lock()  # the little model is drawn by torch's global generator
@@ -130,6 +142,36 @@ def test_the_result_is_that_of_one_process(method, largest, problem, tmp_path, i
         line["loss"] for line in expected.metrics if "loss" in line
     ]
     assert repeats(result.summary["refusals"]) and result.summary["repeated_rounds"] == 0
+    assert result.summary["exchanged"] == pytest.approx(expected.summary["exchanged"])
+    assert result.summary["parameters_exchanged"] > 0 or method == "feedsign"
+
+
+class Validated(Problem):
+    """With validation examples, that a network's client evaluates on."""
+
+    def federation(self, method, **settings):
+        return super().federation(method, evaluation={"": self.test, "validation_": self.test[:40]}, **settings)
+
+
+@pytest.mark.parametrize("name", ["ferret", "feedsign"])
+def test_a_run_stops_early_where_one_process_does(name, tmp_path):
+    """Rates far below a weight's last place bring no better loss. One coordinator fails just before the end."""
+    problem, hub = Validated(), Hub()
+    changed = {"training": {**TRAINING, "learning_rate": 1e-30}} if name == "ferret" else {"learning_rate": 1e-30}
+    method = METHODS[name] | changed
+    checked = recipe(name, rounds=9, stopping={"patience": 2})
+    checked = Recipe.model_validate(checked.model_dump(exclude_none=True) | {"method": method})
+    expected = problem.federation(checked.method, rounds=9, per_round=5, joint=False, patience=2).run()
+    clients = Clients(checked, hub, problem)
+    clients.host("client-*")
+    if name == "feedsign":
+        with pytest.raises(KeyboardInterrupt):
+            coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing(4))
+    result = clients.coordinate(tmp_path / "run")
+    assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
+    assert result.summary["rounds"] == expected.summary["rounds"] == 4
+    assert result.summary["stopped"] == expected.summary["stopped"]
+    assert result.summary["stopped"]["early"] and result.summary["stopped"]["best_round"] == 0
 
 
 @pytest.mark.parametrize("method", ["ferret", "fedavg"])
@@ -180,12 +222,7 @@ def test_a_coordinator_that_is_taken_over(problem, tmp_path, in_process):
     clients = Clients(checked, hub, problem)
     clients.host("client-*")
 
-    class Failing(Silent):
-        def round(self, line):
-            if line["round"] == 3:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing())
+        coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing(3))
     result = clients.coordinate(tmp_path / "run")
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}

@@ -1,5 +1,6 @@
 """Loading by kind: what is no model for the task, or not whole, is refused in words."""
 
+import io
 import json
 
 import pytest
@@ -21,7 +22,9 @@ from transformers import (
 
 from fedseed import Federation
 from fedseed.errors import RecipeError
+from fedseed.models import loading
 from fedseed.models.loading import load_model
+from support.published_bases import TEXT, write_base
 
 SIZES = {"vocab_size": 1488, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 OPT = OPTConfig(**SIZES, ffn_dim=32, word_embed_proj_dim=32, max_position_embeddings=64)
@@ -96,6 +99,37 @@ def test_models_of_another_kind_are_refused(case, saved, masked_base):
 def test_a_missing_tokenizer_is_not_made_up(saved, model):
     with pytest.raises(RecipeError, match=r"its tokenizer or image processor can't be loaded .*save_pretrained"):
         load_model(saved(model, tokenizer=False), architecture="causal")
+
+
+@pytest.fixture
+def open_llama(tmp_path):
+    """As the hub has it: a .bin, and sentencepiece's tokenizer.model in place of tokenizer.json."""
+
+    def make(tokenizer):
+        folder = write_base("openlm-research/open_llama_3b", tmp_path / "llama")
+        (folder / "tokenizer.json").unlink()
+        (folder / "tokenizer.model").write_bytes(tokenizer)
+        return str(folder)
+
+    return make
+
+
+def test_sentencepiece_is_asked_for_where_it_is_missing(open_llama, monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"needs sentencepiece: pip install 'fedseed\[sentencepiece\]'") as caught:
+        load_model(open_llama(b"no pieces"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_of_sentencepiece_is_read(open_llama):
+    sentencepiece, made = pytest.importorskip("sentencepiece"), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for line in TEXT.split("\n") if line] * 20), model_writer=made, vocab_size=340,
+        model_type="bpe", byte_fallback=True, hard_vocab_limit=False, unk_id=0, bos_id=1, eos_id=2, minloglevel=2,
+    )  # fmt: skip
+    _, tokenizer = load_model(open_llama(made.getvalue()))
+    ids = tokenizer("Write a zebra é", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == "Write a zebra é" and tokenizer.eos_token_id == 2
 
 
 def test_a_tokenizer_of_another_model_is_refused(saved):

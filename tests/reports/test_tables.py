@@ -3,11 +3,11 @@ from io import StringIO
 from rich.console import Console
 
 from fedseed.reports.progress import describe
-from fedseed.reports.tables import comparison_table
+from fedseed.reports.tables import comparison_table, cost_table
 
 
-def shown(metrics):
-    summary = {
+def summary_of(metrics):
+    return {
         "parameters": 10,
         "clients": 5,
         "clients_per_round": 5,
@@ -18,9 +18,16 @@ def shown(metrics):
         "payload_bytes_down": 1.0,
         "seconds": {"total": 2.0},
     }
-    console = Console(width=100, file=StringIO(), record=True)
-    console.print(comparison_table([("feedsign", summary)]))
+
+
+def printed(table, width=100):
+    console = Console(width=width, file=StringIO(), record=True)
+    console.print(table)
     return console.export_text()
+
+
+def shown(metrics):
+    return printed(comparison_table([("feedsign", summary_of(metrics))]))
 
 
 def test_a_table_shows_accuracy_where_it_was_measured():
@@ -30,5 +37,38 @@ def test_a_table_shows_accuracy_where_it_was_measured():
     assert "accuracy" not in text and "22.3" in text and "Rouge-L" in text
 
 
+def test_a_table_shows_whatever_metrics_a_task_has():
+    text = shown({"loss": 0.5, "perplexity": 7.77, "f1": 31.26, "exact_match": 12.5, "validation_loss": 9.99})
+    assert all(word in text for word in ("F1", "31.3", "exact", "12.5")) and "7.77" not in text and "9.99" not in text
+    assert "Rouge-L" not in shown({"loss": 0.5}) and "unseen" not in text.lower()
+    text = shown(
+        {"loss": 0.5, "accuracy": 60.0, "mismatched_loss": 0.75, "mismatched_accuracy": 58.0, "own_score": 3.25}
+    )
+    assert all(word in text for word in ("mismatched", "0.750", "58.0", "own score", "3.2"))
+    both = {"loss": 4.5, "rouge_l": 16.9, "unseen_loss": 3.7, "unseen_rouge_l": 18.6}
+    assert "Unseen: tasks" in shown(both)
+    lines = printed(comparison_table([("zo-fedsgd", summary_of(both))]), width=80).splitlines()
+    assert max(map(len, lines)) <= 80 and any("18.6" in line and "2 s" in line for line in lines)  # nothing is cut
+
+
+def test_what_a_round_costs_a_client_fits_a_terminal():
+    seconds = {"local": 5.6, "projection": 0.25, "aggregation": 0.004, "rebuild": 24.7}
+    numbers = dict.fromkeys(("scalars_up", "scalars_down", "integers_up", "integers_down", "bits_up", "bits_down"), 0.0)
+    runs = [
+        ("ferret", {"seconds_per_client": seconds, "exchanged": {**numbers, "scalars_up": 3900, "scalars_down": 3900}}),
+        ("fedavg", {"seconds_per_client": seconds, "exchanged": {**numbers, "scalars_up": 3e9, "scalars_down": 3e9}}),
+        ("feedsign", {"seconds_per_client": seconds, "exchanged": {**numbers, "bits_up": 1.0, "bits_down": 1.0}}),
+        ("of an earlier fedseed", {}),
+    ]
+    text = printed(cost_table(runs), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    lines = [line.strip() for line in text.splitlines()]
+    rows = {name: next(line for line in lines if line.startswith(name)) for name, _ in runs}
+    assert rows["ferret"].split() == ["ferret", "5.6", "s", "250", "ms", "4", "ms", "24.7", "s", "30.6", "s", "7,800"]
+    assert rows["fedavg"].endswith("6.0e+09") and rows["feedsign"].endswith("2 bits")
+    assert rows["of an earlier fedseed"].split()[4:] == ["-"] * 6
+
+
 def test_a_round_in_a_few_words():
     assert describe({"loss": 0.5, "accuracy": 84.72}) == "held-out loss 0.500, accuracy 84.7"
+    assert describe({"loss": 0.5, "f1": 31.26, "train_loss": 2.0}) == "held-out loss 0.500, F1 31.3, local loss 2.000"

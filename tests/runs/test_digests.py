@@ -7,6 +7,7 @@ import torch
 
 from fedseed import FedAvg, FeedSign, Orbit
 from fedseed.errors import FedseedError, MessageError, OrbitError
+from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.reception import Reception
 from fedseed.federation.session import CoordinatorSettings, Session
 from fedseed.orbit import NO_DIGEST, edit
@@ -108,7 +109,8 @@ def test_a_client_with_another_kind_is_told_so(problem):
 
     def reception(kind, wanted=None):
         settings = CoordinatorSettings(base_digest=wanted, digest_kind=kind)
-        return Reception(Session(None, settings, Silent(), None), None, problem.ferret(), 3)
+        session = Session(None, settings, Silent(), None)
+        return Reception(session, None, problem.ferret(), 3, BaseWeights(session, needed=False))
 
     reception("blake2b").check(header("blake2b"))
     reception("blake2b-tree").check(header("blake2b-tree"))

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.worker import Worker
+from fedseed.methods.content import Content
 from fedseed.reports.progress import Silent
 from fedseed.reports.results import read_metrics
 from fedseed.runs.downloads import Downloads, restored
@@ -94,7 +95,7 @@ def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, nam
         result = problem.federation(method, out=moved, **settings).run(resume=True)
         assert without_seconds(result.metrics) == without_seconds(whole.metrics)
         assert without_seconds(read_metrics(moved)) == without_seconds(whole.metrics)
-        for key in set(whole.summary) - {"seconds", "peak_memory_bytes"}:
+        for key in set(whole.summary) - {"seconds", "seconds_per_client", "peak_memory_bytes"}:
             assert result.summary[key] == whole.summary[key], key
         assert {p.name for p in moved.iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}
         if method.catch_up != "newest":
@@ -363,7 +364,8 @@ def test_a_late_client_with_the_wrong_steps_is_told(problem, tmp_path):
 
 def test_downloads(problem):
     sparse, dense, carried = problem.ferret(), FedAvg(training=problem.training), FedKSeed()
-    picked, sizes = [[0], [0, 1], [1], [0, 2]], [10, 0, 5, 7]
+    picked = [[0], [0, 1], [1], [0, 2]]
+    steps = [Content(size, scalars=3 * size, integers=size // 5, bits=size % 2) for size in (10, 0, 5, 7)]
     expected = {
         sparse: [[0], [10, 10], [5 - 5], [5, 15]],
         dense: [[0], [10, 10], [0], [5, 5]],
@@ -371,8 +373,10 @@ def test_downloads(problem):
     }
     for method, counts in expected.items():
         downloads = Downloads(method, 3)
-        for clients, size, wanted in zip(picked, sizes, counts, strict=True):
-            assert [downloads.of(c) for c in clients] == wanted
-            downloads.add(size)
-        again = restored(method, sizes, picked, 3)
+        for clients, step, wanted in zip(picked, steps, counts, strict=True):
+            fetched = [downloads.of(c) for c in clients]
+            assert [content.bytes for content in fetched] == wanted
+            assert [content.scalars for content in fetched] == [3 * size for size in wanted]
+            downloads.add(step)
+        again = restored(method, steps, picked, 3)
         assert [again.of(c) for c in range(3)] == [downloads.of(c) for c in range(3)]

@@ -2,30 +2,39 @@ import math
 import shutil
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fedseed import FedAvg, FeedSign
 from fedseed.errors import RecipeError
 from fedseed.reports.results import read_metrics
 from fedseed.runs import stopping
 from fedseed.runs.assembly import build
+from fedseed.runs.loop import Backend
 from fedseed.runs.recipe import read_recipe
+from support.problem import Problem
 
 
 def lines(*losses):
     return [{"round": i, **({} if loss is None else {"validation_loss": loss})} for i, loss in enumerate(losses)]
 
 
-def test_patience_counts_rounds_since_the_best_one():
+def test_patience_counts_evaluations_since_the_best_one():
     assert not stopping.over([], 2) and not stopping.over(lines(1.0), 2)
     assert not stopping.over(lines(3.0, 2.0, 2.5), 2)
     assert stopping.over(lines(3.0, 2.0, 2.5, 2.0), 2)  # as good is not better
     assert not stopping.over(lines(3.0, 2.0, 2.5, 1.9), 2)
-    assert stopping.over(lines(3.0, None, None, 3.1), 2)  # rounds without an evaluation count
+    assert not stopping.over(lines(3.0, None, None, 3.1), 2)  # rounds without an evaluation say nothing
+    assert stopping.over(lines(3.0, None, None, 3.1, None, 3.0), 2)
+    assert not stopping.over(lines(3.0, *[None] * 99), 1) and not stopping.over([{"round": 0}, {"round": 9}], 1)
     assert stopping.over(lines(3.0, math.nan, math.nan), 2)
     assert not stopping.over(lines(3.0, 3.0, 3.0), None)
     assert stopping.best(lines(3.0, 2.0, None, 2.0)) == (1, 2.0)
-    assert stopping.describe(lines(3.0, 2.0, 2.5, 2.0), 2) == {
-        "early": True, "best_round": 1, "best_validation_loss": 2.0,
-    }  # fmt: skip
+    for rounds, early in ((4, True), (3, False)):  # it may have been the last one anyhow
+        assert stopping.describe(lines(3.0, 2.0, 2.5, 2.0), 2, rounds) == {
+            "early": early, "best_round": 1, "best_validation_loss": 2.0,
+        }  # fmt: skip
+    assert stopping.describe(lines(3.0), None, 1) is None
 
 
 def problem(make_problem, validation):
@@ -49,6 +58,111 @@ def test_a_run_stops_and_a_resumed_one_stops_there_too(make_problem, tmp_path):
     (tmp_path / "again" / "summary.json").unlink()  # killed just before the end
     again = federation(tmp_path / "again", []).run(resume=True).summary
     assert again["rounds"] == 4 and again["weights_digest"] == whole["weights_digest"]
+
+
+class KilledError(Exception):
+    pass
+
+
+PROBLEM = Problem()
+METHODS = {  # an orbit a round, an orbit by the step, whole weights
+    "ferret": PROBLEM.ferret(directions=10),
+    "feedsign": FeedSign(basis="rademacher", learning_rate=1e-2, scale=1e-3, batch=4),
+    "fedavg": FedAvg(training=PROBLEM.training.model_copy(update={"steps": 1})),
+}
+
+
+def scripted(out, method, losses, killed=None, place=None, **settings):
+    """A federation whose validation loss after each round is given; `killed` in a round, at a place."""
+    at = {}
+    federation = PROBLEM.federation(
+        METHODS[method], out=out, evaluation=lambda model: {"loss": 1.0, "validation_loss": losses[at["round"]]},
+        **settings,
+    )  # fmt: skip
+
+    def wrap(owner, name, known):
+        original = getattr(owner, name)
+
+        def wrapped(*arguments):
+            at["round"] = known(*arguments)
+            if (at["round"], name) == (killed, place):
+                raise KilledError
+            return original(*arguments)
+
+        setattr(owner, name, wrapped)
+
+    wrap(federation.coordinator, "open", lambda number: number)
+    wrap(federation, "record", lambda number, *_: number)  # the step is lost
+    wrap(federation, "examine", lambda line, evaluate: line["round"])  # the step counts, its line is lost
+    return federation
+
+
+def expected_end(rounds, every, patience, losses):
+    """The last round of a run, by counting."""
+    best, waited = math.inf, 0
+    for number in range(rounds + 1):
+        if number % every and number != rounds:
+            continue
+        loss = math.inf if math.isnan(losses[number]) else losses[number]
+        waited = 0 if number == 0 or loss < best else waited + 1
+        best = min(best, loss)
+        if waited >= patience:
+            return number
+    return rounds
+
+
+LOSSES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan]), min_size=13, max_size=13)
+
+
+@settings(max_examples=40)
+@given(
+    method=st.sampled_from(sorted(METHODS)),
+    rounds=st.integers(1, 12),
+    every=st.integers(1, 14),
+    patience=st.integers(1, 5),
+    losses=LOSSES,
+    killed=st.integers(0, 12),
+    place=st.sampled_from(["open", "record", "examine"]),
+)
+def test_any_patience_ends_with_a_summary_and_a_killed_run_where_a_whole_one_ends(
+    method, rounds, every, patience, losses, killed, place, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("run")
+    settings = {"rounds": rounds, "evaluate_every": every, "patience": patience, "losses": losses, "method": method}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Backend, "draw", lambda self, folder, metrics: None)
+        whole = scripted(folder / "whole", **settings).run()
+        summary, end = whole.summary, expected_end(rounds, every, patience, losses)
+        assert summary["rounds"] == end and summary["stopped"]["early"] == (end < rounds)
+        assert end % every == 0 or end == rounds  # the model at the end was evaluated
+        last = whole.metrics[-1]
+        assert summary["final"] == {"loss": last["loss"], "validation_loss": last["validation_loss"]} or math.isnan(
+            last["validation_loss"]
+        )
+        try:
+            again = scripted(folder / "again", **settings, killed=killed, place=place).run()
+        except KilledError:
+            again = scripted(folder / "again", **settings).run(resume=True)
+        assert again.summary["rounds"] == end and again.summary["weights_digest"] == summary["weights_digest"]
+        assert str(again.summary["stopped"]) == str(summary["stopped"])
+        assert [line["round"] for line in again.metrics] == [line["round"] for line in whole.metrics]
+        assert again.summary["exchanged"] == pytest.approx(summary["exchanged"])
+    shutil.rmtree(folder)
+
+
+def test_a_run_that_was_to_be_longer_has_the_metrics_of_its_last_evaluation(tmp_path, without_pictures):
+    losses = [5.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.25]
+    settings = {"method": "ferret", "losses": losses, "evaluate_every": 2}
+    with pytest.raises(KilledError):
+        scripted(tmp_path / "run", rounds=6, killed=4, place="open", **settings).run()
+    summary = scripted(tmp_path / "run", rounds=3, **settings).run(resume=True).summary
+    assert summary["rounds"] == 3 and summary["final"]["validation_loss"] == 3.0  # of round 2
+
+
+def test_what_there_is_nothing_to_stop_by_is_said(problem):
+    federation = problem.federation(problem.ferret(), patience=2)
+    with pytest.raises(RecipeError, match='stopping: patience = 2, but the evaluation measures no "validation_loss"'):
+        federation.run()
 
 
 def test_a_recipe_stops_by_validation_examples(natural_instructions):

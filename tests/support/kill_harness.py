@@ -136,7 +136,7 @@ def result(folder):
     summary = json.loads((folder / "summary.json").read_text())
     for table in (*lines, summary):
         del table["seconds"]
-    del summary["peak_memory_bytes"]
+    del summary["peak_memory_bytes"], summary["seconds_per_client"]
     if (folder / "model.orbit").exists():
         model = (folder / "model.orbit").read_bytes()
     else:  # its metadata come in any order

@@ -90,7 +90,7 @@ def compare(
         raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
     from fedseed.reports.plots import draw_runs
     from fedseed.reports.results import read_metrics
-    from fedseed.reports.tables import comparison_lines, comparison_table
+    from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
     from fedseed.runs.recipe import read_recipe
 
     names = [Path(recipe).stem for recipe in recipes]
@@ -109,6 +109,8 @@ def compare(
     console.print(comparison_table(rows))
     for line in comparison_lines(rows):
         console.print(line, highlight=False)
+    console.print()
+    console.print(cost_table(rows))
     console.print(f"Picture: {out / 'compare.png'}")
 
 

@@ -31,8 +31,16 @@ from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
 from fedseed.registry import resolve
-from fedseed.reports.results import read_metrics, read_summary
-from fedseed.reports.tables import Sheet, human_bytes, human_seconds, mean_and_deviation
+from fedseed.reports.results import PHASES, read_metrics, read_summary
+from fedseed.reports.tables import (
+    Sheet,
+    human_bytes,
+    human_seconds,
+    mean_and_deviation,
+    parameters_exchanged,
+    phases_of,
+    shown_metrics,
+)
 from fedseed.runs.explain import explain
 from fedseed.runs.recipe import packaged_recipes
 
@@ -413,11 +421,12 @@ def _results_sheet(
     counted = Counter(str(summary["baseline"]) for summary in starts)
     known = max(starts, key=lambda summary: counted[str(summary["baseline"])], default=None)
     scores = ("rouge_l", "accuracy", "loss", "unseen_rouge_l", "unseen_loss")
-    shown = [m for m in scores if known is not None and m in known["final"]]
+    there = [] if known is None else shown_metrics(known["final"])
+    shown = [m for m in scores if m in there] + [m for m in there if m not in scores]
     titles = {"rouge_l": "Rouge-L", "accuracy": "accuracy, %", "loss": "loss", "unseen_rouge_l": "unseen Rouge-L",
               "unseen_loss": "unseen loss"}  # fmt: skip
-    head = ["method", "rounds", *(titles[m] for m in shown), "bytes up", "bytes down", "forward", "backward",
-            "memory", "seconds"]  # fmt: skip
+    head = ["method", "rounds", *(titles.get(m, m.replace("_", " ")) for m in shown), "bytes up", "bytes down",
+            "forward", "backward", "memory", "seconds"]  # fmt: skip
     rows = []
     if known is not None:
         rows.append(["zero-shot", "0", *(_score(m, [known["baseline"][m]]) for m in shown), *["-"] * 6])
@@ -452,20 +461,26 @@ def _results_sheet(
 
 
 def _costs_sheet(scenario: Scenario, results: Mapping[str, list[dict[str, Any]]]) -> Sheet:
-    """What a round takes, as in Ferret's Tables 4 and 5."""
-    head = ("method", "local", "projection", "aggregation", "rebuild", "overall", "bytes both ways")
+    """What a round costs a client, as in Ferret's Tables 4, 5 and 10, and the whole of a simulation."""
+    head = ("method", "local", "projection", "aggregation", "rebuild", "together", "parameters", "bytes both ways",
+            "all clients")  # fmt: skip
     rows = []
     for label, found in results.items():
         if found:
-            phases = [
-                fmean(summary["seconds"].get(phase, 0.0) / max(1, summary["rounds"]) for summary in found)
-                for phase in ("local", "projection", "aggregation", "rebuild")
-            ]
+            phases = [fmean(seconds) for seconds in zip(*map(phases_of, found), strict=True)]
             both = fmean(summary["payload_bytes_up"] + summary["payload_bytes_down"] for summary in found)
-            rows.append([label, *(human_seconds(s) for s in (*phases, sum(phases))), human_bytes(both)])
+            every = fmean(
+                sum(summary["seconds"].get(phase, 0.0) for phase in PHASES) / max(1, summary["rounds"])
+                for summary in found
+            )
+            rows.append(
+                [label, *map(human_seconds, phases), parameters_exchanged(found[0]), human_bytes(both),
+                 human_seconds(every)]
+            )  # fmt: skip
     note = (
-        "Time of one round, all its clients one after the other. Aggregation: answers to a step; rebuild: the step to "
-        "weights. Bytes: payload per client and round in which it takes part."
+        "Seconds, parameters (scalars both ways) and payload bytes of one client in a round in which it takes part. "
+        "Local and projection are Ferret's local update; aggregation, the answers to a step, and rebuild, the step to "
+        "weights, its global aggregation. All clients: a simulated round, its clients one after the other."
     )
     return Sheet(": ".join(filter(None, ("Costs of a round", scenario.name))), head, rows, note)
 

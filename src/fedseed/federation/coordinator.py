@@ -13,6 +13,8 @@ from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers, misfit
 from fedseed.methods.base import Round as PlannedRound
+from fedseed.methods.content import Content, content
+from fedseed.methods.payload import Payload
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
@@ -34,6 +36,8 @@ class Round:
     clients: Sequence[int]
     attempt: int = 0
     updates: dict[int, Any] = field(default_factory=dict)
+    planned: Content = field(default_factory=Content)  # of a plan
+    received: dict[int, Content] = field(default_factory=dict)  # of each update that counts
 
 
 class Coordinator:
@@ -70,6 +74,7 @@ class Coordinator:
         self.state = method.start(layout, seed)
         self.rejected: list[RejectedMessage] = []
         self._open: Round | None = None
+        self._closed = Content()
 
     def open(self, number: int, attempt: int = 0, alive: Collection[int] | None = None) -> list[int]:
         """Begin a round, or begin it again: what has come for an earlier attempt is dropped.
@@ -104,7 +109,9 @@ class Coordinator:
         """The message that asks a client (or all that are picked) to take part in the open round."""
         current = self._current()
         about = PlannedRound(current.number, client, current.clients)
-        payload = self.method.plan(self.state, about).encode()
+        plan = self.method.plan(self.state, about)
+        payload = plan.encode()
+        current.planned = self._content(plan, payload)
         return Message(MessageKind.PLAN, self.method.code, current.number, client, payload, current.attempt).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
@@ -139,7 +146,9 @@ class Coordinator:
                 raise MessageError(f"client {sender} takes no part in round {current.number}")
             if sender in current.updates:
                 raise MessageError(f"client {sender} has answered round {current.number} already")
-            current.updates[sender] = self.method.decode_update(self.state, current.number, message.payload)
+            update = self.method.decode_update(self.state, current.number, message.payload)
+            current.received[sender] = self._content(update, message.payload)
+            current.updates[sender] = update
         except MessageError as error:
             self.rejected.append(RejectedMessage(current.number, sender, str(error)))
             raise
@@ -151,7 +160,9 @@ class Coordinator:
         self.state = self.method.remember(self.state, answers)
         payload = self.method.aggregate(self.state, answers).encode()
         # go on from the encoded step: the coordinator knows exactly what everybody else will read
-        self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
+        step = self.method.decode_step(self.state, payload)
+        self._closed = self._content(step, payload)
+        self.state = self.method.advance(self.state, step)
         self._open = None
         return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
 
@@ -164,14 +175,38 @@ class Coordinator:
         answers = tuple(Answer(c, w, u) for c, w, u in zip(clients, weights, updates, strict=True))
         return Answers(current.number, answers, self.aggregation)
 
-    def catch_up(self, payloads: Iterable[bytes]) -> None:
-        """Go on after steps of an earlier session, given as an orbit holds them.
+    def catch_up(self, payloads: Iterable[bytes]) -> list[Content]:
+        """Go on after steps of an earlier session, given as an orbit holds them; returns what each holds.
 
         Raises:
             MessageError: not steps of this method.
         """
+        contents = []
         for payload in payloads:
-            self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
+            step = self.method.decode_step(self.state, payload)
+            contents.append(self._content(step, payload))
+            self.state = self.method.advance(self.state, step)
+        return contents
+
+    # -- what travels ----------------------------------------------------------------------------------------------
+
+    @property
+    def planned(self) -> Content:
+        """What a plan of the open round holds."""
+        return self._current().planned
+
+    @property
+    def received(self) -> Sequence[Content]:
+        """What each update that counts so far in the open round holds."""
+        return list(self._current().received.values())
+
+    @property
+    def closed(self) -> Content:
+        """What the last round's step holds."""
+        return self._closed
+
+    def _content(self, payload: Payload, data: bytes) -> Content:
+        return content(payload, data, self.state.layout.size)
 
     # -- what a step does not carry --------------------------------------------------------------------------------
 

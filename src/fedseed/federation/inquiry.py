@@ -106,5 +106,6 @@ class Inquiry:
             if report.get("ratio") is not None:
                 line["step_over_weights"] = float(report["ratio"])
         line.update(spent.about())
+        line["processes"] = len(reports)  # whose seconds are added up
         for phase, seconds in spent.seconds.items():
             line["seconds"][phase] = line["seconds"].get(phase, 0.0) + seconds

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -179,13 +180,21 @@ def load_model(
     except (OSError, ValueError, ImportError) as error:
         raise RecipeError(
             f'model.base = "{base}": its tokenizer or image processor can\'t be loaded ({_first_line(error)}); '
-            "save it into the same folder (save_pretrained)"
+            f"{_remedy(error)}"
         ) from error
     _fit(base, model, processor)
     if where is None:
         model = spread(model, deal_out(model))
     model.eval()
     return model, processor
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a tokenizer or image processor that can't be loaded."""
+    # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and asks for tiktoken
+    if find_spec("sentencepiece") is None and any(name in str(error).lower() for name in ("sentencepiece", "tiktoken")):
+        return "a tokenizer.model, such as LLaMA's, needs sentencepiece: pip install 'fedseed[sentencepiece]'"
+    return "save it into the same folder (save_pretrained)"
 
 
 def _fit(base: str, model: Any, processor: Any) -> None:

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from fedseed.reports.results import SCORES
+
 
 class Progress(Protocol):
     """What the engine tells while it runs."""
@@ -59,10 +61,7 @@ def describe(line: Mapping[str, Any]) -> str:
     parts = []
     if "loss" in line:
         parts.append(f"held-out loss {line['loss']:.3f}")
-    if "rouge_l" in line:
-        parts.append(f"Rouge-L {line['rouge_l']:.1f}")
-    if "accuracy" in line:
-        parts.append(f"accuracy {line['accuracy']:.1f}")
+    parts += [f"{title} {line[name]:.1f}" for name, title in SCORES.items() if name in line]
     if line.get("train_loss") is not None:
         parts.append(f"local loss {line['train_loss']:.3f}")
     if "bytes_up" in line:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 MetricsLine = dict[str, Any]
+SCORES = {"rouge_l": "Rouge-L", "accuracy": "accuracy", "f1": "F1", "final_number": "numbers", "exact_match": "exact"}
+PHASES = ("local", "projection", "aggregation", "rebuild")  # of a round, from a client's data to new weights
 
 
 def read_metrics(folder: Path) -> list[MetricsLine]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan, nan
 from statistics import mean, stdev
 from typing import Any
 
 from rich import box
 from rich.table import Table
+
+from fedseed.reports.results import PHASES, SCORES
 
 
 def human_bytes(count: float) -> str:
@@ -19,11 +21,22 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _numbers(metrics: Mapping[str, Any]) -> list[str]:
-    score = "accuracy" if "accuracy" in metrics else "rouge_l"
-    return [f"{metrics[name]:.{digits}f}" if name in metrics else "-" for name, digits in (("loss", 3), (score, 1))] + [
-        f"{metrics[name]:.{digits}f}" for name, digits in (("unseen_loss", 3), ("unseen_rouge_l", 1)) if name in metrics
-    ]
+def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:
+    """The names of an evaluation's metrics that tables show: all but perplexity, which is the loss once more."""
+    return [name for name in metrics if not name.endswith("perplexity") and not name.startswith("validation_")]
+
+
+def _heading(name: str) -> str:
+    """A metric's column: which examples, and what is measured on them."""
+    for metric, title in {"loss": "loss", **SCORES}.items():
+        if name == metric or name.endswith(f"_{metric}"):
+            return f"{name.removesuffix(metric).rstrip('_') or 'held-out'}\n{title}"
+    return f"held-out\n{name.replace('_', ' ')}"
+
+
+def _numbers(metrics: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    digits = {name: 3 if name.endswith("loss") else 1 for name in names}
+    return [f"{metrics[name]:.{digits[name]}f}" if name in metrics else "-" for name in names]
 
 
 def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
@@ -33,28 +46,67 @@ def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Tabl
         summaries: (name, summary) of each run; all from the same base and data.
     """
     first = summaries[0][1]
-    unseen = ("unseen\nloss", "unseen\nRouge-L") if "unseen_loss" in first["baseline"] else ()
+    names = shown_metrics(first["baseline"])
     title = f"{first['parameters']:,} parameters, {first['clients']} clients, {first['clients_per_round']} a round"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("\nmethod", no_wrap=True)
-    score = "accuracy" if "accuracy" in first["baseline"] else "Rouge-L"
-    for heading in ("\nrounds", "held-out\nloss", f"held-out\n{score}", *unseen, "bytes\nup", "bytes\ndown", "\ntime"):
+    for heading in ("\nrounds", *map(_heading, names), "bytes\nup", "bytes\ndown", "\ntime"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_row("zero-shot", "0", *_numbers(first["baseline"]), "-", "-", "-")
+    table.add_row("zero-shot", "0", *_numbers(first["baseline"], names), "-", "-", "-")
     for name, summary in summaries:
         table.add_row(
             name,
             str(summary["rounds"]),
-            *_numbers(summary["final"]),
+            *_numbers(summary["final"], names),
             human_bytes(summary["payload_bytes_up"]),
             human_bytes(summary["payload_bytes_down"]),
             f"{summary['seconds']['total']:.0f} s",
         )
     table.caption = "Bytes: payload per client and round in which it takes part."
-    if unseen:
+    if any(name.startswith("unseen_") for name in names):
         table.caption += " Unseen: tasks that no client holds."
     table.caption_justify = "left"
     return table
+
+
+def cost_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """What a round costs one client, with the columns of Ferret's Tables 4, 5 and 10.
+
+    Args:
+        summaries: (name, summary) of each run.
+    """
+    title = "A client's round: seconds, and parameters exchanged"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("\nmethod", no_wrap=True)
+    for heading in ("\nlocal", "projec-\ntion", "aggre-\ngation", "\nrebuild", "\ntogether", "params\nup + down"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, summary in summaries:
+        table.add_row(name, *map(human_seconds, phases_of(summary)), parameters_exchanged(summary))
+    table.caption = (
+        "Local and projection: a client's own (Ferret's \"local update\"). Aggregation and rebuild: the step, and what "
+        'becomes of the weights ("global aggregation").'
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def phases_of(summary: Mapping[str, Any]) -> list[float]:
+    """Seconds of a client's round: local, projection, aggregation, rebuild, and all of them."""
+    found = summary.get("seconds_per_client") or {}
+    phases = [float(found.get(phase, nan)) for phase in PHASES]
+    return [*phases, sum(phases)]
+
+
+def parameters_exchanged(summary: Mapping[str, Any]) -> str:
+    """Scalars that a client and the coordinator exchange in a round, or votes; "-" where an earlier fedseed ran."""
+    found = summary.get("exchanged")
+    if not found:
+        return "-"
+    bits = found["bits_up"] + found["bits_down"]
+    scalars = found["scalars_up"] + found["scalars_down"]
+    if bits and not scalars:
+        return f"{bits:,.3g} bits"
+    return f"{scalars:,.0f}" if scalars < 1e6 else f"{scalars:.1e}"
 
 
 def comparison_lines(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -150,7 +202,9 @@ def _tex(text: str) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A time with a unit."""
+    """A time with a unit; "-" if it is not known."""
+    if isnan(seconds):
+        return "-"
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:

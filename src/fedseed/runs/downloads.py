@@ -1,12 +1,16 @@
 """What a client that takes part in a round downloads besides the plan: the steps it has missed."""
 
+from array import array
 from collections.abc import Sequence
 
 from fedseed.methods import Method
+from fedseed.methods.content import NUMBERS, Content
+
+COLUMNS = ("bytes", *NUMBERS)
 
 
 class Downloads:
-    """Counts the payload bytes of steps that clients catch up on.
+    """Counts what is in the payloads of steps that clients catch up on.
 
     Args:
         method: the method. If its plans carry the model, clients need no steps; of a dense one they need the newest.
@@ -16,41 +20,46 @@ class Downloads:
     def __init__(self, method: Method, clients: int) -> None:
         self._method = method
         self._has = [0] * clients  # how many steps each client has received
-        self._totals = [0]  # payload bytes of all steps up to and with each
+        # contents of all steps up to and with each, a column for each of a content's numbers: there may be millions
+        self._totals = {name: array("q", [0]) for name in COLUMNS}
         self.changed = 0  # number of the newest step that is not empty
 
-    def of(self, client: int) -> int:
-        """Bytes that bring a client up to date, which it is then."""
-        has, self._has[client] = self._has[client], len(self._totals) - 1
+    def of(self, client: int) -> Content:
+        """What brings a client up to date, which it is then."""
+        has, self._has[client] = self._has[client], len(self._totals["bytes"]) - 1
         if self._method.catch_up == "plan":
-            return 0
+            return Content()
         if self._method.catch_up == "newest":
-            return self._totals[self.changed] - self._totals[self.changed - 1] if self.changed > has else 0
-        return self._totals[-1] - self._totals[has]
+            return self._between(self.changed - 1, self.changed) if self.changed > has else Content()
+        return self._between(has, -1)
 
-    def add(self, size: int) -> None:
-        """There is a new step, of so many bytes."""
-        self._totals.append(self._totals[-1] + size)
-        if size:
-            self.changed = len(self._totals) - 1
+    def _between(self, first: int, last: int) -> Content:
+        return Content(**{name: column[last] - column[first] for name, column in self._totals.items()})
+
+    def add(self, step: Content) -> None:
+        """There is a new step."""
+        for name, column in self._totals.items():
+            column.append(column[-1] + getattr(step, name))
+        if step.bytes:
+            self.changed = len(self._totals["bytes"]) - 1
 
     def received(self, client: int, steps: int) -> None:
         """A client has the first so many steps: it took part in an earlier session."""
         self._has[client] = max(self._has[client], steps)
 
 
-def restored(method: Method, sizes: Sequence[int], picked: Sequence[Sequence[int]], clients: int) -> Downloads:
+def restored(method: Method, steps: Sequence[Content], picked: Sequence[Sequence[int]], clients: int) -> Downloads:
     """The count after rounds of an earlier session.
 
     Args:
         method: the method.
-        sizes: payload bytes of each round's step.
+        steps: what each round's step held.
         picked: the clients that took part in each round.
         clients: how many clients there are.
     """
     downloads = Downloads(method, clients)
-    for number, (size, members) in enumerate(zip(sizes, picked, strict=True)):
+    for number, (step, members) in enumerate(zip(steps, picked, strict=True)):
         for client in members:
             downloads.received(client, number)
-        downloads.add(size)
+        downloads.add(step)
     return downloads

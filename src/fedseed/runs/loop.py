@@ -18,12 +18,14 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.methods import Method
+from fedseed.methods.content import Content
 from fedseed.orbit import Header
 from fedseed.reports.progress import Progress, Silent
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.downloads import Downloads, restored
 from fedseed.runs.folder import RunFolder
+from fedseed.runs.per_client import exchanged, mean_exchanged, seconds_per_client
 from fedseed.tracking import Start, Tracker, Trackers
 
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
@@ -57,7 +59,7 @@ class RunSettings:
         out: folder for the run's files; None: nothing is written.
         recipe_text: the complete recipe, written beside the results.
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
-        patience: rounds without a better validation loss after which the run ends; None: it does not.
+        patience: evaluations without a better validation loss after which the run ends; None: it does not.
         attack: what Byzantine clients do.
         attackers: their numbers.
         trackers: where else the metrics go.
@@ -98,8 +100,8 @@ class Backend(ABC):
     names: Sequence[str]  # the clients', in the order of their numbers
 
     @abstractmethod
-    def restore(self, folder: RunFolder) -> tuple[int, list[int]]:
-        """Bring states (and weights) to the last round that counts: its number, payload bytes of all steps to there."""
+    def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
+        """Bring states (and weights) to the last round that counts: its number, what all steps to there hold."""
 
     @abstractmethod
     def gather(self, number: int) -> Gathered:
@@ -215,6 +217,8 @@ class Loop:
                 line: dict[str, Any] = merge_rounds(pending) if pending else {"round": 0, "seconds": {}}
                 pending = []
                 self.backend.examine(line, evaluate)
+                if number == 0:
+                    stopping.check(line, settings.patience)
                 self._warn_of_noise(line)
                 metrics.append(line)
                 if folder is not None:
@@ -231,9 +235,9 @@ class Loop:
 
     def _take_up(self, folder: RunFolder) -> int:
         """Take up an interrupted run; returns the last round that counts, 0 in a new folder."""
-        done, sizes = self.backend.restore(folder)
+        done, steps = self.backend.restore(folder)
         picked = [self.backend.coordinator.sampled(number) for number in range(1, done + 1)]
-        self._downloads = restored(self.settings.method, sizes, picked, len(self.backend.names))
+        self._downloads = restored(self.settings.method, steps, picked, len(self.backend.names))
         if done:
             self.progress.note(f"resumed after round {done} of {self.settings.rounds}")
         if done > self.settings.rounds:
@@ -245,19 +249,22 @@ class Loop:
         """One round; returns its line of metrics. `log`: it will be a line of its own."""
         gathered = self.backend.gather(number)
         seconds = dict(gathered.spent.seconds)
-        bytes_down = [gathered.plan_bytes + self._downloads.of(client) for client in gathered.clients]
+        fetched = [self._downloads.of(client) for client in gathered.clients]
+        coordinator, count = self.backend.coordinator, len(gathered.clients)
+        numbers = exchanged(count, len(gathered.update_bytes), coordinator.received, coordinator.planned, fetched)
         start = time.perf_counter()
-        step = self.backend.coordinator.close()
+        step = coordinator.close()
         seconds["aggregation"] = time.perf_counter() - start
-        self._downloads.add(len(step) - FRAME_BYTES)
-        taking_part = max(1, len(gathered.clients))
+        self._downloads.add(coordinator.closed)
         line = {
             "round": number,
             "clients": [self.backend.names[c] for c in gathered.clients],
             "skipped": [{"client": self.backend.names[c], "reason": reason} for c, reason in gathered.skipped],
             "refused": gathered.refused,
-            "bytes_up": sum(gathered.update_bytes) / taking_part,
-            "bytes_down": sum(bytes_down) / taking_part,
+            "taking_part": count,
+            "bytes_up": sum(gathered.update_bytes) / max(1, count),
+            "bytes_down": (count * gathered.plan_bytes + sum(part.bytes for part in fetched)) / max(1, count),
+            "exchanged": numbers,
             **gathered.spent.about(),
             "attacked": [self.backend.names[c] for c in gathered.clients if c in self.settings.attackers],
             "seconds": seconds,
@@ -282,6 +289,9 @@ class Loop:
     def _summary(self, metrics: list[dict[str, Any]], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
         rounds, settings, header = metrics[1:], self.settings, self.backend.header
         measured = [name for name, value in metrics[0].items() if isinstance(value, float)]
+        # the last line, but where a run is taken up that was to have had more rounds
+        final = next(line for line in reversed(metrics) if all(name in line for name in measured))
+        numbers = mean_exchanged(rounds)
         phases: dict[str, float] = {"total": seconds}
         for line in metrics:
             for phase, spent in line["seconds"].items():
@@ -297,7 +307,7 @@ class Loop:
             "method": settings.method.name,
             "aggregation": self.backend.coordinator.aggregation.model_dump(),
             "rounds": metrics[-1]["round"],
-            "stopped": stopping.describe(metrics, settings.patience),
+            "stopped": stopping.describe(metrics, settings.patience, settings.rounds),
             "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),
             "parameters": layout.size,
             "blocks": len(layout.block_sizes),
@@ -305,11 +315,13 @@ class Loop:
             "clients_per_round": self.backend.coordinator.per_round,
             "data_notes": list(settings.notes),
             "baseline": {name: metrics[0][name] for name in measured},
-            "final": {name: metrics[-1][name] for name in measured},
+            "final": {name: final[name] for name in measured},
             "payload_bytes_up": mean("bytes_up"),
             "payload_bytes_down": mean("bytes_down"),
             "frame_bytes": FRAME_BYTES,
             "fedavg_bytes": 2 * layout.dense_bytes,
+            "parameters_exchanged": numbers["scalars_up"] + numbers["scalars_down"] if numbers else None,
+            "exchanged": numbers,
             "forward_passes": sum(line["forward_passes"] for line in rounds),
             "backward_passes": sum(line["backward_passes"] for line in rounds),
             "skipped": sum(len(line["skipped"]) for line in rounds),
@@ -318,6 +330,7 @@ class Loop:
             "attack": attack,
             "privacy": None if (p := settings.method.privacy) is None else p.spent(metrics[-1]["round"]),
             "seconds": phases,
+            "seconds_per_client": seconds_per_client(rounds),
             "base_digest": header.base_digest,
             "weights_digest": metrics[-1]["weights_digest"],
             "orbit_bytes": orbit_bytes,
@@ -339,7 +352,7 @@ def draw_here(folder: Path, metrics: list[dict[str, Any]], coordinator: Coordina
 
 
 def merge_rounds(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One line of metrics for several rounds: counts and seconds add up, bytes and losses are means."""
+    """One line of metrics for several rounds: counts and seconds add up; bytes, numbers and losses are means."""
     merged = dict(lines[-1])
     merged["rounds"] = len(lines)
     if len(lines) == 1:
@@ -348,6 +361,8 @@ def merge_rounds(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         merged[key] = sum(line[key] for line in lines)
     for key in ("bytes_up", "bytes_down"):
         merged[key] = sum(line[key] for line in lines) / len(lines)
+    merged["exchanged"] = mean_exchanged(lines)
+    merged["taking_part"] = sum(line.get("taking_part", len(line["clients"])) for line in lines)
     for key in ("clients", "attacked"):
         merged[key] = sorted({name for line in lines for name in line[key]})
     merged["skipped"] = [{**s, "round": line["round"]} for line in lines for s in line["skipped"]]

@@ -14,6 +14,7 @@ from fedseed.errors import FedseedError, NetworkError
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
+from fedseed.methods.content import Content
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.apart import draw_apart
 from fedseed.reports.memory import resident_memory
@@ -109,7 +110,7 @@ class NetworkBackend(Backend):
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
-    def restore(self, folder: RunFolder) -> tuple[int, list[int]]:
+    def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
         """Bring log, orbit file and state together: each may be behind the other after a crash."""
         self._folder = folder
         folder.lazy = self.settings.method.stepwise

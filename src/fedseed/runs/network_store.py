@@ -14,6 +14,7 @@ from fedseed.federation.cost import Cost
 from fedseed.federation.orbit_copy import OrbitCopy
 from fedseed.federation.step_log import StepLog
 from fedseed.methods.base import CatchUp
+from fedseed.methods.content import Content
 from fedseed.orbit import NO_DIGEST, Header
 from fedseed.runs.dense_files import keep_state, remove_state, restore_state, write_weights
 from fedseed.runs.folder import RunFolder
@@ -38,7 +39,7 @@ class NetworkStore(ABC):
         self.run = run
 
     @abstractmethod
-    async def restore(self, waits: bool, warn: Callable[[str], None]) -> tuple[int, list[int]]:
+    async def restore(self, waits: bool, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
         """Bring log, files and coordinator together: each may be behind the others after a crash.
 
         Args:
@@ -46,7 +47,7 @@ class NetworkStore(ABC):
             warn: told what was mended.
 
         Returns:
-            The last round that counts, payload bytes of all steps to there.
+            The last round that counts, what is in all steps to there.
 
         Raises:
             FedseedError: they can't be brought together.
@@ -82,7 +83,7 @@ class OrbitStore(NetworkStore):
 
     _copy: OrbitCopy | None = None
 
-    async def restore(self, waits: bool, warn: Callable[[str], None]) -> tuple[int, list[int]]:
+    async def restore(self, waits: bool, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
         """Repair the orbit from the log and the log from the orbit."""
         path, steps = self.folder.path / "model.orbit", len(self.log.steps)
         if steps and not path.exists():
@@ -94,9 +95,9 @@ class OrbitStore(NetworkStore):
         if self._copy.cut is not None:
             warn(self._copy.cut)
         payloads = await self._copy.repair(self.log, self.run, waits)
-        self.coordinator.catch_up(payloads)
+        contents = self.coordinator.catch_up(payloads)
         self.folder.fill(len(payloads), _unknown_round)
-        return len(payloads), [len(payload) for payload in payloads]
+        return len(payloads), contents
 
     @property
     def copy(self) -> OrbitCopy:
@@ -134,16 +135,15 @@ class OrbitStore(NetworkStore):
 class WeightsStore(NetworkStore):
     """What the coordinator remembers besides the weights, which the log has; at the end the weights."""
 
-    async def restore(self, waits: bool, warn: Callable[[str], None]) -> tuple[int, list[int]]:
+    async def restore(self, waits: bool, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
         """Take the newest weights from the log."""
         if self.folder.has_rounds and not self.log.steps:
             raise FedseedError(f"{self.folder.path}: the server has lost this run's weights; start again elsewhere")
         sizes, newest = await self.log.newest()
-        if newest is not None:
-            self.coordinator.catch_up([newest])
+        held = Content() if newest is None else self.coordinator.catch_up([newest])[0]
         if sizes:
             restore_state(self.folder.path, len(sizes), self.coordinator)
-        return len(sizes), sizes
+        return len(sizes), [held if size else Content() for size in sizes]  # whole weights: all are of one size
 
     def before(self, number: int) -> None:
         """Write what is not in the step."""

@@ -131,7 +131,12 @@ class AttackSettings(_Table):
 
 
 class StoppingSettings(_Table):
-    """Early stopping: after `patience` rounds without a better loss on the task's validation examples."""
+    """Early stopping, by the loss on the task's validation examples, which every evaluation measures.
+
+    Args:
+        patience: the run ends when so many evaluations in a row have brought no better validation loss: evaluations,
+            not rounds, as in FederatedScope. With evaluation.every = 10 and a patience of 3, 30 rounds after the best.
+    """
 
     patience: PositiveInt = 30
 
@@ -152,7 +157,7 @@ class Recipe(_Table):
         aggregation: how the answers of a round are combined.
         attack: Byzantine clients.
         evaluation: when and how to evaluate.
-        stopping: early stopping.
+        stopping: early stopping; without this table there is none.
         tracking: where else metrics go.
     """
 

@@ -18,6 +18,7 @@ from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.worker import cost_of
 from fedseed.methods import Method
+from fedseed.methods.content import Content
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
 from fedseed.models.base_files import BaseFiles
@@ -57,7 +58,7 @@ class Simulation(Backend):
         trainable: name patterns of the trainable parameters, for the orbit's header; None: all.
         classes: names of the classes that an image classifier tells apart, for the orbit's header; none: no classifier.
         adapter: tune an adapter of this kind in place of the model; None: what the method is defined with, if anything.
-        patience: stop after so many rounds without a better "validation_loss" in the evaluation; None: never.
+        patience: stop after so many evaluations in a row without a better "validation_loss" in them; None: never.
         attack: what Byzantine clients do: "sign" (reversed), "random" (unrelated to their data) or "noise" (added).
             "labels" only names them: their data was changed by `fedseed.attacks.labels.flip_labels`.
         attackers: the numbers of the Byzantine clients.
@@ -177,7 +178,7 @@ class Simulation(Backend):
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
-    def restore(self, folder: RunFolder) -> tuple[int, list[int]]:
+    def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
         """Bring weights and states to the last round that counts."""
         self._store = STORES[self.method.catch_up](folder.path, self.header, self.worker, self.coordinator)
         self._store.check(folder.has_rounds)

@@ -1,4 +1,9 @@
-"""Early stopping: a run ends when the validation loss has not become better for some rounds.
+"""Early stopping: a run ends when some evaluations in a row have not brought a better validation loss.
+
+What counts are evaluations, as in FederatedScope, which FedMeZO's paper is built on (its rounds are patience times the
+rounds between evaluations), and as in the callbacks of other trainers. Rounds in between say nothing about the
+validation loss, so they neither use patience up nor give it back, and a run never ends at a round that was not
+evaluated.
 
 It looks at the lines of metrics and at nothing else, so a run that is taken up again stops where it would have stopped.
 """
@@ -7,24 +12,48 @@ from collections.abc import Mapping, Sequence
 from math import inf, isnan
 from typing import Any
 
+from fedseed.errors import RecipeError
+
 VALIDATION_LOSS = "validation_loss"
 Lines = Sequence[Mapping[str, Any]]
 
 
+def _evaluated(metrics: Lines) -> list[tuple[int, float]]:
+    """Round and validation loss of each evaluation; one that is not a number is worse than any."""
+    found = [(line["round"], line[VALIDATION_LOSS]) for line in metrics if VALIDATION_LOSS in line]
+    return [(number, inf if isnan(loss) else loss) for number, loss in found]
+
+
 def best(metrics: Lines) -> tuple[int, float]:
     """The first round with the lowest validation loss, and that loss; (0, infinity) if there is none yet."""
-    measured = [(line["round"], line[VALIDATION_LOSS]) for line in metrics if VALIDATION_LOSS in line]
-    return min(((r, inf if isnan(loss) else loss) for r, loss in measured), key=lambda p: p[1], default=(0, inf))
+    return min(_evaluated(metrics), key=lambda found: found[1], default=(0, inf))
 
 
 def over(metrics: Lines, patience: int | None) -> bool:
-    """Whether the last `patience` rounds, or more, brought no better validation loss."""
-    return patience is not None and bool(metrics) and metrics[-1]["round"] - best(metrics)[0] >= patience
+    """Whether the last `patience` evaluations, or more, brought no better validation loss."""
+    if patience is None:
+        return False
+    number, _ = best(metrics)
+    return sum(at > number for at, _ in _evaluated(metrics)) >= patience
 
 
-def describe(metrics: Lines, patience: int | None) -> dict[str, Any] | None:
-    """For the summary: whether the run stopped early, its best round and that round's validation loss."""
+def check(line: Mapping[str, Any], patience: int | None) -> None:
+    """Check that the base's evaluation has what a run is to be stopped by. Raises RecipeError."""
+    if patience is not None and VALIDATION_LOSS not in line:
+        raise RecipeError(
+            f'stopping: patience = {patience}, but the evaluation measures no "{VALIDATION_LOSS}" to stop by'
+        )
+
+
+def describe(metrics: Lines, patience: int | None, rounds: int) -> dict[str, Any] | None:
+    """For the summary: whether the run stopped early, its best round and that round's validation loss.
+
+    Args:
+        metrics: all lines.
+        patience: None: the run does not stop early.
+        rounds: how many there were to be.
+    """
     if patience is None:
         return None
     number, loss = best(metrics)
-    return {"early": over(metrics, patience), "best_round": number, "best_validation_loss": loss}
+    return {"early": metrics[-1]["round"] < rounds, "best_round": number, "best_validation_loss": loss}

@@ -13,6 +13,7 @@ from fedseed.errors import FedseedError, OrbitError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.worker import Worker
 from fedseed.methods.base import CatchUp
+from fedseed.methods.content import Content
 from fedseed.orbit import Header, OrbitWriter, Record
 from fedseed.runs import checkpoint
 from fedseed.runs.checkpoint import Checkpoint
@@ -42,8 +43,8 @@ class StepStore(ABC):
             raise FedseedError(f"{self.path.parent}: {self.name} is missing, and with it what the run has learnt")
 
     @abstractmethod
-    def restore(self, warn: Callable[[str], None]) -> tuple[int, list[int]]:
-        """Bring weights and states to the last round that counts: its number, payload bytes of all steps to there."""
+    def restore(self, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
+        """Bring weights and states to the last round that counts: its number, what all steps to there hold."""
 
     @abstractmethod
     def record(self, number: int, payload: bytes, digest: str) -> None:
@@ -63,7 +64,7 @@ class OrbitStore(StepStore):
     name = "model.orbit"
     _writer: OrbitWriter | None = None
 
-    def restore(self, warn: Callable[[str], None]) -> tuple[int, list[int]]:
+    def restore(self, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
         """Replay what is there."""
         there = self.path.exists()
         self._writer = OrbitWriter(self.path, self.header, resume=there)
@@ -75,8 +76,7 @@ class OrbitStore(StepStore):
         if orbit.header.first > 1:
             raise OrbitError(f"{self.path} is compacted: a run can't go on from it")
         self.worker.catch_up(orbit.steps())
-        self.coordinator.catch_up(record.payload for record in orbit.steps())
-        return orbit.last, [len(record.payload) for record in orbit.steps()]
+        return orbit.last, self.coordinator.catch_up(record.payload for record in orbit.steps())
 
     def record(self, number: int, payload: bytes, digest: str) -> None:
         """Append it."""
@@ -101,19 +101,18 @@ class WeightsStore(StepStore):
     name = "model.safetensors"
     _changed = 0  # the last round whose step was not empty
 
-    def restore(self, warn: Callable[[str], None]) -> tuple[int, list[int]]:
+    def restore(self, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
         """Load what is there: such a step is the weights themselves."""
         if not self.path.exists():
             return 0, []
         at = checkpoint.load(self.path, self.worker.space, self.header)
-        sizes, self._changed = [0] * at.round, at.changed
+        contents, self._changed = [Content()] * at.round, at.changed
         if at.changed:
             step = self.worker.space.dense()
-            sizes[at.changed - 1] = len(step)
-            self.coordinator.catch_up([step])
+            (contents[at.changed - 1],) = self.coordinator.catch_up([step])
             self.coordinator.load_state_dict(at.kept)
             self.worker.advance(step)
-        return at.round, sizes
+        return at.round, contents
 
     def record(self, number: int, payload: bytes, digest: str) -> None:
         """Replace the file."""

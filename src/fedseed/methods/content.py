@@ -1,0 +1,75 @@
+"""What messages hold, counted from the fields that payloads declare: bytes, and numbers of each kind.
+
+Papers count "parameters exchanged": numbers between a client and the server, whatever bytes each takes (Ferret,
+Appendix C.2). Those are the scalars here; seeds and votes are counted beside them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedseed.methods.payload import Bits, Codec, Many, Nested, Payload, Ragged, Tensors, codecs
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """How much travels.
+
+    Args:
+        bytes: of the payload.
+        scalars: coefficients, projections, losses, weights, whatever their precision.
+        integers: seeds, indices, and what is counted. Lengths, which only say how to read the rest, are not.
+        bits: votes.
+    """
+
+    bytes: int = 0
+    scalars: int = 0
+    integers: int = 0
+    bits: int = 0
+
+
+NUMBERS = ("scalars", "integers", "bits")
+
+
+def total(parts: Sequence[Content]) -> Content:
+    """All of them together."""
+    return Content(
+        sum(part.bytes for part in parts),
+        sum(part.scalars for part in parts),
+        sum(part.integers for part in parts),
+        sum(part.bits for part in parts),
+    )
+
+
+def content(payload: Payload, data: bytes, size: int) -> Content:
+    """What a payload holds.
+
+    Args:
+        payload: a plan, an update or a step.
+        data: the same, encoded.
+        size: d, the number of parameters, which is what a payload of whole tensors holds.
+    """
+    return replace(_fields(payload, size), bytes=len(data))
+
+
+def _fields(payload: Payload, size: int) -> Content:
+    return total([_field(codec, getattr(payload, name), size) for name, codec in codecs(type(payload))])
+
+
+def _field(codec: Codec, value: Any, size: int) -> Content:
+    if value is None:
+        return Content()
+    if isinstance(codec, Nested):
+        return _fields(value, size)
+    if isinstance(codec, Many):
+        return total([_fields(part, size) for part in value])
+    if isinstance(codec, Tensors):
+        return Content(scalars=size if value else 0)
+    if isinstance(codec, Ragged):
+        return Content(scalars=sum(map(len, value)))
+    if isinstance(codec, Bits):
+        return Content(bits=len(value))
+    numbers = np.asarray(value)
+    return Content(scalars=numbers.size) if numbers.dtype.kind == "f" else Content(integers=numbers.size)

@@ -1,0 +1,106 @@
+"""What messages hold, by kinds of numbers, from the declared fields alone: known values of every method."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FedZO, FeedSign, MeZO, ZOFedSGD
+from fedseed.methods.content import Content, content, total
+from fedseed.methods.payload import Array, Bits, Floats, Many, Payload, Ragged, Scalar, Tensors
+
+QUICK = {"basis": "rademacher", "batch": 4, "scale": 1e-3, "learning_rate": 1e-3}
+D = 20 * 32 + 32 + 32 * 5 + 5  # parameters of the problem's model
+CLIENTS, ROUNDS = 5, 2
+
+
+@dataclass(frozen=True)
+class Inner(Payload):
+    seed: Annotated[int, Scalar("u8")]
+    blocks: Annotated[tuple[Floats, ...], Ragged("most")]
+
+
+@dataclass(frozen=True)
+class All(Payload):
+    rate: Annotated[float, Scalar("f8")]
+    nothing: Annotated[float | None, Scalar("f4", when="never")]
+    indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
+    scalars: Annotated[Floats, Array("f4", "n")]
+    signs: Annotated[NDArray[np.int8], Bits("votes")]
+    parts: Annotated[tuple[Inner, ...], Many(Inner)]
+
+
+def test_each_kind_of_field_counts_as_what_it_is():
+    floats = np.zeros(3, dtype=np.float32)
+    inner = Inner(7, (floats, floats[:1]))
+    payload = All(0.5, None, np.zeros(3, dtype=np.uint32), floats, np.array([1, -1, 1, 1], dtype=np.int8), (inner,) * 2)
+    data = payload.encode()
+    expected = Content(len(data), scalars=1 + 3 + 2 * 4, integers=3 + 2, bits=4)
+    assert content(payload, data, 99) == expected
+    assert total([expected, Content(1, 2, 3, 4)]) == Content(len(data) + 1, 14, 8, 8)
+
+
+@dataclass(frozen=True)
+class Whole(Payload):
+    data: Annotated[bytes, Tensors()]
+
+
+def test_whole_tensors_are_all_parameters_in_any_precision_and_an_empty_step_none():
+    assert content(Whole(b"\0" * 20), b"\0" * 20, 10) == Content(20, scalars=10)
+    assert content(Whole(b""), b"", 10) == Content()
+
+
+def known(problem):
+    """Each method, and what a client sends in a round, its plan holds, and a step with all clients' answers."""
+    training = problem.training
+    return {
+        "ferret": (problem.ferret(seeds="per-client"), Content(0, 300, 1), Content(), Content(0, 300 * 5, 5)),
+        "ferret-shared": (problem.ferret(), Content(0, 300, 1), Content(0, 0, 1), Content(0, 300, 1)),
+        "ferret-blocks": (
+            problem.ferret(blocks="tensor", allocation="size", directions=12), Content(0, 12, 1), Content(0, 0, 1),
+            Content(0, 12, 1),
+        ),
+        "fedkseed": (FedKSeed(**QUICK, candidates=64, steps=7), Content(0, 7, 7), Content(0, 64, 1), Content()),
+        "fedkseed-pro": (
+            FedKSeed(**QUICK, candidates=64, steps=7, importance=True), Content(0, 7, 7), Content(0, 128, 1), Content(),
+        ),
+        "feedsign": (FeedSign(**QUICK), Content(0, 0, 0, 1), Content(), Content(0, 0, 0, 1)),
+        "feedsign-votes": (
+            FeedSign(**QUICK, votes_per_round=11), Content(0, 0, 0, 11), Content(), Content(0, 0, 0, 11),
+        ),
+        "zo-own": (ZOFedSGD(**QUICK), Content(0, 1, 1), Content(), Content(0, 5, 5)),
+        "zo-shared": (ZOFedSGD(**QUICK, seeds="shared"), Content(0, 1), Content(), Content(0, 1)),
+        "zo-byte": (ZOFedSGD(**QUICK, seeds="shared", scalars="byte"), Content(0, 1), Content(), Content(0, 1)),
+        "mezo": (MeZO(**QUICK, estimates=3), Content(0, 3), Content(), Content(0, 3)),
+        "fedavg": (FedAvg(training=training), Content(0, D), Content(), Content(0, D)),
+        "fedzo": (FedZO(**QUICK, steps=2), Content(0, D), Content(), Content(0, D)),
+        "fedsgd": (FedSGD(learning_rate=0.1), Content(0, D, 1), Content(), Content(0, D)),
+        "fedmezo-tensors": (
+            FedMeZO(**QUICK, steps=3, travel="tensors", personal="loss"), Content(0, D + 1), Content(0, 1),
+            Content(0, D),
+        ),
+        # a step holds each client's number and weight c_i beside its scalars
+        "fedmezo-pairs": (FedMeZO(**QUICK, steps=3), Content(0, 3), Content(), Content(0, 5 * 4, 5)),
+    }  # fmt: skip
+
+
+NAMES = ["ferret", "ferret-shared", "ferret-blocks", "fedkseed", "fedkseed-pro", "feedsign", "feedsign-votes", "zo-own",
+         "zo-shared", "zo-byte", "mezo", "fedavg", "fedzo", "fedsgd", "fedmezo-tensors", "fedmezo-pairs"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_exchanged_are_what_the_payloads_declare(name, problem):
+    assert list(known(problem)) == NAMES
+    method, update, plan, step = known(problem)[name]
+    summary = problem.federation(method, rounds=ROUNDS, per_round=CLIENTS, evaluate_every=ROUNDS).run().summary
+    assert summary["parameters"] == D
+    fetched = 1 / 2  # of two rounds with all clients, the second begins with the first one's step
+    if method.catch_up == "plan":
+        assert step == Content()
+    found = summary["exchanged"]
+    for kind in ("scalars", "integers", "bits"):
+        assert found[f"{kind}_up"] == getattr(update, kind), kind
+        assert found[f"{kind}_down"] == getattr(plan, kind) + fetched * getattr(step, kind), kind
+    assert summary["parameters_exchanged"] == found["scalars_up"] + found["scalars_down"]

@@ -1,0 +1,69 @@
+"""What a round costs a client: seconds of its own, and numbers up and down."""
+
+import pytest
+
+from fedseed import FeedSign
+from fedseed.methods.content import Content
+from fedseed.runs.loop import merge_rounds
+from fedseed.runs.per_client import exchanged, mean_exchanged, seconds_per_client
+
+
+def line(number, seconds, rounds=1, clients=("a", "b"), **more):
+    return {"round": number, "rounds": rounds, "clients": list(clients), "seconds": seconds, **more}
+
+
+def test_local_seconds_are_a_clients_and_the_others_a_rounds():
+    lines = [
+        line(1, {"local": 6.0, "projection": 2.0, "aggregation": 0.5, "rebuild": 1.0}, taking_part=2),
+        line(2, {"local": 2.0, "aggregation": 0.5, "rebuild": 2.0, "evaluation": 9.0}, taking_part=2),
+    ]
+    assert seconds_per_client(lines) == {"local": 2.0, "projection": 0.5, "aggregation": 0.5, "rebuild": 1.5}
+
+
+def test_processes_rebuild_side_by_side_and_rounds_in_one_line_count():
+    lines = [line(6, {"local": 12.0, "rebuild": 9.0}, rounds=3, taking_part=6, processes=3)]
+    assert seconds_per_client(lines) == {"local": 2.0, "projection": 0.0, "aggregation": 0.0, "rebuild": 1.0}
+    del lines[0]["taking_part"], lines[0]["processes"]  # as an earlier fedseed wrote it
+    assert seconds_per_client(lines)["local"] == 2.0
+    assert seconds_per_client([]) == dict.fromkeys(("local", "projection", "aggregation", "rebuild"), 0.0)
+
+
+def test_numbers_are_means_over_those_who_take_part():
+    parts = [Content(9, 10, 1), Content(9, 20, 1)]
+    found = exchanged(4, 3, parts, Content(5, 2, 1), [Content(), Content(), Content(), Content(7, 8, 0, 4)])
+    # three of four sent something; what is not known of the third is the mean of the others
+    assert found == {
+        "scalars_up": 45 / 4, "integers_up": 3 / 4, "bits_up": 0, "scalars_down": 2 + 2, "integers_down": 1,
+        "bits_down": 1,
+    }  # fmt: skip
+    assert set(exchanged(0, 0, [], Content(5, 2, 1), []).values()) == {0}
+
+
+def test_means_over_rounds_leave_out_what_is_not_known():
+    lines = [{"exchanged": {"scalars_up": 4.0}, "rounds": 3}, {"exchanged": {"scalars_up": 8.0}}, {"rounds": 9}]
+    assert mean_exchanged(lines) == {"scalars_up": 5.0}
+    assert mean_exchanged([{}, {"exchanged": {}}]) == {}
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_a_runs_seconds_of_a_client_are_its_sums_over_clients(problem, stepwise):
+    signs = FeedSign(basis="rademacher", batch=4, scale=1e-3, learning_rate=1e-3)
+    method = signs if stepwise else problem.ferret()
+    result = problem.federation(method, rounds=4, per_round=3).run()
+    summary = result.summary
+    assert sum(entry["taking_part"] for entry in result.metrics[1:]) == 4 * 3
+    found, sums = summary["seconds_per_client"], summary["seconds"]
+    assert found["local"] == pytest.approx(sums["local"] / 12) and found["local"] > 0
+    assert found["projection"] == pytest.approx(sums.get("projection", 0.0) / 12)
+    assert found["rebuild"] == pytest.approx(sums["rebuild"] / 4)
+    assert found["aggregation"] == pytest.approx(sums["aggregation"] / 4)
+
+
+def test_merged_lines_add_up_who_took_part():
+    def one(number, up):
+        return line(number, {}, taking_part=2, exchanged={"scalars_up": up}, skipped=[], attacked=[], train_loss=None,
+                    **dict.fromkeys(("forward_passes", "backward_passes", "skipped_steps", "refused", "bytes_up",
+                                     "bytes_down"), 0)) | {"rounds": 1}  # fmt: skip
+
+    merged = merge_rounds([one(1, 1.0), one(2, 3.0)])
+    assert (merged["taking_part"], merged["exchanged"], merged["rounds"]) == (4, {"scalars_up": 2.0}, 2)
