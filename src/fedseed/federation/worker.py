@@ -64,6 +64,7 @@ class Worker:
         apart: bool = False,
     ) -> None:
         self.space = ParameterSpace(model, method.blocks)
+        method.check(self.space.layout)
         self.method = method
         self.objective = objective
         self.seed = seed
@@ -156,4 +157,5 @@ def cost_of(cost: ClientCost, counts: bool = True) -> Cost:
     """
     losses = cost.losses if counts else []
     passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
-    return Cost(dict(cost.seconds), *passes, sum(losses), len(losses))
+    moved = (cost.moved_weights, cost.movable_weights)
+    return Cost(dict(cost.seconds), *passes, sum(losses), len(losses), *moved)

@@ -15,6 +15,7 @@ from typing import Any
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.cost import rounding_warning
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.methods import Method
@@ -210,6 +211,8 @@ class Loop:
                 pending = []
                 self.backend.examine(line, evaluate)
                 self._warn_of_noise(line)
+                if "weights_moved" in line:  # in the first round
+                    self.progress.warn(f"round {line['round']}: {rounding_warning(line['weights_moved'])}")
                 metrics.append(line)
                 if folder is not None:
                     folder.add_metrics(line)
