@@ -241,6 +241,7 @@ def test_autocast_changes_forward_passes_and_no_bit_of_the_weights(name):
     assert "autocast" not in orbit_dump(METHODS[name][0])
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_autocast_sees_each_side_of_a_perturbation_in_a_model_that_has_to_be_moved():
     """A scripted model's weights are changed in place: a cast that was kept from the other side would hide it."""
     from fedseed import Basis, ParameterSpace

@@ -110,7 +110,7 @@ def test_averages_of_zeroth_order_clients_keep_small_steps_too(kind, make_proble
 
     def moved(small_steps):
         problem = make_problem(torch.bfloat16)
-        common = {"learning_rate": 2e-4, "batch": 8, "steps": 5, "small_steps": small_steps}
+        common = {"learning_rate": 1e-5, "batch": 8, "steps": 5, "small_steps": small_steps}
         method = FedZO(**common) if kind == "fedzo" else FedMeZO(**common, travel="tensors")
         federation = problem.federation(method, rounds=1, per_round=5)
         before = federation.worker.space.snapshot()

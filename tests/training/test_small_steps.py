@@ -10,10 +10,13 @@ from fedseed.errors import NonFiniteError
 from fedseed.methods.dense import Weights
 from fedseed.methods.payload import to_floats
 from fedseed.objectives.losses import Supervised
+from fedseed.randomness import Domain, kernels
+from fedseed.training import steps
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
-from fedseed.training.steps import FIRST_SCALE
+from fedseed.weights.rounding import stochastic
 from support.rounds import answers, plan
+from support.tiers import mark
 
 OBJECTIVE = Supervised(lambda out, y: cross_entropy(out.float(), y, reduction="none"))
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -169,34 +172,55 @@ def test_streaming_and_kept_gradients_go_to_the_same_weights(small_steps, weight
         assert distance(drawn, wanted) < (0.03 if small_steps == "master" else 0.35)
 
 
+@pytest.mark.parametrize("piece", [1 << 22, 300])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("small_steps", ["master", "stochastic"])
-def test_every_optimiser_has_its_averages_in_float32(name, small_steps):
-    """One step of each from the same weights: float32's step, rounded once; then on to the same place."""
-    settings = training(optimizer=name, learning_rate=1e-4, steps=1, weight_decay=0.01, clip=0.5, momentum=0.0)
-    wanted = change(client_of(), settings)
+def test_every_optimiser_steps_in_float32(small_steps, name, piece, monkeypatch):
+    """Torch's own in float32 on the same gradients, rounded after each step by the stream or never: to the bit."""
+    monkeypatch.setattr(steps, "PIECE", piece)
+    g = torch.Generator().manual_seed(3)
+    p = torch.nn.Parameter((torch.randn(1000, generator=g) / 8).half())
+    space = ParameterSpace(torch.nn.ParameterList([p]))
+    settings = training(optimizer=name, learning_rate=1e-3, weight_decay=0.01, small_steps=small_steps)
+    made = steps.steps_of(settings, space.vector, steps.Rounder(space.vector, 5), None, adapts=False)
+    own = torch.nn.Parameter(p.detach().float())
+    optimizer = getattr(torch.optim, OPTIMIZERS[name])([own], lr=1e-3, weight_decay=0.01)
+    for number in range(1, 5):
+        gradient = (torch.randn(1000, generator=g) / 64).half()
+        made.weights[0].grad = gradient.to(made.weights[0].dtype)
+        own.grad = gradient.float()
+        assert made.step()
+        optimizer.step()
+        if small_steps == "master":
+            assert torch.equal(made.finer[0], own) and torch.equal(p, own.half())
+            continue
+        words = kernels.load("reference").element_words(5, Domain.ROUNDING, number, 0, 1000)
+        with torch.no_grad():
+            own.copy_(torch.from_numpy(stochastic(own.detach().numpy(), words, "float16")))
+        assert torch.equal(p.float(), own)
+
+
+@pytest.mark.parametrize("small_steps", ["master", "stochastic"])
+def test_gradients_are_clipped_in_float32(small_steps):
+    settings = training("float16", learning_rate=1.0, steps=1, clip=1e-3, small_steps=small_steps)
     client = client_of(torch.float16)
-    found = change(client, settings.model_copy(update={"small_steps": small_steps}))
+    found = change(client, settings)
     if small_steps == "master":
-        assert cosine(found, wanted) > 0.99
-    else:  # to one of the neighbours of where float32 went: a unit in the last place at most
-        unit = np.spacing(np.abs(vector(model(torch.float16).parameters())).astype(np.float16)).astype(float)
-        assert (np.abs(found - wanted) <= 1.1 * unit + 3e-5).all()
-        assert found @ wanted / (wanted @ wanted) == pytest.approx(1, abs=0.35)
-    longer = settings.model_copy(update={"steps": 50, "small_steps": small_steps})
-    wanted, found = change(client_of(), longer), change(client_of(torch.float16), longer)
-    assert cosine(found, wanted) > 0.9
+        assert np.linalg.norm(found) == pytest.approx(1e-3, rel=1e-3)
+    else:  # up to the rounding: right along float32's
+        wanted = change(client_of(), settings)
+        assert found @ wanted / (wanted @ wanted) == pytest.approx(1, abs=0.7) and np.linalg.norm(wanted) < 1.1e-3
 
 
 def test_stochastic_steps_are_right_on_average():
-    """The mean change over 300 seeds is float32's, within 5 standard errors in 99 of 100 weights."""
+    """The mean change over 200 seeds is float32's, within 5 standard errors in 99 of 100 weights."""
     settings = training(steps=2, small_steps="stochastic")
     wanted = change(client_of(), training(steps=2))
     same = items(torch.bfloat16)
-    found = np.array([change(client_of(torch.bfloat16, same, seed=seed), settings) for seed in range(300)])
+    found = np.array([change(client_of(torch.bfloat16, same, seed=seed), settings) for seed in range(200)])
     along = found @ wanted / (wanted @ wanted)
-    assert along.mean() == pytest.approx(1, abs=4 * along.std() / np.sqrt(300) + 0.01)
-    error = found.std(axis=0) / np.sqrt(300)
+    assert along.mean() == pytest.approx(1, abs=4 * along.std() / np.sqrt(200) + 0.01)
+    error = found.std(axis=0) / np.sqrt(200)
     moved = error > 0
     assert moved.mean() > 0.5
     assert (np.abs(found.mean(axis=0) - wanted)[moved] < 5 * error[moved] + 0.05 * np.abs(wanted[moved])).mean() > 0.99
@@ -263,7 +287,7 @@ def test_a_model_of_both_kinds_of_weights():
 # -- what clients send, averaged ---------------------------------------------------------------------------------------
 
 
-def averaged(method, dtype, clients=8, rounds=6):
+def averaged(method, dtype, clients=5, rounds=3):
     """w_start - w after rounds of a method, by hand, in which every client takes part."""
     client = client_of(dtype)
     space = client.space
@@ -276,44 +300,51 @@ def averaged(method, dtype, clients=8, rounds=6):
             update = method.train(state, None, one)
             made.append((i, 1 / clients, method.decode_update(state, number, update.encode())))
             one.put_back()
-        step = method.decode_step(state, method.aggregate(state, answers(number, made)).encode())
+        made = answers(number, made)
+        state = method.remember(state, made)
+        step = method.decode_step(state, method.aggregate(state, made).encode())
         space.apply(method.change(state, step))
         state = method.advance(state, step)
     return start - vector(space.parameters)
 
 
-SERVERS = {"average": {}, "rate": {"global_rate": 0.5}, "momentum": {"server": "momentum", "global_rate": 0.3}}
+CASES = {
+    "average": ("bfloat16", {}),
+    "average in float16": ("float16", {}),
+    "rate": ("bfloat16", {"global_rate": 0.5}),
+    "momentum": ("bfloat16", {"server": "momentum", "global_rate": 0.5}),
+}
 
 
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("server", SERVERS)
-def test_an_average_of_clients_follows_float32(name, server):
-    """Six rounds of eight clients, thirty steps each: as far along float32's change within 10%; nearest stays back."""
-    settings = {"steps": 30, "batch": 32}
-    wanted = averaged(FedAvg(training=training(name, **settings), **SERVERS[server]), torch.float32)
-    lost = averaged(FedAvg(training=training(name, **settings), **SERVERS[server]), DTYPES[name])
-    assert lost @ wanted / (wanted @ wanted) < 0.2
+@pytest.mark.parametrize("case", mark(CASES, lambda case: case != "average", "long"))
+def test_an_average_of_clients_follows_float32(case):
+    """Three rounds of five clients, 40 steps each: as far along float32's change within 10%; nearest not a tenth."""
+    name, server = CASES[case]
+    settings = {"steps": 40, "batch": 16}
+    wanted = averaged(FedAvg(training=training(name, **settings), **server), torch.float32)
+    lost = averaged(FedAvg(training=training(name, **settings), **server), DTYPES[name])
+    assert lost @ wanted / (wanted @ wanted) < 0.1
     for small_steps in ("master", "stochastic"):
-        method = FedAvg(training=training(name, **settings, small_steps=small_steps), **SERVERS[server])
-        found = averaged(method, DTYPES[name])
+        found = averaged(FedAvg(training=training(name, **settings, small_steps=small_steps), **server), DTYPES[name])
         assert found @ wanted / (wanted @ wanted) == pytest.approx(1, abs=0.1)
-        assert cosine(found, wanted) > 0.75
+        assert cosine(found, wanted) > 0.8
 
 
 def test_what_a_client_sends_is_its_copy_on_average():
-    """The mean of 400 clients' roundings of one copy: within 5 standard errors, nearly everywhere."""
+    """The mean of 200 clients' roundings of one copy: within 5 standard errors, nearly everywhere."""
     client = client_of(torch.bfloat16)
     client.first_order(training(steps=3, small_steps="master"))
     copy, layout = vector(client._finer), client.space.layout
     sent = []
-    for number in range(400):
+    for number in range(200):
         other = client_of(torch.bfloat16, number=number)
         other._finer = client._finer
         data = other.weights()
         sent.append(to_floats(data, layout.tensors[0].dtype).astype(float))
-    error = np.std(sent, axis=0) / np.sqrt(400)
+    error = np.std(sent, axis=0) / np.sqrt(200)
     off = np.abs(np.mean(sent, axis=0) - copy)
-    assert (error > 0).mean() > 0.5 and (off < 5 * error + 1e-9).mean() > 0.97
+    rare = 5 * 2.0**-7 * np.abs(copy) / 200  # what was seen five times too seldom
+    assert (error > 0).mean() > 0.5 and (off < 5 * error + rare).mean() > 0.999
     assert (np.abs(np.array(sent) - copy) <= 2.0**-7 * np.abs(copy) + 1e-30).all()  # a neighbour each time
 
 
@@ -324,8 +355,9 @@ def test_fedsgds_server_keeps_small_steps(name):
         space = client_of(dtype).space
         start, state = vector(space.parameters), method.start(space.layout, 1)
         state = method.advance(state, Weights(space.dense()))
-        for number in range(1, 101):
-            one = LocalClient(space, OBJECTIVE, items(dtype), 1, number, 0)
+        data = items(dtype)
+        for number in range(1, 61):
+            one = LocalClient(space, OBJECTIVE, data, 1, number, 0)
             made = answers(number, [(0, 1.0, method.train(state, None, one))])
             step = method.aggregate(state, made)
             space.apply(method.change(state, step))
@@ -382,7 +414,7 @@ def test_a_gradient_that_overflows_changes_nothing_and_is_counted(small_steps):
     _, fixed = trained(30.0, learning_rate=RATES["float16"] / 30, loss_scale=8.0)
     assert distance(found, fixed) < (0.02 if small_steps == "master" else 1.5)
     with pytest.raises(NonFiniteError, match="finite in none of 3 local steps"):
-        trained(30.0, loss_scale=FIRST_SCALE)
+        trained(30.0, loss_scale=steps.FIRST_SCALE)
 
     # one batch of three is bad at a fixed scale: that step is left out, the others are taken
     data = items(torch.float16, count=96)
@@ -435,18 +467,20 @@ def test_autocast_goes_with_streaming():
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", DTYPES)
 def test_a_client_counts_how_many_weights_moved_in_the_first_round(name, streaming):
+    rate = 5 * RATES[name]  # some of them move
+
     def cost(dtype, round=1, **settings):
         client = client_of(dtype, round=round)
         start = vector(client.space.parameters)
         if streaming:
-            client.project_gradients(training(name, steps=3, **settings), Basis("hadamard", 1), [4])
+            client.project_gradients(training(learning_rate=rate, steps=3, **settings), Basis("hadamard", 1), [4])
         else:
-            client.first_order(training(name, steps=3, **settings))
+            client.first_order(training(learning_rate=rate, steps=3, **settings))
         moved = int((vector(client.space.parameters) != start).sum())
         return moved, (client.cost.moved_weights, client.cost.movable_weights)
 
     moved, counted = cost(DTYPES[name])
-    assert counted == (moved, client_of().space.size) and 0 < moved < 0.3 * counted[1]
+    assert counted == (moved, client_of().space.size) and 0 < moved < 0.5 * counted[1]
     assert cost(DTYPES[name], round=2)[1] == (0, 0)  # once is enough
     assert cost(torch.float32)[1] == (0, 0)  # nothing is lost
     assert cost(DTYPES[name], small_steps="master")[1] == cost(DTYPES[name], small_steps="stochastic")[1] == (0, 0)

@@ -125,11 +125,12 @@ class Steps:
     def step(self) -> bool:
         """Let the optimiser take a step; False, with nothing changed, if the gradient is not finite."""
         gradients = [w.grad for w in self.weights if w.grad is not None]
-        factor: float | None = 1.0
+        factor = 1.0
         if self.checks or self.scale.adapts or self.scale.value != 1.0:
-            factor = self._factor(gradients)
-            if factor is None:
+            found = self._factor(gradients)
+            if found is None:
                 return False
+            factor = found
         elif self.training.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.weights, self.training.clip)
         self._take(factor)
