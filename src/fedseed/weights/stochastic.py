@@ -6,7 +6,7 @@ import torch
 from fedseed.randomness import Domain, kernels
 from fedseed.weights.change import Rounding
 
-PIECE = 1 << 18  # elements worked on at a time: what is needed in between stays in a cache
+PIECE = 1 << 15  # elements worked on at a time: what is needed in between stays in a cache
 _FORMATS = {torch.bfloat16: (7, -126), torch.float16: (10, -14)}  # bits of the mantissa, least exponent
 
 
