@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from fedseed import FedAvg, Ferret
 from fedseed.orbit import Header
-from fedseed.renaming import Renamed, old_names, orbit_dump, quietly
+from fedseed.renaming import Renamed, later_names, old_names, orbit_dump, quietly
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -22,12 +22,14 @@ class Inner(Renamed):
 
 class Outer(Inner):
     renamed: ClassVar[dict[str, str]] = {"share": "weight"}
+    later: ClassVar[frozenset[str]] = frozenset({"extra"})
 
     weight: float = 0.5
     inner: Inner = Inner()
     many: list[Inner] = Field(default_factory=list)
     named: dict[str, Inner] = Field(default_factory=dict)
     other: Any = None
+    extra: int = 7
 
 
 def test_old_names_are_read_and_said():
@@ -65,6 +67,23 @@ def test_orbits_keep_the_old_names_all_the_way_down():
         assert Outer.model_validate(orbit_dump(outer)) == outer
 
 
+def test_orbits_have_later_settings_only_where_they_are_not_as_by_default():
+    assert "extra" not in orbit_dump(Outer()) and "extra" not in orbit_dump(Outer(extra=7))
+    assert orbit_dump(Outer(extra=8))["extra"] == 8
+    assert later_names(Outer) == {"extra"} and later_names(Inner) == set()
+
+    class Child(Outer):
+        later: ClassVar[frozenset[str]] = frozenset({"more"})
+
+        more: str = ""
+
+    assert later_names(Child) == {"extra", "more"}
+    with pytest.raises(TypeError, match=r"Wrong.later: it has no field nothing"):
+
+        class Wrong(Renamed):
+            later: ClassVar[frozenset[str]] = frozenset({"nothing"})
+
+
 def test_what_is_renamed_has_to_be_there():
     with pytest.raises(TypeError, match=r"Wrong.renamed: 'a' -> 'b' does not fit"):
 
@@ -79,6 +98,7 @@ def test_headers_are_written_with_old_names_and_read_with_either(method):
     packed = header.encode()[16:]  # after magic, versions and length
     table = json.loads(zlib.decompress(packed))
     assert "rate" in table["method"]["training"] and "learning_rate" not in table["method"]["training"]
+    assert not {"small_steps", "autocast", "loss_scale"} & table["method"]["training"].keys()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Header.decode(packed) == header

@@ -8,6 +8,9 @@ A class declares what was called differently:
 
 `LocalTraining(rate=0.1)` and `rate = 0.1` in a recipe go on working, and say what the name is now; an orbit's header is
 written with the old names (`orbit_dump`) and read with either.
+
+A setting that has come later is named in `later`: orbits have it only where it is not its default, so that a run that
+does not use it has the orbit that it always had.
 """
 
 import warnings
@@ -23,17 +26,23 @@ _quietly: ContextVar[bool] = ContextVar("quietly", default=False)
 
 
 class Renamed(BaseModel):
-    """Base of settings; one that has renamed fields says so in `renamed` (old name -> new name)."""
+    """Base of settings; one that has renamed fields says so in `renamed` (old name -> new name).
+
+    `later` has the fields that the first orbits did not have; their default is what happened then.
+    """
 
     renamed: ClassVar[dict[str, str]] = {}
+    later: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Check that `renamed` fits the fields. Raises TypeError."""
+        """Check that `renamed` and `later` fit the fields. Raises TypeError."""
         super().__pydantic_init_subclass__(**kwargs)
         for old, new in old_names(cls).items():
             if new not in cls.model_fields or old in cls.model_fields:
                 raise TypeError(f"{cls.__qualname__}.renamed: {old!r} -> {new!r} does not fit its fields")
+        if missing := later_names(cls) - cls.model_fields.keys():
+            raise TypeError(f"{cls.__qualname__}.later: it has no field {', '.join(sorted(missing))}")
 
     @model_validator(mode="before")
     @classmethod
@@ -58,6 +67,11 @@ def old_names(model: type[BaseModel]) -> dict[str, str]:
     return names
 
 
+def later_names(model: type[BaseModel]) -> frozenset[str]:
+    """The names of a class' settings that have come later, its parents' included."""
+    return frozenset().union(*(vars(parent).get("later", frozenset()) for parent in model.__mro__))
+
+
 def changed(old: str, new: str) -> str:
     """What is said of an old name."""
     return f"{old} is called {new} now; the old name works in this release only"
@@ -74,9 +88,18 @@ def quietly() -> Iterator[None]:
 
 
 def orbit_dump(model: BaseModel) -> dict[str, Any]:
-    """`model_dump` with the names that orbits have always had, in tables of tables too."""
-    orbits = {new: old for old, new in old_names(type(model)).items()}
-    return {orbits.get(name, name): _plain(getattr(model, name), value) for name, value in model.model_dump().items()}
+    """`model_dump` with the names that orbits have always had, in tables of tables too.
+
+    Later settings are left out where they are as by default.
+    """
+    kind = type(model)
+    orbits = {new: old for old, new in old_names(kind).items()}
+    silent = {name for name in later_names(kind) if getattr(model, name) == kind.model_fields[name].default}
+    return {
+        orbits.get(name, name): _plain(getattr(model, name), value)
+        for name, value in model.model_dump().items()
+        if name not in silent
+    }
 
 
 def _plain(setting: Any, dumped: Any) -> Any:

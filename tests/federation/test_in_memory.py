@@ -108,13 +108,13 @@ class Clients:
         assert not self.failures
         return set(self.digests.values())
 
-    def coordinate(self, out):
+    def coordinate(self, out, progress=None):
         """`coordinate`, which would wait for ever for a client that has failed."""
         ended = []
 
         def run():
             try:
-                ended.append(coordinate(self.checked, "run", self.hub.transport("run"), out))
+                ended.append(coordinate(self.checked, "run", self.hub.transport("run"), out, progress=progress))
             except Exception as error:
                 self.failures.append(error)
 
@@ -226,3 +226,38 @@ def test_a_coordinator_that_is_taken_over(problem, tmp_path, in_process):
         coordinate(checked, "run", hub.transport("run"), tmp_path / "run", progress=Failing(3))
     result = clients.coordinate(tmp_path / "run")
     assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
+
+
+class Heard(Silent):
+    """Remembers warnings about lost steps."""
+
+    def __init__(self):
+        self.said = []
+
+    def warn(self, text):
+        if "16-bit weights moved" in text:
+            self.said.append(text)
+
+
+@pytest.mark.parametrize("small_steps", ["nearest", "master"])
+def test_whoever_takes_part_hears_how_much_16_bit_weights_lose(small_steps, make_problem, tmp_path, in_process):
+    """The coordinator, whose file has the share of one process' run, and each client's process; once."""
+    problem = make_problem(torch.bfloat16)
+    training = {**TRAINING, "learning_rate": 2e-3, "small_steps": small_steps}
+    settings = {"name": "fedavg", "training": training}
+    checked = Recipe.model_validate({**recipe("fedavg").model_dump(exclude_none=True), "method": settings})
+    expected = in_process(problem, checked.model_dump(exclude_none=True))
+    hub, heard = Hub(), [Heard(), Heard(), Heard()]
+    clients = Clients(checked, hub, problem)
+    clients.host("client-0", "client-3", progress=heard[0])
+    clients.host("client-[124]", progress=heard[1])
+    result = clients.coordinate(tmp_path / "run", heard[2])
+    assert clients.wait() == {expected.summary["weights_digest"]}
+    shares = [line.get("weights_moved") for line in result.metrics]
+    assert shares == [line.get("weights_moved") for line in expected.metrics]
+    if small_steps == "master":
+        assert not any(one.said for one in heard) and set(shares) == {None}
+        return
+    assert 0 < shares[1] < 0.5 and set(shares[2:]) == {None}
+    assert [len(one.said) for one in heard] == [1, 1, 1]
+    assert heard[2].said[0].startswith(f"round 1: {shares[1]:.2%} of the 16-bit weights moved")

@@ -10,9 +10,10 @@ from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.zofedsgd import ByteProjections, Projections
+from fedseed.renaming import orbit_dump
 from support.rounds import answers, plan
 from support.tiers import mark, tiered
-from support.zeroth_order import LAYOUT, METHODS, OBJECTIVE, QUICK, federation, model
+from support.zeroth_order import LAYOUT, METHODS, OBJECTIVE, QUICK, data, federation, model
 
 QUICKEST = ("mezo-adam", "zo-byte", "feedsign")
 LONG = {"fedkseed": 20, "fedkseed-pro": 20, "fedzo": 20}  # rounds, of ten steps each; the others' rounds are one step
@@ -201,3 +202,55 @@ def test_settings_that_do_not_go_together():
         FeedSign(learning_rate=0.0)
     with pytest.raises(ValueError, match='needs optimizer = "sgd"'):
         FeedSign(small_steps="from-base", optimizer="adam")
+
+
+@pytest.mark.parametrize("name", ["mezo", "zo-shared", "feedsign-votes", "fedkseed", "fedzo"])
+def test_autocast_changes_forward_passes_and_no_bit_of_the_weights(name):
+    """Losses in bfloat16 give other projections, near those of float32; the weights are restored to the bit."""
+    from fedseed.training.client import LocalClient
+    from fedseed.weights.space import ParameterSpace
+
+    train, _ = data()
+    found = {}
+    for autocast in (None, "bfloat16", "float16"):
+        method = METHODS[name][0].model_copy(update={"scale": 0.05})
+        if autocast is not None:
+            method = type(method).model_validate({**method.model_dump(), "autocast": autocast})
+        space = ParameterSpace(model())
+        if method.from_base:
+            space.keep_base()
+        state = method.start(space.layout, 3)
+        client = LocalClient(space, OBJECTIVE, train[0], 3, 1, 0)
+        before = space.digest()
+        rho = []
+        estimate = client.perturbed_loss
+
+        def noted(*arguments, of=estimate, into=rho, where=space, digest=before, trains=method.catch_up):
+            into.append(of(*arguments))
+            assert trains != "steps" or where.digest() == digest
+            return into[-1]
+
+        client.perturbed_loss = noted
+        method.train(state, plan(method, state, 1), client)
+        client.put_back()
+        assert space.digest() == before and all(p.dtype == torch.float32 for p in space.parameters)
+        found[autocast] = np.array(rho[:2])  # of the first step, at the same weights
+    for autocast in ("bfloat16", "float16"):
+        assert (found[autocast] != found[None]).any()
+        np.testing.assert_allclose(found[autocast], found[None], atol=0.02)
+    assert "autocast" not in orbit_dump(METHODS[name][0])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_autocast_sees_each_side_of_a_perturbation_in_a_model_that_has_to_be_moved():
+    """A scripted model's weights are changed in place: a cast that was kept from the other side would hide it."""
+    from fedseed import Basis, ParameterSpace
+    from fedseed.training.client import LocalClient
+
+    train, _ = data()
+    scripted = torch.jit.trace(model(), torch.randn(2, 10))
+    client = LocalClient(ParameterSpace(scripted), OBJECTIVE, train[0], 3, 1, 0)
+    before = client.space.digest()
+    with client.autocast("bfloat16"):
+        plus, minus = (client.perturbed_loss(Basis("normal", 1), 0, scale, train[0][:8]) for scale in (0.3, -0.3))
+    assert plus != minus and client.space.digest() == before

@@ -69,6 +69,11 @@ def methods(problem):
             {"rounds": 7, "evaluate_every": 4},
         ),
         "fedavg": (FedAvg(training=problem.training, global_rate=0.5), {}),
+        "fedavg-stochastic": (FedAvg(training=problem.training.model_copy(update={"small_steps": "stochastic"})), {}),
+        "ferret-master": (
+            problem.ferret(training=problem.training.model_copy(update={"small_steps": "master"})),
+            {},
+        ),
         "fedavg-adam": (FedAvg(training=problem.training, global_rate=0.05, server="adam"), {}),
         "fedsgd-momentum": (FedSGD(learning_rate=0.1, server="momentum"), {}),
         "fedmezo": (FedMeZO(**fast, learning_rate=1e-2, steps=4, personal="loss-5"), {}),
@@ -78,7 +83,7 @@ def methods(problem):
 
 
 NAMES = ["ferret", "fedkseed", "adam", "from-base", "stochastic", "fedavg", "fedavg-adam", "fedsgd-momentum",
-         "fedmezo", "fedmezo-tensors", "fedmezo-losses"]  # fmt: skip
+         "fedmezo", "fedmezo-tensors", "fedmezo-losses", "fedavg-stochastic", "ferret-master"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", mark(NAMES, lambda name: name not in ("fedkseed", "adam", "fedavg"), "long"))

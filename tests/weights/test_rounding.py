@@ -42,3 +42,47 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_leaves_what_the_dtype_holds
     for bits in (0, 2**30, 2**31, 2**32 - 1):
         expected = np.where(part + bits / 2**32 >= 1, high, low)
         np.testing.assert_array_equal(stochastic(values, np.full(len(values), bits, np.uint32), dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_tensors_are_rounded_to_the_bits_of_arrays(dtype):
+    """All kinds of numbers: subnormal in float32 and in 16 bits, beyond the range, infinite, NaN, both zeros."""
+    from fedseed.weights import stochastic
+    from fedseed.weights.rounding import stochastic as of_arrays
+
+    rng = np.random.default_rng(1)
+    words = rng.integers(0, 2**32, 300_000, dtype=np.uint32)
+    words[:4] = 0, 1, 2**31, 2**32 - 1
+    values = rng.integers(0, 2**32, 300_000, dtype=np.uint32).view(np.float32).copy()
+    values[10:100_000] = rng.normal(size=99_990) * 0.02
+    values[:8] = 0.0, -0.0, np.inf, -np.inf, np.nan, 65_519.0, 1e-45, -1e-45
+    with np.errstate(all="ignore"):
+        expected = of_arrays(values, words, dtype)
+    found = stochastic.stochastic(
+        torch.from_numpy(values), torch.from_numpy(words.view(np.int32)), getattr(torch, dtype)
+    ).numpy()
+    number = ~np.isnan(expected)
+    assert (np.isnan(found) == ~number).all()
+    assert (found.view(np.uint32) == expected.view(np.uint32))[number].all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_piece_of_a_tensor_is_written_as_the_whole(dtype, monkeypatch):
+    """The words belong to the elements' places in the parameter vector, whatever pieces they are written in."""
+    from fedseed.randomness import Domain, kernels
+    from fedseed.weights import stochastic
+    from fedseed.weights.rounding import stochastic as of_arrays
+
+    values = torch.randn(10_001, generator=torch.Generator().manual_seed(0))
+    whole = torch.empty(10_001, dtype=getattr(torch, dtype))
+    stochastic.write(whole, values, (5, 9), 77)
+    if dtype == "float32":
+        assert torch.equal(whole, values)
+    else:
+        words = kernels.load("reference").element_words(5, Domain.ROUNDING, 9, 77, 77 + 10_001)
+        assert torch.equal(whole.float(), torch.from_numpy(of_arrays(values.numpy(), words, dtype)))
+    monkeypatch.setattr(stochastic, "PIECE", 1000)
+    pieces = torch.empty_like(whole)
+    stochastic.write(pieces[:333], values[:333], (5, 9), 77)
+    stochastic.write(pieces[333:], values[333:], (5, 9), 77 + 333)
+    assert torch.equal(pieces, whole)

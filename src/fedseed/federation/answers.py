@@ -3,11 +3,11 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from fedseed.errors import MessageError, NetworkError
-from fedseed.federation.cost import Cost
+from fedseed.federation.cost import Cost, rounding_warning
 from fedseed.federation.hosted import WorkThread
 from fedseed.federation.introduction import Introduction
 from fedseed.federation.large import carry, fetch, frame_of, round_of
@@ -113,8 +113,12 @@ class Answers:
         numbers = [self.replica.numbers[name] for name in names]
         items = [hosted.items[name] for name in names]
         answers = await self._thread.do(hosted.worker.train_all, [plan] * len(names), numbers, items)
-        for number, answer in zip(numbers, answers, strict=True):
-            self.replica.spent.add(cost_of(answer.cost, counts=answer.message is not None))
+        costs = [cost_of(answer.cost, counts=answer.message is not None) for answer in answers]
+        lossy = [cost for cost in costs if cost.movable_weights]
+        if lossy:  # in the first round only
+            self._progress.warn(rounding_warning(sum(c.moved_weights / c.movable_weights for c in lossy) / len(lossy)))
+        for number, answer, cost in zip(numbers, answers, costs, strict=True):
+            self.replica.spent.add(cost)
             if answer.message is None:
                 self._given[number] = str(answer.reason)
             elif number in hosted.attackers and hosted.attack is not None:
@@ -167,7 +171,7 @@ class Answers:
         if (norm := self.replica.applying.norm) is not None:
             ratio = norm / max(await self._thread.do(space.norm), 1e-30)
         done, self.replica.spent = self.replica.spent, Cost()
-        return {"round": number, "digest": digest, "spent": asdict(done), "ratio": ratio, "metrics": None}
+        return {"round": number, "digest": digest, "spent": done.to_json(), "ratio": ratio, "metrics": None}
 
     async def _evaluate(self, report: dict[str, Any]) -> None:
         start = time.perf_counter()

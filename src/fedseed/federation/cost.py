@@ -1,12 +1,15 @@
 """What clients' work costs."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
 @dataclass
 class Cost:
-    """What clients report about their work: seconds by phase, passes, their losses' sum and number, skipped steps."""
+    """What clients report about their work: seconds by phase, passes, their losses' sum and number, skipped steps.
+
+    And, of their first round where 16-bit weights lose small steps, how many weights have moved, of how many.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     forward_passes: int = 0
@@ -14,6 +17,8 @@ class Cost:
     skipped_steps: int = 0
     losses: float = 0.0
     counted: int = 0
+    moved_weights: int = 0
+    movable_weights: int = 0
 
     def add(self, other: "Cost") -> None:
         """Add another's work."""
@@ -24,12 +29,29 @@ class Cost:
         self.skipped_steps += other.skipped_steps
         self.losses += other.losses
         self.counted += other.counted
+        self.moved_weights += other.moved_weights
+        self.movable_weights += other.movable_weights
+
+    def to_json(self) -> dict[str, Any]:
+        """A form that JSON can hold: `Cost(**cost.to_json())` is equal."""
+        return {name: value for name, value in asdict(self).items() if value}
 
     def about(self) -> dict[str, Any]:
         """The fields of a line of metrics."""
+        moved = {"weights_moved": self.moved_weights / self.movable_weights} if self.movable_weights else {}
         return {
             "train_loss": self.losses / self.counted if self.counted else None,
             "forward_passes": self.forward_passes,
             "backward_passes": self.backward_passes,
             "skipped_steps": self.skipped_steps,
+            **moved,
         }
+
+
+def rounding_warning(moved: float) -> str:
+    """What is said where 16-bit weights lose small steps; `moved`: the share that moved in a client's training."""
+    return (
+        f"{moved:.2%} of the 16-bit weights moved in a client's local training: steps below half a unit in their last "
+        'place are rounded away (method.training.small_steps = "nearest"); "master" keeps all in a float32 copy, '
+        '"stochastic" on average without one'
+    )

@@ -68,6 +68,7 @@ class Worker:
         digest_kind: DigestKind = "blake2b",
     ) -> None:
         self.space = ParameterSpace(model, method.blocks, digest_kind)
+        method.check(self.space.layout)
         self.method = method
         self.objective = objective
         self.seed = seed
@@ -161,4 +162,5 @@ def cost_of(cost: ClientCost, counts: bool = True) -> Cost:
     """
     losses = cost.losses if counts else []
     passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
-    return Cost(dict(cost.seconds), *passes, sum(losses), len(losses))
+    moved = (cost.moved_weights, cost.movable_weights)
+    return Cost(dict(cost.seconds), *passes, sum(losses), len(losses), *moved)

@@ -144,6 +144,9 @@ class Method(Renamed, ABC):
     blocks: BlockRule = "one"
     weighting: Weighting = "equal"
 
+    def check(self, layout: Layout) -> None:
+        """Whether the settings fit the weights that train. Raises ValueError, which names the keys."""
+
     # -- the contract ----------------------------------------------------------------------------------------------
 
     def start(self, layout: Layout, seed: int) -> State:
@@ -204,6 +207,11 @@ class Method(Renamed, ABC):
     def incomparable(self) -> str | None:
         """Why clients' vectors can't be combined by rules other than the mean; None: they can."""
         return None
+
+    @property
+    def keeps_small_steps(self) -> bool:
+        """Whether 16-bit weights are rounded stochastically where they would lose small steps."""
+        return False
 
     @property
     def privacy(self) -> Mechanism | None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.randomness import Basis
-from fedseed.training.settings import LocalTraining
+from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.weights.change import Change, Floats
 
 
@@ -42,6 +42,10 @@ class Client(Protocol):
         """Count a local step that was not usable."""
         ...
 
+    def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
+        """Inside, forward passes compute in a 16-bit dtype what they may; None: they do not."""
+        ...
+
     # -- first order ---------------------------------------------------------------------------------------------
 
     def first_order(self, training: LocalTraining) -> None:
@@ -67,7 +71,7 @@ class Client(Protocol):
         ...
 
     def weights(self) -> bytes:
-        """All trainable tensors as they are, in order, in their own dtypes."""
+        """All trainable tensors as they are, in order, in their own dtypes (rounded to them if need be)."""
         ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:

@@ -24,8 +24,13 @@ from fedseed.methods.base import Answers, CatchUp, Method, State
 from fedseed.methods.payload import Floats, Payload, Tensors, from_floats, to_floats
 from fedseed.optimizers.moments import Moments
 from fedseed.optimizers.rules import Rule
-from fedseed.weights.change import NOTHING, Change, Replace
+from fedseed.randomness import Domain, derive, kernels
+from fedseed.weights.change import NOTHING, Change, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
+from fedseed.weights.rounding import stochastic
+
+COORDINATOR = 0xFFFFFFFF  # no client's number: whose numbers an average is rounded by
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,13 @@ class Dense(Method):
             return Weights(b"")
         wanted = self.wanted(state, answers) if self.server == "average" else self._optimized(state)
         after = (w + self.server_rate * change for w, change in zip(known(state), wanted, strict=True))
-        return rounded(state.layout, after)
+        return rounded(state.layout, after, self.rounding_of(state, answers))
+
+    def rounding_of(self, state: Any, answers: Answers) -> Rounding | None:
+        """How the new weights are rounded to 16 bits: by numbers of (seed, round), or None: to nearest."""
+        if not self.keeps_small_steps:
+            return None
+        return derive(state.seed, Domain.ROUNDING, answers.round, COORDINATOR), 0
 
     def _optimized(self, state: Any) -> Iterator[NDArray[np.float64]]:
         moments, at = self._moments(state), 0
@@ -169,7 +180,28 @@ def known(state: DenseState) -> Iterator[NDArray[np.float64]]:
     return state.tensors(state.weights.data)
 
 
-def rounded(layout: Layout, tensors: Iterator[NDArray[np.float64]]) -> Weights:
-    """Tensors as they travel: rounded to single precision, then to each tensor's dtype."""
-    parts = (from_floats(t.astype(np.float32), e.dtype) for e, t in zip(layout.tensors, tensors, strict=True))
+def rounded(layout: Layout, tensors: Iterator[NDArray[np.float64]], rounding: Rounding | None = None) -> Weights:
+    """Tensors as they travel: rounded to single precision, then to each tensor's dtype.
+
+    Args:
+        layout: the tensors.
+        tensors: their values, flat.
+        rounding: round stochastically to 16-bit dtypes, by these numbers of the shared stream; None: to nearest.
+    """
+    parts, start = [], 0
+    for entry, tensor in zip(layout.tensors, tensors, strict=True):
+        values = tensor.astype(np.float32)
+        if rounding is not None and entry.dtype != "float32":
+            _round_stochastically(values, entry.dtype, rounding, start)
+        parts.append(from_floats(values, entry.dtype))
+        start += entry.size
     return Weights(b"".join(parts))
+
+
+def _round_stochastically(values: Floats, dtype: str, rounding: Rounding, start: int) -> None:
+    """In place, a piece at a time; `start` is the first element's index in the parameter vector."""
+    words_of, (seed, step) = kernels.current().element_words, rounding
+    for lo in range(0, len(values), _PIECE):
+        piece = values[lo : lo + _PIECE]
+        words = words_of(seed, Domain.ROUNDING, step, start + lo, start + lo + len(piece))
+        piece[:] = stochastic(piece, words, dtype)

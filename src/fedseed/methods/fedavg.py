@@ -19,6 +19,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.dense import Dense, DenseState, Weights, known, rounded
 from fedseed.methods.payload import Nothing, Payload
 from fedseed.training.settings import LocalTraining
+from fedseed.weights.layout import Layout
 
 
 class Averaged(Dense):
@@ -50,7 +51,7 @@ class Averaged(Dense):
         """Plain averaging needs no old weights: the mean, rounded once to each tensor's dtype."""
         if not answers or self.server != "average" or self.global_rate != 1.0:
             return super().aggregate(state, answers)
-        return rounded(state.layout, self.average(state, answers))
+        return rounded(state.layout, self.average(state, answers), self.rounding_of(state, answers))
 
 
 class FedAvg(Averaged):
@@ -65,6 +66,15 @@ class FedAvg(Averaged):
     about: ClassVar[str] = "all parameters trained and sent, averaged (AISTATS 2017)"
 
     training: LocalTraining = LocalTraining(optimizer="adamw", learning_rate=3e-4)
+
+    def check(self, layout: Layout) -> None:
+        """Whether the settings of local training fit. Raises ValueError."""
+        self.training.check(layout)
+
+    @property
+    def keeps_small_steps(self) -> bool:
+        """An average of weights that were rounded stochastically lies between two: rounded to nearest it would be w."""
+        return self.training.small_steps != "nearest"
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
         """Train locally, send the weights."""

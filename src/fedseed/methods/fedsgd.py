@@ -54,6 +54,8 @@ class FedSGD(Dense):
         learning_rate: eta, the server's.
         batch: examples of a client's gradient; None: all it has.
         micro_batch: examples that go through the model at a time.
+        small_steps: how 16-bit weights are rounded after the server's step: to "nearest", where most steps are less
+            than half a unit in the last place, or "stochastic", by numbers of (seed, round), right on average.
         weighting: "terms": the gradient on the union of the batches; or "examples", "equal" as with other methods.
     """
 
@@ -62,16 +64,23 @@ class FedSGD(Dense):
     about: ClassVar[str] = "one gradient a round and client, averaged: centralised SGD on the union of the batches"
     update_type = Gradient
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
+    later: ClassVar[frozenset[str]] = frozenset({"small_steps"})
 
     learning_rate: PositiveFloat = 1e-2
     batch: PositiveInt | None = None
     micro_batch: PositiveInt = 8
+    small_steps: Literal["nearest", "stochastic"] = "nearest"
     weighting: Literal["equal", "examples", "terms"] = "terms"  # type: ignore[assignment]
 
     @property
     def together(self) -> Literal["gradients"]:
         """Clients of one process may add up their gradients."""
         return "gradients"
+
+    @property
+    def keeps_small_steps(self) -> bool:
+        """Where they are rounded stochastically."""
+        return self.small_steps == "stochastic"
 
     @property
     def server_rate(self) -> float:

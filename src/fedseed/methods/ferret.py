@@ -52,9 +52,11 @@ class Ferret(Method):
         streaming: project each gradient as backward produces it, then apply and free it: neither the gradients nor a
             copy of the start weights are kept in memory (the copy is in a temporary file meanwhile). For plain SGD
             with one micro-batch a step, and allocations that do not look at the change. In 16 bit, steps that the
-            weights round away count all the same.
+            weights round away count all the same; training.small_steps decides about the weights that later gradients
+            are taken at ("master" keeps a float32 copy of them in memory, "stochastic" nothing).
         global_rate: eta_g.
-        training: local training.
+        training: local training. Unless its small_steps is "nearest", 16-bit weights round the round's step
+            stochastically, too.
     """
 
     name: Literal["ferret"] = "ferret"
@@ -153,13 +155,23 @@ class Ferret(Method):
 
     def change(self, state: FerretState, step: FerretStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
-        return Add([Term(self.directions_of(part.seed), part.gammas) for part in step.parts], scale=-self.global_rate)
+        terms = [Term(self.directions_of(part.seed), part.gammas) for part in step.parts]
+        return Add(terms, -self.global_rate, (step.parts[0].seed, 0) if terms and self.keeps_small_steps else None)
 
     def advance(self, state: FerretState, step: FerretStep) -> FerretState:
         """Remember the step, unless it is empty."""
         return replace(state, previous=step) if step.parts else state
 
+    def check(self, layout: Layout) -> None:
+        """Whether the settings of local training fit. Raises ValueError."""
+        self.training.check(layout)
+
     # -- what it declares ------------------------------------------------------------------------------------------
+
+    @property
+    def keeps_small_steps(self) -> bool:
+        """As local training does."""
+        return self.training.small_steps != "nearest"
 
     @property
     def shared(self) -> bool:

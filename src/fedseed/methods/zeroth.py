@@ -15,7 +15,9 @@ from fedseed.methods.base import Method
 from fedseed.methods.client import Client
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_SIZE
+from fedseed.training.settings import Autocast, check_autocast
 from fedseed.weights.change import Floats
+from fedseed.weights.layout import Layout
 
 # A projection beyond this is no measurement of a loss: it is refused, so that one client can't destroy the model.
 LARGEST_SCALAR = 1e6
@@ -48,10 +50,13 @@ class ZerothOrder(Method):
         small_steps: what becomes of changes far below a 16-bit weight's last place. "nearest": they vanish when
             rounded (harmless in float32); "stochastic": rounded up or down by the shared stream, right on average;
             "from-base": coefficients are summed up in float32 and the weights rebuilt from the base each step (one
-            pass with "hadamard"; with other bases the cost grows with every step).
+            pass with "hadamard"; with other bases the cost grows with every step). Methods that send weights round
+            their average as they round steps.
+        autocast: 16-bit dtype of forward passes over float32 weights; "bfloat16" or "float16".
     """
 
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
+    later: ClassVar[frozenset[str]] = frozenset({"autocast"})
 
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
@@ -60,6 +65,16 @@ class ZerothOrder(Method):
     batch: PositiveInt = 1
     clip: PositiveFloat | None = None
     small_steps: Literal["nearest", "stochastic", "from-base"] = "nearest"
+    autocast: Autocast | None = None
+
+    def check(self, layout: Layout) -> None:
+        """Whether there is anything to cast. Raises ValueError."""
+        check_autocast("method.autocast", self.autocast, layout)
+
+    @property
+    def keeps_small_steps(self) -> bool:
+        """Where they are rounded stochastically."""
+        return self.small_steps == "stochastic"
 
     @property
     def from_base(self) -> bool:
@@ -80,14 +95,17 @@ class ZerothOrder(Method):
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the loss guard says no.
         """
-        plus = client.perturbed_loss(basis, k, self.scale, items)
-        minus = client.perturbed_loss(basis, k, -self.scale, items)
+        with client.autocast(self.autocast):
+            plus = client.perturbed_loss(basis, k, self.scale, items)
+            minus = client.perturbed_loss(basis, k, -self.scale, items)
         return self._quotient(plus, minus, 2 * self.scale)
 
     def one_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
         """The forward difference; raises as `two_point` does."""
-        plus = client.perturbed_loss(basis, k, self.scale, items)
-        return self._quotient(plus, client.loss(items), self.scale)
+        with client.autocast(self.autocast):
+            plus = client.perturbed_loss(basis, k, self.scale, items)
+            here = client.loss(items)
+        return self._quotient(plus, here, self.scale)
 
     def _quotient(self, plus: float, minus: float, width: float) -> Projection:
         difference = plus - minus

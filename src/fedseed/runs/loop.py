@@ -15,6 +15,7 @@ from typing import Any
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.cost import rounding_warning
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.methods import Method
@@ -220,6 +221,8 @@ class Loop:
                 if number == 0:
                     stopping.check(line, settings.patience)
                 self._warn_of_noise(line)
+                if "weights_moved" in line:  # in the first round
+                    self.progress.warn(f"round {line['round']}: {rounding_warning(line['weights_moved'])}")
                 metrics.append(line)
                 if folder is not None:
                     folder.add_metrics(line)

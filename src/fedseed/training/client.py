@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import isfinite
 from typing import Any
 
@@ -15,24 +15,30 @@ from numpy.typing import NDArray
 from fedseed.errors import NonFiniteError
 from fedseed.objectives.losses import Objective
 from fedseed.randomness import Basis, Domain, derive, permutation
-from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from fedseed.training.settings import Autocast, LocalTraining
+from fedseed.training.steps import Rounder, Steps, steps_of
 from fedseed.training.streaming import gradients_taken
 from fedseed.weights.change import Change, Floats
 from fedseed.weights.devices import gpus, wait_for
 from fedseed.weights.offload import Offloaded
-from fedseed.weights.projection import Projection
+from fedseed.weights.projection import Projection, count_moved
 from fedseed.weights.space import ParameterSpace
 
 
 @dataclass
 class ClientCost:
-    """What a client's work cost: seconds by phase, passes counted per micro-batch, mean loss of each step."""
+    """What a client's work cost: seconds by phase, passes counted per micro-batch, mean loss of each step.
+
+    Where 16-bit weights round small steps away, also how many of them have moved, of how many; in the first round only.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     forward_passes: int = 0
     backward_passes: int = 0
     losses: list[float] = field(default_factory=list)
     skipped_steps: int = 0
+    moved_weights: int = 0
+    movable_weights: int = 0
 
 
 def batches(items: Sequence[Any], size: int, seed: int) -> Iterator[list[Any]]:
@@ -72,7 +78,8 @@ class LocalClient:
         self.round = round
         self.number = number
         self.cost = ClientCost()
-        self._start: list[torch.Tensor] | None = None
+        self._start: Sequence[torch.Tensor] | None = None
+        self._finer: Sequence[torch.Tensor] | None = None  # the weights now, where the model has only their rounding
         self._undo: list[Callable[[], None]] = []  # what brings the model back, once something will change it
 
     @contextmanager
@@ -86,6 +93,10 @@ class LocalClient:
             wait_for(self.space.devices)
             self.cost.seconds[name] = self.cost.seconds.get(name, 0.0) + time.perf_counter() - begin
 
+    @cached_property
+    def _rounder(self) -> Rounder:
+        return Rounder(self.space.vector, derive(self.seed, Domain.ROUNDING, self.round, self.number))
+
     # -- the weights ---------------------------------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
@@ -93,26 +104,37 @@ class LocalClient:
         if not self._undo:
             self._remember(copy=self.space.way_back() is None)
         self.space.apply(change)
+        self._finer = None  # what comes next starts from the weights
+
+    @property
+    def weights_now(self) -> Sequence[torch.Tensor]:
+        """The trainable tensors, or the float32 copies that local training has stepped on."""
+        return self.space.parameters if self._finer is None else self._finer
 
     def weights(self) -> bytes:
-        """All trainable tensors as they are, in order, in their own dtypes."""
+        """All trainable tensors as they are, in order, in their own dtypes.
+
+        After steps on float32 copies: the copies, rounded stochastically, so that their mean over clients is right.
+        """
+        if self._finer is not None:
+            self._rounder.send(self._finer)
         return self.space.dense()
 
     def change_norms(self) -> NDArray[np.float64]:
         """|w_start - w_now| for each block; after `first_order`."""
         assert self._start is not None
-        return self.space.change_norms(self._start)
+        return self.space.change_norms(self._start, self._finer)
 
     def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """V^T (w_start - w_now), counts[l] directions for block l; after `first_order`."""
         assert self._start is not None
-        return self.space.project_change(self._start, basis, counts)
+        return self.space.project_change(self._start, basis, counts, self._finer)
 
     def put_back(self) -> None:
         """Undo the training: the weights and buffers of the round's beginning."""
         while self._undo:
             self._undo.pop()()
-        self._start = None
+        self._start = self._finer = None
 
     def _remember(self, copy: bool, offload: bool = False) -> None:
         """See to it that what follows can be undone.
@@ -133,8 +155,8 @@ class LocalClient:
 
         way_back = None if copy else space.way_back()
         if way_back is None:
-            self._start = None if offload else space.snapshot()
-            way_back = partial(space.restore, Offloaded(space.parameters) if self._start is None else self._start)
+            self._start = Offloaded(space.parameters) if offload else space.snapshot()
+            way_back = partial(space.restore, self._start)
         self._undo += [put_back_buffers, way_back]
 
     # -- data and losses -----------------------------------------------------------------------------------------
@@ -171,27 +193,55 @@ class LocalClient:
         self.cost.skipped_steps += 1
         self.cost.losses = [loss for loss in self.cost.losses if isfinite(loss)]
 
+    def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
+        """Inside, what may be computed in a 16-bit dtype is, whatever the weights are in; None: nothing is.
+
+        Casts of weights are not kept from one use to the next: the weights may have been moved in between.
+        """
+        if dtype is None:
+            return nullcontext()
+        return torch.autocast(self.space.vector.device.type, getattr(torch, dtype), cache_enabled=False)
+
     def first_order(self, training: LocalTraining) -> None:
         """Train the weights in place with a torch optimiser.
 
         Raises:
-            NonFiniteError: a loss is NaN or infinite, or the client has no examples.
+            NonFiniteError: a loss is NaN or infinite, no step's gradient is finite, or the client has no examples.
         """
         self._remember(copy=True)
-        optimizer = self._optimizer(training)
+        steps = steps_of(training, self.space.vector, self._rounder, self._finer, adapts=True)
+        self._finer = steps.finer
+        taken = 0
 
         def step(items: Sequence[Any]) -> float:
-            optimizer.zero_grad(set_to_none=True)
-            loss = self._accumulate_gradient(items, training.batch)
-            if isfinite(loss):
-                if training.clip is not None:
-                    torch.nn.utils.clip_grad_norm_(self.space.parameters, training.clip)
-                with torch.device("cpu"):  # where torch counts an optimiser's steps; all else is on the weights' device
-                    optimizer.step()
-            return loss
+            nonlocal taken
+            while True:
+                steps.clear()
+                loss = self._accumulate_gradient(items, training.batch, steps.scale.value, training.autocast)
+                if not isfinite(loss):
+                    return loss
+                if steps.step():
+                    taken += 1
+                    return loss
+                if not steps.scale.lower():
+                    self.skip("the gradient is not finite")
+                    return loss
 
-        self._train(training, step)
-        optimizer.zero_grad(set_to_none=True)
+        with steps.gathering():
+            self._train(training, step)
+        if self.cost.skipped_steps and not taken:
+            raise NonFiniteError(
+                f"the gradient was finite in none of {self.cost.skipped_steps} local steps "
+                f"(at a loss scale of {steps.scale.value:g})"
+            )
+        self._measure(steps)
+
+    def _measure(self, steps: Steps) -> None:
+        """In the first round: how many of the weights have moved, where they lose small steps."""
+        if steps.lossy and self.round == 1 and self._start is not None:
+            with self.phase("local"):
+                moved = count_moved(self.space.parameters, self._start)
+            self.cost.moved_weights, self.cost.movable_weights = moved
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
         """The gradient of the mean loss over one batch, at the weights as they are, tensor by tensor as bytes.
@@ -250,33 +300,38 @@ class LocalClient:
         """
         self._remember(copy=True, offload=True)
         projection = Projection(self.space.vector, basis, counts)
-        parameters = self.space.parameters
-        decay, rate = training.weight_decay, training.learning_rate
+        # a gradient is gone before the next has come: a loss scale can't be changed for what overflows
+        steps = steps_of(training, self.space.vector, self._rounder, self._finer, adapts=False)
+        self._finer = steps.finer
+        decay, rate, scale = training.weight_decay, training.learning_rate, steps.scale.value
         spent = 0.0
 
         def take(index: int, gradient: torch.Tensor) -> None:
             nonlocal spent
-            if decay:
-                gradient = gradient.add(parameters[index], alpha=decay)
+            gradient = steps.decayed(index, steps.unscaled(index, gradient))
             begin = time.perf_counter()
             projection.add(index, gradient.float(), scale=rate)
             spent += time.perf_counter() - begin
-            parameters[index].add_(gradient, alpha=-rate)
+            steps.move(index, gradient)
 
         def take_rows(index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
             nonlocal spent
+            gradients = steps.unscaled(index, gradients)
             begin = time.perf_counter()
             width = gradients.shape[1]
             for row, gradient in zip(rows.tolist(), gradients.float(), strict=True):
                 projection.add(index, gradient, row * width, (row + 1) * width, scale=rate)
             spent += time.perf_counter() - begin
-            parameters[index].index_add_(0, rows, gradients, alpha=-rate)
+            steps.move_rows(index, rows, gradients)
 
         # weight decay moves all rows of an embedding, so they are taken whole then
-        with gradients_taken(parameters, take, None if decay else take_rows):
-            self._train(training, lambda items: self._accumulate_gradient(items, training.batch))
+        with gradients_taken(self.space.parameters, take, None if decay else take_rows):
+            self._train(
+                training, lambda items: self._accumulate_gradient(items, training.batch, scale, training.autocast)
+            )
         self.cost.seconds["local"] -= spent
         self.cost.seconds["projection"] = self.cost.seconds.get("projection", 0.0) + spent
+        self._measure(steps)
         return projection.finish()
 
     def _train(self, training: LocalTraining, step: Callable[[Sequence[Any]], float]) -> None:
@@ -295,21 +350,18 @@ class LocalClient:
                     raise NonFiniteError(f"loss is {loss} at local step {number}")
                 self.cost.losses.append(loss)
 
-    def _accumulate_gradient(self, items: Sequence[Any], micro_batch: int, share: float = 1.0) -> float:
+    def _accumulate_gradient(
+        self, items: Sequence[Any], micro_batch: int, share: float = 1.0, autocast: Autocast | None = None
+    ) -> float:
         """`share` times the gradient of the mean loss over all terms of `items`, in micro-batches; returns the loss."""
         terms = sum(self.objective.weight(item) for item in items)
         total = 0.0
         for at in range(0, len(items), micro_batch):
-            loss = self.objective.losses(self.space.model, items[at : at + micro_batch]).sum() / terms
+            with self.autocast(autocast):
+                losses = self.objective.losses(self.space.model, items[at : at + micro_batch])
+            loss = (losses if autocast is None else losses.float()).sum() / terms
             (loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             self.cost.forward_passes += 1
             self.cost.backward_passes += 1
         return total
-
-    def _optimizer(self, training: LocalTraining) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
-        if training.optimizer in ("sgd", "rmsprop"):
-            options["momentum"] = training.momentum
-        with torch.device("cpu"):
-            return getattr(torch.optim, OPTIMIZERS[training.optimizer])(self.space.parameters, **options)

@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.renaming import Renamed
+from fedseed.weights.layout import Layout
+
+HALF = ("bfloat16", "float16")  # dtypes that small steps get lost in
+Autocast = Literal["bfloat16", "float16"]
 
 # recipe name -> class in torch.optim
 OPTIMIZERS = {
@@ -25,10 +29,23 @@ class LocalTraining(Renamed):
 
     Accumulated micro-batches give the gradient of one batch of all their examples: the loss is averaged over
     response tokens (or examples) of the whole step, not of each micro-batch.
+
+    `small_steps` says what becomes of steps below half a unit in the last place of a 16-bit weight, which are nearly
+    all of them at usual rates (docs/precision.md has figures). float32 weights do not lose them in any case.
+
+    nearest      they vanish when the weights are rounded, as in the published codes; a run says how many weights moved
+    master       the optimiser steps on a float32 copy; the 16-bit weights are its rounding. 8 bytes a parameter for the
+                 copy and its gradient (which is summed up in float32, too), in place of 2 for the gradient
+    stochastic   16-bit weights only, each step rounded up or down by the shared stream, right on average
+
+    With the last two the optimiser's averages, weight decay and `clip` are in float32, and what a client reports comes
+    from where its small steps are: Ferret projects start minus copy; a method that sends weights rounds the copy
+    stochastically, by numbers of (seed, round, client), so that an average over clients keeps what each of them loses.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
+    later: ClassVar[frozenset[str]] = frozenset({"small_steps", "autocast", "loss_scale"})
 
     optimizer: Literal["sgd", "adam", "adamw", "adagrad", "adamax", "nadam", "radam", "rmsprop"] = "sgd"
     learning_rate: PositiveFloat = Field(1e-4, description="local learning rate, eta")
@@ -39,6 +56,31 @@ class LocalTraining(Renamed):
     momentum: float = Field(0.0, ge=0, lt=1, description="for sgd and rmsprop")
     weight_decay: NonNegativeFloat = 0.0
     clip: PositiveFloat | None = Field(None, description="largest gradient norm; longer gradients are shortened")
+    small_steps: Literal["nearest", "stochastic", "master"] = Field("nearest", description="see above")
+    autocast: Autocast | None = Field(None, description="dtype of forward and backward passes over float32 weights")
+    loss_scale: PositiveFloat | Literal["auto"] = Field(
+        "auto",
+        description="the loss is multiplied by it before backward passes and the gradient divided by it in float32, so "
+        'that none underflows in float16; a step whose gradient overflows is skipped. "auto": where gradients are '
+        "float16 and small_steps or autocast keep their steps, 65,536, halved where that is too large; else 1",
+    )
+
+    @model_validator(mode="after")
+    def _scaled_gradients_are_unscaled_in_float32(self) -> "LocalTraining":
+        if self.loss_scale not in ("auto", 1.0) and self.small_steps == "nearest" and self.autocast is None:
+            raise ValueError(
+                f'loss_scale = {self.loss_scale:g} needs small_steps = "master" or "stochastic", or autocast: without '
+                "them the gradient is divided in 16 bits, and underflows then"
+            )
+        return self
+
+    def check(self, layout: Layout) -> None:
+        """Whether the settings fit the weights that train.
+
+        Raises:
+            ValueError: autocast, but no weight is float32; names the keys.
+        """
+        check_autocast("method.training.autocast", self.autocast, layout)
 
     @property
     def step_examples(self) -> int:
@@ -53,3 +95,17 @@ class LocalTraining(Renamed):
             yield "training.accumulation = 1 (use training.batch)"
         if self.clip is not None:
             yield "no training.clip (it needs the norm of the whole gradient)"
+
+
+def check_autocast(key: str, autocast: Autocast | None, layout: Layout) -> None:
+    """Whether there is anything to cast.
+
+    Raises:
+        ValueError: no tensor that trains is float32.
+    """
+    dtypes = sorted({tensor.dtype for tensor in layout.tensors})
+    if autocast is not None and "float32" not in dtypes:
+        raise ValueError(
+            f'{key} = "{autocast}": the weights are {" and ".join(dtypes)} already; leave it out, or set '
+            'model.dtype = "float32"'
+        )

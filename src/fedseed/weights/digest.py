@@ -97,7 +97,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def _on_host(piece: torch.Tensor) -> memoryview:
     """A piece's bytes in host memory."""
     if piece.is_cuda:  # pinned memory is copied to several times faster; torch keeps it for the next piece
-        piece = torch.empty(piece.shape, dtype=torch.uint8, pin_memory=True).copy_(piece)
+        piece = torch.empty(piece.shape, dtype=torch.uint8, device="cpu", pin_memory=True).copy_(piece)
     return piece.cpu().numpy().data
 
 

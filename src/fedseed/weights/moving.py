@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from fedseed.optimizers.moments import Moments
-from fedseed.randomness import Domain, kernels
+from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
+from fedseed.weights import stochastic
 from fedseed.weights.change import Add, Rounding, Term
 from fedseed.weights.digest import dtype_name
-from fedseed.weights.rounding import stochastic
 from fedseed.weights.vector import Vector, check_scale, flat, operand, write_back
 
 PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
@@ -88,9 +88,8 @@ def move_by_pieces(
             else:
                 change = moments.change(total.to(moments.first.device), start).to(p.device)
             value = elements[lo:hi].float() + change
-            if rounding is not None and p.dtype != torch.float32:
-                seed, step = rounding
-                words = kernels.load("cpu").element_words(seed, Domain.ROUNDING, step, start, start + hi - lo)
-                value = torch.from_numpy(stochastic(value.cpu().numpy(), words, dtype_name(p))).to(p.device)
-            elements[lo:hi].copy_(value)
+            if rounding is None:
+                elements[lo:hi].copy_(value)
+            else:
+                stochastic.write(elements[lo:hi], value, rounding, start)
         write_back(p, elements)

@@ -62,7 +62,13 @@ class Projection:
         ]
 
 
-def project_change(vector: Vector, saved: Sequence[torch.Tensor], basis: Basis, counts: Sequence[int]) -> list[Floats]:
+def project_change(
+    vector: Vector,
+    saved: Sequence[torch.Tensor],
+    basis: Basis,
+    counts: Sequence[int],
+    now: Sequence[torch.Tensor] | None = None,
+) -> list[Floats]:
     """V^T (saved - w), block by block, without a vector of length d.
 
     Args:
@@ -70,22 +76,25 @@ def project_change(vector: Vector, saved: Sequence[torch.Tensor], basis: Basis, 
         saved: earlier copies of them.
         basis: where the directions come from.
         counts: K_l for each block.
+        now: w, where it is finer than the tensors themselves (float32 copies of 16-bit weights).
 
     Returns:
         One float32 array per block.
     """
     products = Projection(vector, basis, counts)
-    for index, (p, s) in enumerate(zip(vector.parameters, saved, strict=True)):
-        for lo, hi, part in differences(s, p):
+    for index, (w, s) in enumerate(zip(now or vector.parameters, saved, strict=True)):
+        for lo, hi, part in differences(s, w):
             products.add(index, part, lo, hi)
     return products.finish()
 
 
-def change_norms(vector: Vector, saved: Sequence[torch.Tensor]) -> NDArray[np.float64]:
-    """|saved - w| for each block."""
+def change_norms(
+    vector: Vector, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None
+) -> NDArray[np.float64]:
+    """|saved - w| for each block; `now`: as in `project_change`."""
     squares = np.zeros(len(vector.layout.block_sizes))
-    for p, s in zip(vector.parameters, saved, strict=True):
-        for lo, hi, part in differences(s, p):
+    for p, w, s in zip(vector.parameters, now or vector.parameters, saved, strict=True):
+        for lo, hi, part in differences(s, w):
             for block, a, b in vector.overlaps(vector.start_of(p) + lo, hi - lo):
                 squares[block] += float(part[a:b].double().square().sum())
     return np.sqrt(squares)
@@ -93,7 +102,7 @@ def change_norms(vector: Vector, saved: Sequence[torch.Tensor]) -> NDArray[np.fl
 
 def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
     """(lo, hi, a - b in float32) for pieces of two tensors."""
-    a, b = flat(a), flat(b)
+    a, b = flat(a).to(b.device), flat(b)
     room = torch.empty(min(len(a), PIECE), dtype=torch.float32, device=b.device)
     for lo in range(0, len(a), PIECE):
         hi = min(lo + PIECE, len(a))
@@ -103,3 +112,16 @@ def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, to
         else:
             part.copy_(a[lo:hi].float() - b[lo:hi].float())
         yield lo, hi, part
+
+
+def count_moved(parameters: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """How many of the 16-bit weights are others than those saved, and how many there are."""
+    moved = count = 0
+    for p, s in zip(parameters, saved, strict=True):
+        if p.dtype == torch.float32:
+            continue
+        now, before = flat(p), flat(s).to(p.device)
+        count += len(now)
+        for lo in range(0, len(now), PIECE):
+            moved += int((now[lo : lo + PIECE] != before[lo : lo + PIECE]).sum())
+    return moved, count

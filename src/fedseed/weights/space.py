@@ -249,22 +249,31 @@ class ParameterSpace:
             total += part
         return total.astype(np.float32)
 
-    def project_change(self, saved: Sequence[torch.Tensor], basis: Basis, counts: Sequence[int]) -> list[Floats]:
+    def project_change(
+        self,
+        saved: Sequence[torch.Tensor],
+        basis: Basis,
+        counts: Sequence[int],
+        now: Sequence[torch.Tensor] | None = None,
+    ) -> list[Floats]:
         """V^T (saved - w), block by block, without a vector of length d.
 
         Args:
             saved: what `snapshot` returned.
             basis: where the directions come from.
             counts: K_l for each block.
+            now: float32 copies to take in place of the weights, where these are only their rounding.
 
         Returns:
             One float32 array per block.
         """
-        return projection.project_change(self.vector, saved, basis, counts)
+        return projection.project_change(self.vector, saved, basis, counts, now)
 
-    def change_norms(self, saved: Sequence[torch.Tensor]) -> NDArray[np.float64]:
-        """|saved - w| for each block."""
-        return projection.change_norms(self.vector, saved)
+    def change_norms(
+        self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None
+    ) -> NDArray[np.float64]:
+        """|saved - w| for each block; `now`: as in `project_change`."""
+        return projection.change_norms(self.vector, saved, now)
 
     @contextmanager
     def perturbed(self, basis: Basis, k: int, scale: float) -> Iterator[None]:

@@ -1,0 +1,373 @@
+"""Where the steps of a client's optimiser act, so that 16-bit weights do not lose them.
+
+    Steps            on the weights themselves: float32, or small_steps = "nearest"
+    MasterSteps      on float32 copies, of which the weights are the rounding
+    StochasticSteps  on a piece of the weights in float32 at a time, which is rounded stochastically when it is put back
+
+In float16 small gradients underflow: the loss is multiplied by a scale before backward passes, and the gradient divided
+by it in float32 (Micikevicius et al., "Mixed Precision Training", ICLR 2018, Section 3.2). A gradient that overflows
+changes nothing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import torch
+
+from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from fedseed.weights import stochastic
+from fedseed.weights.moving import PIECE
+from fedseed.weights.vector import Vector, flat, write_back
+
+FIRST_SCALE = 65536.0  # of the loss, where it adapts
+_SENDING = 0  # the words that weights are sent with; those of steps are counted from 1
+
+
+class LossScale:
+    """What the loss is multiplied by.
+
+    Args:
+        setting: a number, or "auto".
+        float16: whether gradients pass through float16.
+    """
+
+    def __init__(self, setting: float | str, float16: bool) -> None:
+        self.adapts = setting == "auto" and float16
+        self.value = FIRST_SCALE if self.adapts else 1.0 if isinstance(setting, str) else setting
+
+    def lower(self) -> bool:
+        """Halve it after an overflow; whether it could be."""
+        if not self.adapts or self.value <= 1.0:
+            return False
+        self.value /= 2
+        return True
+
+
+class Rounder:
+    """Rounds a client's weights stochastically: each tensor's n-th update has random words of its own.
+
+    Args:
+        vector: the tensors.
+        seed: of (run, round, client).
+    """
+
+    def __init__(self, vector: Vector, seed: int) -> None:
+        self._vector = vector
+        self._seed = seed
+        self._turns = [_SENDING] * len(vector.parameters)
+
+    def begin(self, index: int) -> None:
+        """The next update of a tensor begins."""
+        self._turns[index] += 1
+
+    def put(self, index: int, elements: torch.Tensor, lo: int, values: torch.Tensor) -> None:
+        """elements = values, rounded; they are those from `lo` on of tensor `index`."""
+        start = self._vector.start_of(self._vector.parameters[index]) + lo
+        stochastic.write(elements, values, (self._seed, self._turns[index]), start)
+
+    @torch.no_grad()
+    def send(self, copies: Sequence[torch.Tensor]) -> None:
+        """Let the weights be the float32 copies, rounded; the same each time."""
+        turns, self._turns = self._turns, [_SENDING] * len(self._turns)
+        for index, (p, copy) in enumerate(zip(self._vector.parameters, copies, strict=True)):
+            elements = flat(p)
+            self.put(index, elements, 0, flat(copy))
+            write_back(p, elements)
+        self._turns = turns
+
+
+def _advance(optimizer: torch.optim.Optimizer) -> None:
+    """A step; where torch counts them is the CPU, all else lies where the weights do."""
+    with torch.device("cpu"):
+        optimizer.step()
+
+
+class Steps:
+    """Steps on the weights themselves.
+
+    Args:
+        training: the settings.
+        vector: the weights.
+        scale: of the loss.
+    """
+
+    checks = False  # whether gradients are looked at before each step, also where the scale is 1
+    lossy = True  # whether 16-bit weights lose small steps
+
+    def __init__(self, training: LocalTraining, vector: Vector, scale: LossScale) -> None:
+        self.training = training
+        self.vector = vector
+        self.scale = scale
+        self._optimizer: torch.optim.Optimizer | None = None  # some make their averages at once: when it is needed
+
+    @property
+    def weights(self) -> Sequence[torch.Tensor]:
+        """What the optimiser steps on."""
+        return self.vector.parameters
+
+    @property
+    def finer(self) -> Sequence[torch.Tensor] | None:
+        """The weights in float32, where the model has only their rounding."""
+        return None
+
+    # -- from kept gradients -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """While active, backward passes leave gradients where `step` looks for them."""
+        try:
+            yield
+        finally:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for w in self.weights:
+            w.grad = None
+
+    def step(self) -> bool:
+        """Let the optimiser take a step; False, with nothing changed, if the gradient is not finite."""
+        gradients = [w.grad for w in self.weights if w.grad is not None]
+        factor = 1.0
+        if self.checks or self.scale.adapts or self.scale.value != 1.0:
+            found = self._factor(gradients)
+            if found is None:
+                return False
+            factor = found
+        elif self.training.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.weights, self.training.clip)
+        self._take(factor)
+        return True
+
+    def _factor(self, gradients: Sequence[torch.Tensor]) -> float | None:
+        """What gradients are to be multiplied by, for loss scale and clipping; None: they are not finite."""
+        norm = norm_of(gradients) / self.scale.value
+        if not isfinite(norm):
+            return None
+        shorter = 1.0 if self.training.clip is None else min(1.0, self.training.clip / (norm + 1e-6))
+        return shorter / self.scale.value
+
+    @torch.no_grad()
+    def _take(self, factor: float) -> None:
+        if factor != 1.0:
+            for w in self.weights:
+                if w.grad is not None:
+                    w.grad.mul_(factor)
+        if self._optimizer is None:
+            self._optimizer = self.optimizer(self.weights)
+        _advance(self._optimizer)
+
+    def optimizer(self, weights: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+        """torch's optimiser of some weights."""
+        training = self.training
+        options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
+        if training.optimizer in ("sgd", "rmsprop"):
+            options["momentum"] = training.momentum
+        with torch.device("cpu"):
+            made: torch.optim.Optimizer = getattr(torch.optim, OPTIMIZERS[training.optimizer])(weights, **options)
+        return made
+
+    # -- plain SGD from each gradient as it comes ----------------------------------------------------------------------
+
+    def unscaled(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of tensor `index`, or of rows of it, without the loss' scale."""
+        return gradient if self.scale.value == 1.0 else gradient.float() / self.scale.value
+
+    def decayed(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """An unscaled gradient with weight decay."""
+        decay = self.training.weight_decay
+        return gradient.add(self.weights[index], alpha=decay) if decay else gradient
+
+    def move(self, index: int, gradient: torch.Tensor) -> None:
+        """w <- w - eta g."""
+        self.weights[index].add_(gradient, alpha=-self.training.learning_rate)
+
+    def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+        """The same for rows of a matrix, each named once."""
+        self.weights[index].index_add_(0, rows, gradients, alpha=-self.training.learning_rate)
+
+
+class MasterSteps(Steps):
+    """Steps on float32 copies of 16-bit weights (a float32 weight is its own).
+
+    Args:
+        training: the settings.
+        vector: the weights.
+        scale: of the loss.
+        finer: copies to go on from; None: the weights as they are.
+    """
+
+    checks, lossy = True, False
+
+    def __init__(
+        self, training: LocalTraining, vector: Vector, scale: LossScale, finer: Sequence[torch.Tensor] | None
+    ) -> None:
+        super().__init__(training, vector, scale)
+        self._copies = [
+            p if p.dtype == torch.float32 else torch.nn.Parameter(w.detach().float())
+            for p, w in zip(vector.parameters, finer or vector.parameters, strict=True)
+        ]
+
+    @property
+    def weights(self) -> Sequence[torch.Tensor]:
+        """The copies."""
+        return self._copies
+
+    @property
+    def finer(self) -> Sequence[torch.Tensor]:
+        """The copies."""
+        return self._copies
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Gradients are added up in float32; a 16-bit one is freed as soon as it has arrived."""
+
+        def arrived(copy: torch.Tensor, p: torch.Tensor) -> None:
+            gradient, p.grad = p.grad, None
+            assert gradient is not None
+            if copy.grad is None:
+                copy.grad = gradient.float()
+            else:
+                copy.grad.add_(gradient)
+
+        hooks: list[Any] = [
+            p.register_post_accumulate_grad_hook(partial(arrived, copy))  # type: ignore[no-untyped-call]
+            for p, copy in zip(self.vector.parameters, self._copies, strict=True)
+            if copy is not p
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self.clear()
+
+    @torch.no_grad()
+    def _take(self, factor: float) -> None:
+        super()._take(factor)
+        for index in range(len(self._copies)):
+            self._round(index)
+
+    def _round(self, index: int) -> None:
+        p, copy = self.vector.parameters[index], self._copies[index]
+        if copy is not p:
+            p.copy_(copy)
+
+    def unscaled(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """In float32."""
+        return super().unscaled(index, gradient.float())
+
+    def move(self, index: int, gradient: torch.Tensor) -> None:
+        """The copy moves, then the weights."""
+        super().move(index, gradient)
+        self._round(index)
+
+    def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+        """The copy's rows move, then the weights'."""
+        super().move_rows(index, rows, gradients)
+        p, copy = self.vector.parameters[index], self._copies[index]
+        if copy is not p:
+            p[rows] = copy[rows].to(p.dtype)
+
+
+class StochasticSteps(Steps):
+    """Steps on a piece of the weights at a time, in float32, rounded stochastically.
+
+    Args:
+        training: the settings.
+        vector: the weights.
+        scale: of the loss.
+        rounder: rounds them.
+    """
+
+    checks, lossy = True, False
+
+    def __init__(self, training: LocalTraining, vector: Vector, scale: LossScale, rounder: Rounder) -> None:
+        super().__init__(training, vector, scale)
+        self._rounder = rounder
+        self._optimizers: dict[tuple[int, int], torch.optim.Optimizer] = {}  # by tensor and first element
+
+    @torch.no_grad()
+    def _take(self, factor: float) -> None:
+        for index, p in enumerate(self.vector.parameters):
+            if p.grad is not None:
+                self._change(index, partial(self._step_of, index, flat(p.grad), factor))
+
+    def _step_of(
+        self, index: int, gradients: torch.Tensor, factor: float, lo: int, hi: int, piece: torch.Tensor
+    ) -> torch.Tensor:
+        """A piece after a step of its optimiser, whose averages are kept, the piece itself not."""
+        known = self._optimizers.get((index, lo))
+        holder: torch.nn.Parameter = torch.nn.Parameter(piece) if known is None else known.param_groups[0]["params"][0]
+        holder.data = piece
+        holder.grad = gradients[lo:hi].float() * factor
+        if known is None:
+            known = self._optimizers[index, lo] = self.optimizer([holder])
+        _advance(known)
+        holder.grad = None
+        holder.data = piece.new_empty(0)
+        return piece
+
+    def _change(self, index: int, act: Callable[[int, int, torch.Tensor], torch.Tensor]) -> None:
+        """Let `act` make new values of each piece lo..hi of a tensor, from its values in float32."""
+        p = self.vector.parameters[index]
+        elements = flat(p)
+        self._rounder.begin(index)
+        for lo in range(0, len(elements), PIECE):
+            hi = min(lo + PIECE, len(elements))
+            values = act(lo, hi, elements[lo:hi].float() if p.dtype != torch.float32 else elements[lo:hi].clone())
+            self._rounder.put(index, elements[lo:hi], lo, values)
+        write_back(p, elements)
+
+    def unscaled(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """In float32."""
+        return super().unscaled(index, gradient.float())
+
+    def move(self, index: int, gradient: torch.Tensor) -> None:
+        """w <- round(w - eta g)."""
+        change = flat(gradient)
+        self._change(index, lambda lo, hi, piece: piece.add_(change[lo:hi], alpha=-self.training.learning_rate))
+
+    def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+        """The same for rows."""
+        p, width = self.vector.parameters[index], gradients.shape[1]
+        self._rounder.begin(index)
+        values = p[rows].float().add_(gradients, alpha=-self.training.learning_rate)
+        for row, value in zip(rows.tolist(), values, strict=True):
+            self._rounder.put(index, p[row], row * width, value)
+
+
+def steps_of(
+    training: LocalTraining, vector: Vector, rounder: Rounder, finer: Sequence[torch.Tensor] | None, adapts: bool
+) -> Steps:
+    """The steps that the settings ask for.
+
+    Args:
+        training: the settings.
+        vector: the weights.
+        rounder: rounds them stochastically.
+        finer: the weights in float32 after earlier steps on copies.
+        adapts: whether a loss scale can be changed after a gradient has been seen.
+    """
+    dtypes = {p.dtype for p in vector.parameters}
+    kept = training.small_steps != "nearest" and dtypes != {torch.float32}
+    float16 = training.autocast == "float16" or (kept and torch.float16 in dtypes)
+    scale = LossScale(training.loss_scale, float16 and adapts)
+    if not kept:
+        return Steps(training, vector, scale)
+    if training.small_steps == "master":
+        return MasterSteps(training, vector, scale, finer)
+    return StochasticSteps(training, vector, scale, rounder)
+
+
+def norm_of(gradients: Sequence[torch.Tensor]) -> float:
+    """The Euclidean norm of all of them, summed up in float32; not finite if a value is not."""
+    norms = [
+        torch.linalg.vector_norm(flat(g)[lo : lo + PIECE].float())
+        for g in gradients
+        for lo in range(0, g.numel(), PIECE)
+    ]
+    return float(torch.stack(norms).double().norm()) if norms else 0.0
