@@ -25,6 +25,12 @@ class Cost:
         self.losses += other.losses
         self.counted += other.counted
 
+    def fit(self, seconds: float) -> None:
+        """Work that several processes did at once took this long by the clock: phases keep their proportions."""
+        spent = sum(self.seconds.values())
+        if spent > seconds:
+            self.seconds = {phase: part * seconds / spent for phase, part in self.seconds.items()}
+
     def about(self) -> dict[str, Any]:
         """The fields of a line of metrics."""
         return {

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
+from fedseed.federation.hosted import Hosted
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.reports.progress import Progress
-from fedseed.runs.recipe import Recipe, read_recipe
-from fedseed.runs.simulation import Simulation
+from fedseed.runs.learner import make_learner
+from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
+from fedseed.runs.simulation import Evaluation, Simulation
+from fedseed.runs.workers import Workers
 from fedseed.tasks.data import ClientData, TaskData
 
 if TYPE_CHECKING:
@@ -30,6 +34,8 @@ class Federation(Simulation):
         progress: Progress | None = None,
         plugins: Sequence[str | Path] = (),
         trust_plugins: bool = False,
+        workers: int | None = None,
+        threads: int | None = None,
     ) -> "Federation":
         """A federation from a recipe: a TOML file, or the name of one that comes with fedseed.
 
@@ -40,12 +46,16 @@ class Federation(Simulation):
             progress: shows the run going on.
             plugins: files and modules with methods, tasks, ... of others, to be loaded first.
             trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of its author.
+            workers: local processes that the clients are dealt to; None: all is done in this one.
+            threads: that each process computes with while it runs; by default torch's own choice, shared out among the
+                workers.
 
         Raises:
             RecipeError: the recipe is wrong; names key, value and what is allowed.
         """
         note = None if progress is None else progress.note
-        return build(read_recipe(path, overrides, plugins, trust_plugins, note), out=out, progress=progress)
+        recipe = read_recipe(path, overrides, plugins, trust_plugins, note)
+        return build(recipe, out, progress, workers, threads)
 
 
 @dataclass(frozen=True)
@@ -183,8 +193,21 @@ def check_per_round(recipe: Recipe, clients: int) -> int:
     return per_round
 
 
-def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | None = None) -> Federation:
+def build(
+    recipe: Recipe,
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+) -> Federation:
     """Load model and data of a recipe and put the federation together.
+
+    Args:
+        recipe: the recipe.
+        out: folder for the run's files; None: nothing is written.
+        progress: shows the run going on.
+        workers: local processes that the clients are dealt to; None: all is done in this one.
+        threads: that each process computes with while it runs.
 
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
@@ -225,6 +248,56 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | No
         joint=recipe.federation.joint,
         aggregation=recipe.aggregation,
         trackers=recipe.tracking,
+        workers=None if workers is None else Workers(partial(load_for_worker, recipe.to_toml()), workers, threads),
+        threads=threads,
     )
     federation.settings.notes += equipment.dropped
     return federation
+
+
+def host(
+    recipe: Recipe, data: TaskData, names: Sequence[str], evaluate_with: Callable[[Equipment], Evaluation]
+) -> Hosted:
+    """A recipe's model at its base with some clients' examples, for a process that hosts these clients.
+
+    Args:
+        recipe: the recipe.
+        data: the examples of those that are hosted.
+        names: all clients of the run, in the order of their numbers.
+        evaluate_with: returns what measures the model.
+
+    Raises:
+        RecipeError: the model can't be had, or does not fit the data or the method.
+    """
+    equipment = equip(recipe, data)
+    numbers = {name: number for number, name in enumerate(names)}
+    attackers = attackers_of(recipe, len(names))
+    held = [as_attacked(recipe, client, numbers[client.name], attackers, len(data.classes)) for client in data.clients]
+    items = {client.name: equipment.objective.prepare(client.examples) for client in held}
+    settings = recipe.model
+    worker, header = make_learner(
+        equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
+        data.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
+    )  # fmt: skip
+    kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind
+    return Hosted(
+        names, items, worker, header, evaluate_with(equipment), kind, attackers, (*data.notes, *equipment.dropped)
+    )
+
+
+def load_for_worker(text: str) -> Hosted:
+    """What a local worker process of a simulation loads: the model, and the examples of all clients.
+
+    Args:
+        text: the recipe, as `Recipe.to_toml` has it.
+    """
+    from fedseed.models.loading import quiet
+
+    quiet()  # the run's own process has shown how the base loads
+    recipe = stored_recipe(text)
+    data = recipe.task.load()
+
+    def evaluate(model: Any) -> dict[str, float]:
+        return {}  # the run's own process does
+
+    return host(recipe, data, [client.name for client in data.clients], lambda equipment: evaluate)
