@@ -1,5 +1,6 @@
 """Local worker processes: the results are one process', whatever happens to the workers."""
 
+import gc
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from safetensors import safe_open
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.runs import workers as workers_module
+from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe, stored_recipe
 from fedseed.runs.threads import limited
 from fedseed.runs.workers import MOST_DEATHS, Team, Workers
@@ -115,37 +117,41 @@ def test_a_client_that_has_nothing_to_send_is_told_of_as_in_one_process(forked):
     assert heard[0] == heard[1] and "client-2 sends nothing: loss is nan at local step 1" in heard[0][0]
 
 
-TINY = ["rounds=2", "federation.per_round=2", "task.clients=2", "task.examples=5", "task.evaluation=1", "task.unseen=0",
+TINY = ["rounds=2", "federation.per_round=4", "task.clients=4", "task.examples=5", "task.evaluation=1", "task.unseen=0",
         "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
+FEDIT = ["small-fedit", "--set", "method.training.steps=2"]
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("count", "words"),
     [
-        pytest.param(["small-fedit", "--set", "method.training.steps=2"], marks=LONG, id="fedit"),
+        pytest.param(2, FEDIT, marks=LONG, id="fedit-2"),
+        pytest.param(4, FEDIT, marks=SLOW, id="fedit-4"),
         pytest.param(
+            2,
             ["quickstart-ferret", "--set", "method.training.steps=2", "--set", "aggregation.name=clipped-mean",
              "--plugin", Path(__file__).parents[2] / "examples" / "plugin_clipped_mean.py"],
             marks=LONG, id="plugin",
         ),
         pytest.param(
+            2,
             ["small-feedsign", "--set", "attack.kind=labels", "--set", "attack.clients=1",
              "--set", "federation.joint=false"],
             marks=SLOW, id="labels",
         ),
     ],
 )  # fmt: skip
-def test_the_command_with_workers_ends_with_the_same_files(tmp_path, words):
+def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, words):
     """The workers load the recipe themselves, plug-ins too."""
     from support.command import fedseed
 
     overrides = [word for pair in TINY for word in ("--set", pair)]
     files = []
-    for name, options in (("alone", ["--threads", 1]), ("shared", ["--threads", 1, "--workers", 2])):
+    for name, options in (("alone", ["--threads", 1]), ("shared", ["--threads", 1, "--workers", count])):
         done = fedseed("run", *words, *overrides, "--out", tmp_path / name, *options)
         assert done.returncode == 0, done.stderr
         if name == "shared":
-            assert "2 worker processes" in done.stdout
+            assert f"{count} worker processes, 1 thread each" in done.stdout
         kept = tmp_path / name / ("model.safetensors" if words[0] == "small-fedit" else "model.orbit")
         if kept.suffix == ".orbit":
             files.append(kept.read_bytes())
@@ -262,6 +268,15 @@ def test_workers_killed_at_ten_random_moments_change_nothing(tmp_path, forked, m
     assert len(died) in (9, 10)  # the last one may have died with the run
 
 
+@pytest.mark.slow
+def test_workers_of_an_adapter_killed_at_ten_random_moments_change_nothing(tmp_path, forked, monkeypatch):
+    recipe = read_recipe("small-fedit", [*TINY, "rounds=5", "method.training.steps=2"])
+    alone = outcome(build(recipe, tmp_path / "alone", threads=1).run())
+    killer = Killer(10, 1, monkeypatch)
+    assert outcome(build(recipe, tmp_path / "shared", workers=2, threads=1).run()) == alone
+    assert len(killer.hit) == 10
+
+
 @pytest.mark.long
 def test_a_worker_that_has_loaded_nothing_again_and_again_ends_the_run(forked):
     heard = Heard()
@@ -366,6 +381,21 @@ def test_no_worker_outlives_its_run(how):
     until(lambda: all(map(gone, pids)), 60, "a worker is still there")
     errors = process.stderr.read()
     assert errors.count("KeyboardInterrupt") == (how == signal.SIGINT), errors  # the workers say nothing
+
+
+@pytest.mark.long
+def test_workers_of_a_federation_that_never_runs_end_with_it(forked, monkeypatch):
+    """Also of one that can't be put together: they load while it is."""
+    teams = []
+    load = Team.load
+    monkeypatch.setattr(Team, "load", lambda team: (teams.append(team), load(team)))
+    made = build(read_recipe("quickstart-ferret", TINY), workers=2)
+    assert made.team is teams[0] and all(seat.process.poll() is None for seat in teams[0].seats)
+    del made
+    gc.collect()
+    with pytest.raises(RecipeError, match=r"attack\.clients = 9"):
+        build(read_recipe("quickstart-ferret", [*TINY, "attack.kind=sign", "attack.clients=9"]), workers=2)
+    assert len(teams) == 2 and all(seat.process.poll() is not None for team in teams for seat in team.seats)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

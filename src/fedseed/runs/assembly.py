@@ -14,7 +14,7 @@ from fedseed.reports.progress import Progress
 from fedseed.runs.learner import make_learner
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Evaluation, Simulation
-from fedseed.runs.workers import Workers
+from fedseed.runs.workers import Team, Workers
 from fedseed.tasks.data import ClientData, TaskData
 
 if TYPE_CHECKING:
@@ -217,9 +217,31 @@ def build(
     data = recipe.task.load()
     count = len(data.clients)
     per_round = check_per_round(recipe, count)
+    team = None
+    if workers is not None:
+        team = Team(Workers(partial(load_for_worker, recipe.to_toml()), workers, threads), per_round)
+        if recipe.method.together != "gradients":  # most likely it will have something to do
+            team.load()  # while this process does the same
+    try:
+        return _put_together(recipe, data, per_round, out, progress, team, threads)
+    except BaseException:
+        if team is not None:
+            team.close()
+        raise
+
+
+def _put_together(
+    recipe: Recipe,
+    data: TaskData,
+    per_round: int,
+    out: Path | str | None,
+    progress: Progress | None,
+    team: Team | None,
+    threads: int | None,
+) -> Federation:
     equipment = equip(recipe, data)
     evaluate, notes = evaluation_of(recipe, equipment, data)
-    attackers, settings = attackers_of(recipe, count), recipe.model
+    attackers, settings = attackers_of(recipe, len(data.clients)), recipe.model
     federation = Federation(
         model=equipment.model,
         clients=[
@@ -248,7 +270,7 @@ def build(
         joint=recipe.federation.joint,
         aggregation=recipe.aggregation,
         trackers=recipe.tracking,
-        workers=None if workers is None else Workers(partial(load_for_worker, recipe.to_toml()), workers, threads),
+        workers=team,
         threads=threads,
     )
     federation.settings.notes += equipment.dropped

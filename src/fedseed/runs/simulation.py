@@ -5,6 +5,7 @@ work may be dealt to local processes (`workers`), with the same results; coordin
 """
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ class Simulation(Backend):
             noise of another batch size.
         aggregation: how the clients' answers become one; the weighted mean by default.
         trackers: where else the metrics go.
-        workers: local processes to deal the clients to, with the results that one process with as many threads has.
+        workers: local processes to deal the clients to, with the results that one process with as many threads has; or
+            a team of them that is loading already.
         threads: that this process computes with while it runs; by default those of `workers`, or torch's own choice.
     """
 
@@ -102,7 +104,7 @@ class Simulation(Backend):
         joint: bool = True,
         aggregation: AggregationRule | None = None,
         trackers: Sequence[Tracker] = (),
-        workers: Workers | None = None,
+        workers: Workers | Team | None = None,
         threads: int | None = None,
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
@@ -139,7 +141,7 @@ class Simulation(Backend):
         self.team, self._about_workers = self._assemble(workers, per_round)
         self._opened: tuple[int, list[int], list[bytes]] | None = None  # the open round, if it was begun ahead of time
 
-    def _assemble(self, workers: Workers | None, per_round: int) -> tuple[Team | None, str | None]:
+    def _assemble(self, workers: Workers | Team | None, per_round: int) -> tuple[Team | None, str | None]:
         """The workers of the run, and what a person is told of them."""
         if workers is None:
             return None, None
@@ -148,7 +150,9 @@ class Simulation(Backend):
                 f"{self.method.name}: one process adds up the gradients of a round's clients, so that workers have "
                 "nothing to do; with federation.joint = false each client's is a message of its own"
             )
-        team = Team(workers, per_round, begin(self.header), self.method.catch_up == "newest")
+        team = workers if isinstance(workers, Team) else Team(workers, per_round)
+        team.expect(begin(self.header), self.method.catch_up == "newest")
+        weakref.finalize(self, team.close)  # of a simulation that never runs, too
         threads = "1 thread" if workers.threads == 1 else f"{workers.threads} threads"
         return team, f"{len(team.seats)} worker process{'es' * (len(team.seats) > 1)}, {threads} each"
 
@@ -191,8 +195,12 @@ class Simulation(Backend):
         """
         if self._about_workers is not None:
             self.progress.note(self._about_workers)
-        with limited(self.threads):
-            return self.loop.run(resume)
+        try:
+            with limited(self.threads):
+                return self.loop.run(resume)
+        finally:
+            if self.team is not None:
+                self.team.close()
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
@@ -290,7 +298,7 @@ class Simulation(Backend):
     def examine(self, line: dict[str, Any], evaluate: bool) -> None:
         """Evaluate here."""
         if self.team is not None:
-            self.team.start()  # before the first round: they load meanwhile
+            self.team.start()  # before the first round: workers load meanwhile
         if evaluate:
             start = time.perf_counter()
             self.worker.space.model.eval()
@@ -308,11 +316,9 @@ class Simulation(Backend):
         return None if self._store is None else self._store.complete()
 
     def release(self) -> None:
-        """Close the file of steps as it is, and end the workers."""
+        """Close the file of steps as it is."""
         if self._store is not None:
             self._store.release()
-        if self.team is not None:
-            self.team.close()
 
     def about(self) -> dict[str, Any]:
         """Memory and threads."""

@@ -87,7 +87,8 @@ class _Seat:
         first: the order that a worker there begins with.
         process: the worker.
         connection: to it.
-        ready: whether it has loaded the model.
+        loaded: what an orbit of the model that it has loaded begins with; None: it has not yet.
+        ready: whether it is at the run's weights and can be given work.
         task: what it works on.
         deaths: of workers in this place since one there has had a result.
     """
@@ -95,13 +96,14 @@ class _Seat:
     first: Load
     process: "subprocess.Popen[bytes] | None" = None
     connection: "Connection[Order, Reply]" = field(init=False)
+    loaded: bytes | None = None
     ready: bool = False
     task: _Task | None = None
     deaths: int = 0
 
     def start(self) -> None:
         """Start a worker here."""
-        self.ready = False
+        self.loaded, self.ready = None, False
         self.connection, theirs = Pipe()
         handle = theirs.fileno()
         path = json.dumps([str(entry) for entry in sys.path])  # it must find the modules that this process found
@@ -139,16 +141,16 @@ class Team:
     Args:
         workers: what to start.
         most: how many processes can have work at once at the most; no more are started.
-        start: what an orbit of the run begins with: a worker that has loaded something else is no use.
-        newest: whether a step replaces all before it.
     """
 
-    def __init__(self, workers: Workers, most: int, start: bytes, newest: bool) -> None:
+    def __init__(self, workers: Workers, most: int) -> None:
         count = min(workers.count, most)
+        self.threads = workers.threads
         self.seats = [_Seat(Load(number, workers.threads, workers.load)) for number in range(count)]
         self.memory = 0  # the largest peak of a worker, in bytes
-        self._start = start
-        self._newest = newest
+        self._expected = b""
+        self._newest = False
+        self._open = False  # whether workers that have loaded are let in
         self._records: list[Record] = []  # what a new worker has to catch up on
         self._waiting: deque[_Task] = deque()
         self._results: dict[int, Any] = {}
@@ -162,13 +164,40 @@ class Team:
 
     # -- what the run says -------------------------------------------------------------------------------------------
 
+    def load(self) -> None:
+        """Let the workers load, once; this process may do the same meanwhile."""
+        if self._thread is None and not self._closing:
+            for seat in self.seats:
+                seat.start()
+            self._thread = threading.Thread(target=self._hear, name="workers", daemon=True)
+            self._thread.start()
+
+    def expect(self, start: bytes, newest: bool) -> None:
+        """What the run is, before it starts.
+
+        Args:
+            start: what its orbit begins with: a worker that has loaded something else is no use.
+            newest: whether a step replaces all before it.
+        """
+        self._expected = start
+        self._newest = newest
+
     def restored(self, records: Sequence[Record]) -> None:
-        """Steps of an earlier session, before the workers start."""
+        """Steps of an earlier session, before the run starts."""
         for record in records:
             self._keep(record)
 
+    def start(self) -> None:
+        """The run starts from here: workers catch up on what was restored, and on every step from now on."""
+        self.load()
+        with self._changed:
+            if not self._open:
+                self._open = True
+                for seat in self.seats:
+                    self._welcome(seat)
+
     def begin(self, orders: Sequence[Work]) -> None:
-        """Deal out a round's work; `results` waits for it. Starts the workers, if they have not been."""
+        """Deal out a round's work; `results` waits for it. Starts the run, if it has not been."""
         self.start()
         with self._changed:
             self._waiting = deque(_Task(position, order) for position, order in enumerate(orders))
@@ -218,14 +247,6 @@ class Team:
             if self._records and digest != NO_DIGEST:
                 self._records[-1] = replace(self._records[-1], digest=digest)
 
-    def start(self) -> None:
-        """Start the workers, once."""
-        if self._thread is None and not self._closing:
-            for seat in self.seats:
-                seat.start()
-            self._thread = threading.Thread(target=self._hear, name="workers", daemon=True)
-            self._thread.start()
-
     def close(self) -> None:
         """End all workers, whatever they do; again is fine."""
         with self._changed:
@@ -271,7 +292,8 @@ class Team:
         with self._changed:
             match reply:
                 case Loaded():
-                    self._welcome(seat, reply)
+                    seat.loaded = reply.start
+                    self._welcome(seat)
                 case Done():
                     assert seat.task is not None
                     self._results[seat.task.position] = reply.result
@@ -282,9 +304,11 @@ class Team:
             self._deal()
             self._changed.notify_all()
 
-    def _welcome(self, seat: _Seat, reply: Loaded) -> None:
-        """A worker has loaded the model: from here on it is told every step."""
-        if reply.start != self._start:
+    def _welcome(self, seat: _Seat) -> None:
+        """Let a worker that has loaded the model catch up; from here on it is told every step."""
+        if not self._open or seat.loaded is None:
+            return
+        if seat.loaded != self._expected:
             self._problem = FedseedError(
                 f"worker {seat.first.number + 1} has loaded another model than this process: has the base changed "
                 "meanwhile? Start again"
@@ -305,7 +329,7 @@ class Team:
         with self._changed:
             if self._closing:
                 return
-            code, task, loaded = seat.end(), seat.task, seat.ready
+            code, task, loaded = seat.end(), seat.task, seat.loaded is not None
             seat.task, seat.ready = None, False
             seat.deaths += 1
             deaths = seat.deaths
