@@ -299,3 +299,21 @@ def test_plugins_travel_to_the_runs_processes(tmp_path):
         helpers.stop()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["aggregation"] == {"name": "travelling"} and summary["rounds"] == 1
+
+
+def test_workers_and_threads_are_each_runs_own(monkeypatch, tmp_path):
+    played = Played(monkeypatch, lambda recipe: 1.0)
+    Sweeping(sweep(seeds=[1]), tmp_path, str, jobs=2, workers=3, threads=1).run()
+    assert {(job.workers, job.threads) for job, _ in played.jobs} == {(3, 1)}
+
+
+@pytest.mark.long
+def test_a_runs_process_starts_workers_of_its_own(tmp_path):
+    job = Job("x", tmp_path / "out", "quickstart-fedavg", tuple(TINY), workers=2, threads=1)
+    helpers = WorkerPool(2)
+    try:
+        assert helpers.run(job) is None
+    finally:
+        helpers.stop()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["workers"] == 2 and summary["threads"] == 1

@@ -12,7 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from fedseed.cli import network
-from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, note, settings
+from fedseed.cli.common import (
+    DeviceOption,
+    PluginOption,
+    SetOption,
+    ThreadsOption,
+    TrustOption,
+    WorkersOption,
+    note,
+    settings,
+)  # fmt: skip
 from fedseed.cli.listing import LISTED, listing
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.errors import FedseedError, RecipeError
@@ -52,12 +61,14 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")] = False,
     device: DeviceOption = None,
+    workers: WorkersOption = None,
+    threads: ThreadsOption = None,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
 ) -> None:
-    """Run a federation in this process."""
+    """Run a federation on this machine: in this process, or with --workers in several."""
     folder = out or Path("runs") / Path(recipe).stem
-    summary = _run(recipe, settings(set_, device), folder, resume, plugin or [], trust_plugins)
+    summary = _run(recipe, settings(set_, device), folder, resume, plugin or [], trust_plugins, workers, threads)
     from fedseed.reports.tables import comparison_table
 
     console.print(comparison_table([(summary["method"], summary)]))
@@ -75,6 +86,8 @@ def compare(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1,
     device: DeviceOption = None,
+    workers: WorkersOption = None,
+    threads: ThreadsOption = None,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
 ) -> None:
@@ -84,7 +97,7 @@ def compare(
     plugins, changes = plugin or [], settings(set_, device)
     sweep = find_sweep(recipes[0]) if len(recipes) == 1 else None
     if sweep is not None or seeds is not None or grid:
-        _sweep(sweep, recipes, out, changes, seeds, grid or [], jobs, plugins, trust_plugins)
+        _sweep(sweep, recipes, out, changes, seeds, grid or [], jobs, workers, threads, plugins, trust_plugins)
         return
     if jobs > 1:
         raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
@@ -99,7 +112,7 @@ def compare(
     for recipe in recipes:  # all are checked before the first one runs
         read_recipe(recipe, changes, plugins, trust_plugins, lambda line: None)  # said when it runs
     summaries = [
-        _run(recipe, changes, out / name, True, plugins, trust_plugins)
+        _run(recipe, changes, out / name, True, plugins, trust_plugins, workers, threads)
         for recipe, name in zip(recipes, names, strict=True)
     ]
     methods = [summary["method"] for summary in summaries]
@@ -122,6 +135,8 @@ def _sweep(
     seeds: str | None,
     grid: list[str],
     jobs: int,
+    workers: int | None,
+    threads: int | None,
     plugins: list[str],
     trust_plugins: bool,
 ) -> None:
@@ -143,7 +158,7 @@ def _sweep(
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    lines = Sweeping(sweep, out, say, jobs, plugins, trust_plugins).run()
+    lines = Sweeping(sweep, out, say, jobs, plugins, trust_plugins, workers, threads).run()
     for sheet in write_results(sweep, lines, out):
         console.print("\n" + sheet.text(), highlight=False, soft_wrap=True, markup=False)
     console.print(f"Tables and picture: {out}/compare.txt, .md, .tex, .json, .png", highlight=False)
@@ -209,7 +224,14 @@ def _partition_title(task: Any) -> str:
 
 
 def _run(
-    recipe: str, overrides: list[str], folder: Path, resume: bool, plugins: list[str], trust_plugins: bool
+    recipe: str,
+    overrides: list[str],
+    folder: Path,
+    resume: bool,
+    plugins: list[str],
+    trust_plugins: bool,
+    workers: int | None,
+    threads: int | None,
 ) -> dict[str, Any]:
     from fedseed.reports.progress import Shown
     from fedseed.runs.assembly import build
@@ -217,7 +239,8 @@ def _run(
 
     checked = read_recipe(recipe, overrides, plugins, trust_plugins, note)
     _quiet()
-    return build(checked, out=folder, progress=Shown(console)).run(resume).summary
+    federation = build(checked, folder, Shown(console), workers, threads)
+    return federation.run(resume).summary
 
 
 @app.command("list")

@@ -28,6 +28,25 @@ def settings(overrides: list[str] | None, device: str | None) -> list[str]:
     return [*(overrides or []), *([] if device is None else [f'model.device="{device}"'])]
 
 
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="Deal a round's clients to so many processes on this machine: one for each GPU, or a share of the cores "
+        "each. The results are those of one process with as many --threads.",
+    ),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        help="Threads of each process. Default: torch's own choice, shared out among the workers.",
+    ),
+]
+
+
 def note(line: str) -> None:
     """Say something about a recipe that does not stop anything."""
     Console(stderr=True).print(line, highlight=False, soft_wrap=True, markup=False, style="yellow")

@@ -225,6 +225,8 @@ class Sweeping:
         jobs: runs at a time; the machine's cores are shared out among them.
         plugins: files and modules to load first, here and in the runs' processes.
         trust_plugins: load what recipes name as plug-ins, too.
+        workers: local processes that each run deals its clients to; None: a run is one process.
+        threads: of each process.
 
     Raises:
         RecipeError: a recipe or setting is wrong; nothing has been run then.
@@ -238,6 +240,8 @@ class Sweeping:
         jobs: int = 1,
         plugins: Sequence[str] = (),
         trust_plugins: bool = False,
+        workers: int | None = None,
+        threads: int | None = None,
     ) -> None:
         self.sweep = sweep
         self.plugins = tuple(map(resolve, plugins))  # the runs have processes of their own
@@ -245,6 +249,8 @@ class Sweeping:
         self.out = out
         self.say = say
         self.jobs = jobs
+        self.workers = workers
+        self.threads = threads
         self.helpers = WorkerPool(max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
         self._counting = threading.Lock()
         self._done = 0
@@ -310,7 +316,9 @@ class Sweeping:
         folder = self.out.joinpath(*filter(None, parts), f"seed-{seed}")
         what = " ".join(filter(None, (scenario.name, run.label, *map(_short, point), f"seed {seed}")))
         name = f"{what}{', on validation examples' if choosing else ''}"
-        return Job(name, folder, run.recipe, tuple(settings), self.plugins, self.trust_plugins)
+        return Job(
+            name, folder, run.recipe, tuple(settings), self.plugins, self.trust_plugins, self.workers, self.threads
+        )
 
     def _note(self, line: str) -> None:
         """Say something about a recipe, once however many runs it has."""

@@ -33,6 +33,8 @@ class Job:
         settings: what is set in it.
         plugins: files and modules to load first.
         trust_plugins: load what the recipe names, too.
+        workers: local processes that the run deals its clients to; None: none.
+        threads: of each of the run's processes; None: as many as the run may use, shared out.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Job:
     settings: tuple[str, ...]
     plugins: tuple[str, ...] = ()
     trust_plugins: bool = False
+    workers: int | None = None
+    threads: int | None = None
 
     def read(self, note: Callable[[str], None] = lambda line: None) -> Recipe:
         """The recipe as it will be run.
@@ -175,9 +179,10 @@ def _run(order: dict[str, Any]) -> None:
         from fedseed.reports.progress import Shown
         from fedseed.runs.assembly import build
 
-        checked = Job(**order).read()  # plug-ins are loaded here, in the process that runs them
+        job = Job(**order)
+        checked = job.read()  # plug-ins are loaded here, in the process that runs them
         shown = Shown(Console(width=120, force_terminal=False))
-        build(checked, out=Path(order["folder"]), progress=shown).run(resume=True)
+        build(checked, Path(order["folder"]), shown, job.workers, job.threads).run(resume=True)
         code = 0
     except RecipeError as error:
         print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)

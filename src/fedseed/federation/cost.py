@@ -36,6 +36,12 @@ class Cost:
         """A form that JSON can hold: `Cost(**cost.to_json())` is equal."""
         return {name: value for name, value in asdict(self).items() if value}
 
+    def fit(self, seconds: float) -> None:
+        """Work that several processes did at once took this long by the clock: phases keep their proportions."""
+        spent = sum(self.seconds.values())
+        if spent > seconds:
+            self.seconds = {phase: part * seconds / spent for phase, part in self.seconds.items()}
+
     def about(self) -> dict[str, Any]:
         """The fields of a line of metrics."""
         moved = {"weights_moved": self.moved_weights / self.movable_weights} if self.movable_weights else {}

@@ -1,8 +1,8 @@
 """The side that holds a model: applies steps and trains for the clients it hosts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from fedseed.orbit.replay import catch_up
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 from fedseed.training.client import ClientCost, LocalClient
-from fedseed.training.together import InAnothersMessage, sharing
+from fedseed.training.together import InAnothersMessage, Look, Seen, SharedGradients, SharedLosses
 from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
 from fedseed.weights.layout import DigestKind
@@ -82,19 +82,67 @@ class Worker:
         """Let a client do what the plan asks; the weights are as before afterwards."""
         return self.train_all([plan_message], [client], [items])[0]
 
-    def train_all(self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]) -> list[Answer]:
-        """Like `train` for several clients, which compute in one go what the method allows."""
+    def shares(self, clients: int) -> Literal["losses", "gradients"] | None:
+        """What so many clients of a round compute in one go here; None: each works alone."""
+        what = self.method.together
+        if what == "losses":
+            return what if self.joint else None
+        return what if not self.apart and clients > 1 else None
+
+    def train_all(
+        self,
+        plans: Sequence[bytes],
+        clients: Sequence[int],
+        items: Sequence[Sequence[Any]],
+        known: Mapping[Look, Seen] | None = None,
+    ) -> list[Answer]:
+        """Like `train` for several clients, which compute in one go what the method allows.
+
+        Args:
+            plans: a message for each client.
+            clients: their numbers.
+            items: their examples.
+            known: what other processes found of the losses that the clients share (`look`).
+        """
+        messages, locals_ = self._locals(plans, clients, items)
+        seen: Sequence[LocalClient] = locals_
+        match self.shares(len(clients)):
+            case "losses":
+                seen = SharedLosses(locals_, known).members
+            case "gradients":
+                seen = SharedGradients(locals_, self.method.weighting).members
+        return self._answers(messages, seen)
+
+    def look(
+        self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]], part: int, parts: int
+    ) -> dict[Look, Seen]:
+        """A part of the losses that clients share, for another process' `train_all`.
+
+        Args:
+            plans: a message for each client that takes part in the round.
+            clients: their numbers.
+            items: their examples.
+            part: which part, from 0.
+            parts: how many processes share the losses.
+        """
+        messages, locals_ = self._locals(plans, clients, items)
+        shared = SharedLosses(locals_, part=part, parts=parts)
+        self._answers(messages, shared.members)  # only to see what is looked at
+        return shared.found
+
+    def _locals(
+        self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
+    ) -> tuple[list[Message], list[LocalClient]]:
+        """The plans, read, and the clients that are to follow them."""
         messages = [self._read(plan) for plan in plans]
-        locals_ = [
+        return messages, [
             LocalClient(self.space, self.objective, own, self.seed, message.round, client)
             for message, client, own in zip(messages, clients, items, strict=True)
         ]
-        seen: Sequence[LocalClient] = locals_
-        what = self.method.together
-        if (what == "losses" and self.joint) or (what == "gradients" and not self.apart and len(clients) > 1):
-            seen = sharing(what, locals_, self.method.weighting)
+
+    def _answers(self, messages: Sequence[Message], clients: Sequence[LocalClient]) -> list[Answer]:
         answers: list[Answer] = []
-        for message, client in zip(messages, seen, strict=True):
+        for message, client in zip(messages, clients, strict=True):
             spoken = next((len(a.message) - FRAME_BYTES for a in answers if a.message is not None), 0)
             answers.append(self._answer(message, client, spoken))
         return answers

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
+from fedseed.federation.hosted import Hosted
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.reports.progress import Progress
-from fedseed.runs.recipe import Recipe, read_recipe
-from fedseed.runs.simulation import Simulation
+from fedseed.runs.learner import make_learner
+from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
+from fedseed.runs.simulation import Evaluation, Simulation
+from fedseed.runs.workers import Team, Workers
 from fedseed.tasks.data import ClientData, TaskData
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ class Federation(Simulation):
         progress: Progress | None = None,
         plugins: Sequence[str | Path] = (),
         trust_plugins: bool = False,
+        workers: int | None = None,
+        threads: int | None = None,
     ) -> "Federation":
         """A federation from a recipe: a TOML file, or the name of one that comes with fedseed.
 
@@ -41,12 +47,16 @@ class Federation(Simulation):
             progress: shows the run going on.
             plugins: files and modules with methods, tasks, ... of others, to be loaded first.
             trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of its author.
+            workers: local processes that the clients are dealt to; None: all is done in this one.
+            threads: that each process computes with while it runs; by default torch's own choice, shared out among the
+                workers.
 
         Raises:
             RecipeError: the recipe is wrong; names key, value and what is allowed.
         """
         note = None if progress is None else progress.note
-        return build(read_recipe(path, overrides, plugins, trust_plugins, note), out=out, progress=progress)
+        recipe = read_recipe(path, overrides, plugins, trust_plugins, note)
+        return build(recipe, out, progress, workers, threads)
 
 
 @dataclass(frozen=True)
@@ -190,8 +200,21 @@ def check_per_round(recipe: Recipe, clients: int) -> int:
     return per_round
 
 
-def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | None = None) -> Federation:
+def build(
+    recipe: Recipe,
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+) -> Federation:
     """Load model and data of a recipe and put the federation together.
+
+    Args:
+        recipe: the recipe.
+        out: folder for the run's files; None: nothing is written.
+        progress: shows the run going on.
+        workers: local processes that the clients are dealt to; None: all is done in this one.
+        threads: that each process computes with while it runs.
 
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
@@ -201,9 +224,31 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | No
     data = recipe.task.load()
     count = len(data.clients)
     per_round = check_per_round(recipe, count)
+    team = None
+    if workers is not None:
+        team = Team(Workers(partial(load_for_worker, recipe.to_toml()), workers, threads), per_round)
+        if recipe.method.together != "gradients":  # most likely it will have something to do
+            team.load()  # while this process does the same
+    try:
+        return _put_together(recipe, data, per_round, out, progress, team, threads)
+    except BaseException:
+        if team is not None:
+            team.close()
+        raise
+
+
+def _put_together(
+    recipe: Recipe,
+    data: TaskData,
+    per_round: int,
+    out: Path | str | None,
+    progress: Progress | None,
+    team: Team | None,
+    threads: int | None,
+) -> Federation:
     equipment = equip(recipe, data)
     evaluate, notes = evaluation_of(recipe, equipment, data)
-    attackers, settings = attackers_of(recipe, count), recipe.model
+    attackers, settings = attackers_of(recipe, len(data.clients)), recipe.model
     federation = Federation(
         model=equipment.model,
         clients=[
@@ -235,6 +280,57 @@ def build(recipe: Recipe, out: Path | str | None = None, progress: Progress | No
         digest_kind=settings.digest,
         digest_every=recipe.evaluation.digest_every,
         base_files=equipment.base_files,
+        workers=team,
+        threads=threads,
     )
     federation.settings.notes += equipment.dropped
     return federation
+
+
+def host(
+    recipe: Recipe, data: TaskData, names: Sequence[str], evaluate_with: Callable[[Equipment], Evaluation]
+) -> Hosted:
+    """A recipe's model at its base with some clients' examples, for a process that hosts these clients.
+
+    Args:
+        recipe: the recipe.
+        data: the examples of those that are hosted.
+        names: all clients of the run, in the order of their numbers.
+        evaluate_with: returns what measures the model.
+
+    Raises:
+        RecipeError: the model can't be had, or does not fit the data or the method.
+    """
+    equipment = equip(recipe, data)
+    numbers = {name: number for number, name in enumerate(names)}
+    attackers = attackers_of(recipe, len(names))
+    held = [as_attacked(recipe, client, numbers[client.name], attackers, len(data.classes)) for client in data.clients]
+    items = {client.name: equipment.objective.prepare(client.examples) for client in held}
+    settings = recipe.model
+    worker, header = make_learner(
+        equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
+        data.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
+        digest_kind=settings.digest, base_files=equipment.base_files,
+    )  # fmt: skip
+    kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind
+    return Hosted(
+        names, items, worker, header, evaluate_with(equipment), kind, attackers, (*data.notes, *equipment.dropped)
+    )
+
+
+def load_for_worker(text: str) -> Hosted:
+    """What a local worker process of a simulation loads: the model, and the examples of all clients.
+
+    Args:
+        text: the recipe, as `Recipe.to_toml` has it.
+    """
+    from fedseed.models.loading import quiet
+
+    quiet()  # the run's own process has shown how the base loads
+    recipe = stored_recipe(text)
+    data = recipe.task.load()
+
+    def evaluate(model: Any) -> dict[str, float]:
+        return {}  # the run's own process does
+
+    return host(recipe, data, [client.name for client in data.clients], lambda equipment: evaluate)

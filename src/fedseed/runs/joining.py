@@ -13,8 +13,7 @@ from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted, matching
 from fedseed.federation.network_client import NetworkClient
 from fedseed.reports.progress import Progress, Silent
-from fedseed.runs.assembly import Equipment, as_attacked, attackers_of, check_per_round, equip, evaluation_of
-from fedseed.runs.learner import make_learner
+from fedseed.runs.assembly import Equipment, check_per_round, evaluation_of, host
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.simulation import Evaluation, Simulation
 from fedseed.tasks.data import ClientData, TaskData
@@ -84,25 +83,7 @@ class Loading:
 
     def __call__(self) -> Hosted:
         """The model at its base, and the hosted clients' examples."""
-        recipe, data = self.recipe, self.data
-        equipment = equip(recipe, data)
-        numbers = {name: number for number, name in enumerate(self.names)}
-        attackers = attackers_of(recipe, len(self.names))
-        held = [
-            as_attacked(recipe, client, numbers[client.name], attackers, len(data.classes)) for client in data.clients
-        ]
-        items = {client.name: equipment.objective.prepare(client.examples) for client in held}
-        settings = recipe.model
-        worker, header = make_learner(
-            equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
-            data.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
-            digest_kind=settings.digest, base_files=equipment.base_files,
-        )  # fmt: skip
-        kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind
-        return Hosted(
-            self.names, items, worker, header, self._evaluate_with(equipment), kind, attackers,
-            (*data.notes, *equipment.dropped),
-        )  # fmt: skip
+        return host(self.recipe, self.data, self.names, self._evaluate_with)
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
         """What measures the model; it loads its data when it is first called."""

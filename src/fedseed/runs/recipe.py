@@ -257,6 +257,20 @@ def read_recipe(
     return recipe
 
 
+def stored_recipe(text: str) -> Recipe:
+    """A recipe as another process of the same run has it, from its `to_toml`; its plug-ins are loaded first.
+
+    They have been agreed to there. Raises RecipeError if one is not to be had any more.
+    """
+    data = tomllib.loads(text)
+    for name in data.get("plugins", []):
+        load_plugin(name)
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"a worker process does not understand the recipe: {explain(error, data, Recipe)}") from error
+
+
 def _load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool) -> None:
     """Load the plug-ins given, and the recipe's if that is allowed; note all of them in `data`."""
     names = [load_plugin(source) for source in given]

@@ -1,9 +1,11 @@
-"""A federation in one process: every client's work is done here (`loop` has the rounds).
+"""A federation on one machine: every client's work is done here (`loop` has the rounds).
 
-Coordinator and worker exchange encoded messages only, as they would over a network, so byte counts are true.
+Coordinator and worker exchange encoded messages only, as they would over a network, so byte counts are true. Clients'
+work may be dealt to local processes (`workers`), with the same results; coordinator, files and evaluation stay here.
 """
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from fedseed.errors import MessageError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
-from fedseed.federation.worker import cost_of
+from fedseed.federation.worker import Answer, cost_of
 from fedseed.methods import Method
 from fedseed.methods.content import Content
 from fedseed.models import adapters
@@ -25,12 +27,16 @@ from fedseed.models.base_files import BaseFiles
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import NO_DIGEST
+from fedseed.orbit.file import begin
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import make_learner
 from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
+from fedseed.runs.orders import Evaluate, Train, Work
 from fedseed.runs.store import STORES, StepStore
+from fedseed.runs.threads import limited
+from fedseed.runs.workers import Team, Workers
 from fedseed.tasks.data import ClientData
 from fedseed.tracking import Tracker
 from fedseed.weights.devices import peak_on
@@ -40,7 +46,7 @@ Evaluation = Callable[[torch.nn.Module], dict[str, float]]
 
 
 class Simulation(Backend):
-    """A simulated federation: every client's work is done here, one after the other.
+    """A simulated federation: the clients' work is done one after the other, or by several processes of this machine.
 
     Args:
         model: the base, any torch module; it is tuned in place.
@@ -75,6 +81,9 @@ class Simulation(Backend):
         digest_every: rounds between digests of the weights, besides those after evaluations.
         base_files: the files that the model was loaded from, if nothing of it has been changed since: they remember its
             digest. None: it is hashed.
+        workers: local processes to deal the clients to, with the results that one process with as many threads has; or
+            a team of them that is loading already.
+        threads: that this process computes with while it runs; by default those of `workers`, or torch's own choice.
     """
 
     def __init__(
@@ -106,6 +115,8 @@ class Simulation(Backend):
         digest_kind: DigestKind = "blake2b",
         digest_every: int = 1,
         base_files: BaseFiles | None = None,
+        workers: Workers | Team | None = None,
+        threads: int | None = None,
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         self.names = [client.name for client in named]
@@ -136,6 +147,26 @@ class Simulation(Backend):
         self._attack: AttackKind | None = attack
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
         self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
+        self.threads = workers.threads if threads is None and workers is not None else threads
+        if self.threads is not None and self.threads < 1:
+            raise RecipeError(f"threads = {self.threads}: at least 1")
+        self.team, self._about_workers = self._assemble(workers, per_round)
+        self._opened: tuple[int, list[int], list[bytes]] | None = None  # the open round, if it was begun ahead of time
+
+    def _assemble(self, workers: Workers | Team | None, per_round: int) -> tuple[Team | None, str | None]:
+        """The workers of the run, and what a person is told of them."""
+        if workers is None:
+            return None, None
+        if self.worker.shares(per_round) == "gradients":  # a sum depends on the order of its terms
+            return None, (
+                f"{self.method.name}: one process adds up the gradients of a round's clients, so that workers have "
+                "nothing to do; with federation.joint = false each client's is a message of its own"
+            )
+        team = workers if isinstance(workers, Team) else Team(workers, per_round)
+        team.expect(begin(self.header), self.method.catch_up == "newest")
+        weakref.finalize(self, team.close)  # of a simulation that never runs, too
+        threads = "1 thread" if workers.threads == 1 else f"{workers.threads} threads"
+        return team, f"{len(team.seats)} worker process{'es' * (len(team.seats) > 1)}, {threads} each"
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -174,7 +205,14 @@ class Simulation(Backend):
         Raises:
             FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
         """
-        return self.loop.run(resume)
+        if self._about_workers is not None:
+            self.progress.note(self._about_workers)
+        try:
+            with limited(self.threads):
+                return self.loop.run(resume)
+        finally:
+            if self.team is not None:
+                self.team.close()
 
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
@@ -182,16 +220,19 @@ class Simulation(Backend):
         """Bring weights and states to the last round that counts."""
         self._store = STORES[self.method.catch_up](folder.path, self.header, self.worker, self.coordinator)
         self._store.check(folder.has_rounds)
-        return self._store.restore(self.progress.warn)
+        restored = self._store.restore(self.progress.warn)
+        if self.team is not None:
+            self.team.restored(self._store.restored)
+        return restored
 
     # -- a round ----------------------------------------------------------------------------------
 
     def gather(self, number: int) -> Gathered:
-        """Every client that takes part answers, one after the other."""
-        picked = self.coordinator.open(number)
-        plans = [self.coordinator.plan(client) for client in picked]
+        """Every client that takes part answers."""
+        start = time.perf_counter()
+        picked, plans = self._begin(number)
         gathered = Gathered(picked, len(plans[0]) - FRAME_BYTES)
-        answers = self.worker.train_all(plans, picked, [self.items[client] for client in picked])
+        answers = self._answers(plans, picked)
         for client, answer in zip(picked, answers, strict=True):
             name = self.names[client]
             gathered.spent.add(cost_of(answer.cost, counts=answer.message is not None or answer.within is not None))
@@ -213,10 +254,41 @@ class Simulation(Backend):
                 gathered.refused += 1
                 gathered.skipped.append((client, f"refused: {error}"))
                 self.progress.warn(f"round {number}: the update of {name} is refused: {error}")
+        if self.team is not None:
+            gathered.spent.fit(time.perf_counter() - start)
         return gathered
 
+    def _begin(self, number: int) -> tuple[list[int], list[bytes]]:
+        """Open a round, if it is not open yet, and deal it out: who takes part, and their plans."""
+        if self._opened is None or self._opened[0] != number:
+            picked = self.coordinator.open(number)
+            plans = [self.coordinator.plan(client) for client in picked]
+            if self.team is not None:
+                self.team.begin(self._orders(self.team, plans, picked))
+            self._opened = number, picked, plans
+        return self._opened[1:]
+
+    def _orders(self, team: Team, plans: Sequence[bytes], picked: Sequence[int]) -> Sequence[Work]:
+        """What workers do for a round: clients, or the losses that all clients have in common."""
+        if self.worker.shares(len(picked)) is None:
+            return [Train(plan, client) for plan, client in zip(plans, picked, strict=True)]
+        return [Evaluate(plans, picked, part, len(team.seats)) for part in range(len(team.seats))]
+
+    def _answers(self, plans: Sequence[bytes], picked: Sequence[int]) -> list[Answer]:
+        """What the clients answer, wherever that was computed."""
+        found = None if self.team is None else self.team.results(self.progress.warn)
+        if found is not None and self.worker.shares(len(picked)) is None:
+            return found
+        known = {look: seen for part in found or () for look, seen in part.items()}
+        return self.worker.train_all(plans, picked, [self.items[client] for client in picked], known)
+
     def apply(self, step: bytes, line: dict[str, Any], log: bool) -> None:
-        """Apply the step to the weights."""
+        """Apply the step to the weights; workers do, too, and go on with the next round meanwhile."""
+        number = line["round"]
+        if self.team is not None:
+            self.team.apply(number, step, step[FRAME_BYTES:])
+            if number < self.rounds:
+                self._begin(number + 1)
         start = time.perf_counter()
         norm = self.worker.apply(step)
         line["seconds"]["rebuild"] = time.perf_counter() - start
@@ -228,6 +300,8 @@ class Simulation(Backend):
         """Keep the step, if there is a folder."""
         if self._store is not None:
             self._store.record(number, step[FRAME_BYTES:], line["weights_digest"] or NO_DIGEST)
+        if self.team is not None:
+            self.team.confirm(line["weights_digest"] or NO_DIGEST)
 
     def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
         """A model's metrics on the evaluation sets."""
@@ -235,6 +309,8 @@ class Simulation(Backend):
 
     def examine(self, line: dict[str, Any], evaluate: bool) -> None:
         """Evaluate here."""
+        if self.team is not None:
+            self.team.start()  # before the first round: workers load meanwhile
         if evaluate:
             start = time.perf_counter()
             self.worker.space.model.eval()
@@ -259,11 +335,14 @@ class Simulation(Backend):
     def about(self) -> dict[str, Any]:
         """Devices, memory and threads."""
         devices = self.worker.space.devices
-        return {
+        about = {
             "devices": [str(device) for device in devices],
             "peak_memory_bytes": peak_memory(devices),
             "threads": torch.get_num_threads(),
         }
+        if self.team is not None:
+            about.update(workers=len(self.team.seats), worker_peak_memory_bytes=self.team.memory)
+        return about
 
     @staticmethod
     def _loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:

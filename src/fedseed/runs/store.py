@@ -5,7 +5,7 @@ A round counts once its step is recorded here. Which store a run has follows fro
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,6 +30,7 @@ class StepStore(ABC):
     """
 
     name: ClassVar[str]  # of the file
+    restored: Sequence[Record] = ()  # what takes a model at its base to where `restore` brought this one
 
     def __init__(self, folder: Path, header: Header, worker: Worker, coordinator: Coordinator) -> None:
         self.path = folder / self.name
@@ -75,7 +76,8 @@ class OrbitStore(StepStore):
         orbit = self._writer.take()
         if orbit.header.first > 1:
             raise OrbitError(f"{self.path} is compacted: a run can't go on from it")
-        self.worker.catch_up(orbit.steps())
+        self.restored = list(orbit.steps())
+        self.worker.catch_up(self.restored)
         return orbit.last, self.coordinator.catch_up(record.payload for record in orbit.steps())
 
     def record(self, number: int, payload: bytes, digest: str) -> None:
@@ -112,6 +114,7 @@ class WeightsStore(StepStore):
             (contents[at.changed - 1],) = self.coordinator.catch_up([step])
             self.coordinator.load_state_dict(at.kept)
             self.worker.advance(step)
+            self.restored = [Record(at.changed, step)]
         return at.round, contents
 
     def record(self, number: int, payload: bytes, digest: str) -> None:

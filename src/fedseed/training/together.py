@@ -1,6 +1,8 @@
 """Clients of one process that compute in one go what each could compute alone: a simulation's short cuts."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -9,6 +11,21 @@ from fedseed.aggregation.weighting import client_weights
 from fedseed.errors import NonFiniteError
 from fedseed.randomness import Basis
 from fedseed.training.client import LocalClient
+
+Look = tuple[Basis, int, float]  # w + scale * direction(k), as (basis, k, scale)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one forward pass over all clients' batches found.
+
+    Args:
+        losses: each client's mean loss, in the order of the clients; 0 for one without examples.
+        seconds: what it took.
+    """
+
+    losses: Sequence[float]
+    seconds: float
 
 
 class InAnothersMessage(Exception):  # noqa: N818 (no error: it says where the answer is)
@@ -21,15 +38,26 @@ class SharedLosses:
     A simulation's short cut. A client's loss is the mean over its own examples of the joint batch, so votes and
     projections are what the client alone would find, up to the float noise of another batch size.
 
+    Several processes may share the passes: each makes those of its part and leaves the others out (`found` then has
+    losses, and nothing else here means anything), and one of them goes through the round with all that was `known`.
+
     Args:
         clients: the clients of one round, none of which trains in place.
+        known: passes that were made elsewhere.
+        part: make only passes whose number, in the order in which they are first asked for, is this modulo `parts`.
+        parts: how many processes share the passes.
     """
 
-    def __init__(self, clients: Sequence[LocalClient]) -> None:
+    def __init__(
+        self, clients: Sequence[LocalClient], known: Mapping[Look, Seen] | None = None, part: int = 0, parts: int = 1
+    ) -> None:
         self.members = [SharingLosses(client, self, index) for index, client in enumerate(clients)]
+        self.found: dict[Look, Seen] = {}  # by the passes made here
+        self._known = known or {}
+        self._part = part, parts
         self._drawn: list[list[Any]] = []
         self._size = 0
-        self._losses: dict[tuple[Basis, int, float], list[float]] = {}
+        self._losses: dict[Look, Sequence[float]] = {}
 
     def draw(self, number: int, size: int) -> list[Any]:
         """The batch of member `number`; all members' batches are drawn at the first call."""
@@ -42,21 +70,39 @@ class SharedLosses:
             raise NonFiniteError("no usable example")
         return self._drawn[number]
 
-    @torch.no_grad()
     def loss(self, number: int, basis: Basis, k: int, scale: float) -> float:
         """The loss of member `number` at w + scale * direction(k)."""
-        if (basis, k, scale) not in self._losses:
-            first = self.members[0].own
-            first.space.model.eval()
-            items = [item for batch in self._drawn for item in batch]
-            with first.phase("local"), first.space.perturbed(basis, k, scale):
-                losses = iter(first.objective.losses(first.space.model, items).tolist())
-            first.cost.forward_passes += 1
-            weight = first.objective.weight
-            self._losses[basis, k, scale] = [
-                sum(next(losses) for _ in batch) / sum(map(weight, batch)) if batch else 0.0 for batch in self._drawn
-            ]
-        return self._losses[basis, k, scale][number]
+        look = basis, k, scale
+        if look not in self._losses:
+            part, parts = self._part
+            if len(self._losses) % parts == part:
+                self._losses[look] = self._seen(look).losses
+            else:
+                self._losses[look] = [0.0] * len(self.members)  # another process' pass
+        return self._losses[look][number]
+
+    def _seen(self, look: Look) -> Seen:
+        """One pass, made here or known; its cost is the first member's."""
+        cost = self.members[0].cost
+        seen = self._known.get(look)
+        if seen is None:
+            start = time.perf_counter()
+            losses = self._pass(*look)
+            seen = self.found[look] = Seen(losses, time.perf_counter() - start)
+        cost.seconds["local"] = cost.seconds.get("local", 0.0) + seen.seconds
+        cost.forward_passes += 1
+        return seen
+
+    @torch.no_grad()
+    def _pass(self, basis: Basis, k: int, scale: float) -> list[float]:
+        """All members' losses at w + scale * direction(k), from one batch."""
+        first = self.members[0].own
+        first.space.model.eval()
+        items = [item for batch in self._drawn for item in batch]
+        with first.space.perturbed(basis, k, scale):
+            losses = iter(first.objective.losses(first.space.model, items).tolist())
+        weight = first.objective.weight
+        return [sum(next(losses) for _ in batch) / sum(map(weight, batch)) if batch else 0.0 for batch in self._drawn]
 
 
 class SharingLosses(LocalClient):
@@ -163,12 +209,3 @@ class SharingGradients(LocalClient):
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
         """The sum, for the first member; the others are in its message."""
         return self._together.gradient(self.own, batch, micro_batch)
-
-
-def sharing(
-    what: Literal["losses", "gradients"],
-    clients: Sequence[LocalClient],
-    weighting: Literal["equal", "examples", "terms"],
-) -> Sequence[LocalClient]:
-    """The clients as a method sees them that lets them compute something in one go."""
-    return SharedLosses(clients).members if what == "losses" else SharedGradients(clients, weighting).members

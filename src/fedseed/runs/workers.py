@@ -1,0 +1,373 @@
+"""Local worker processes among which a simulation deals a round's clients (`fedseed run --workers N`).
+
+Each holds the model at the weights of the run: it loads the base by itself and applies every step, as the run's own
+process does. A client's answer depends on (seed, round, client) and the weights and on nothing else, so it does not
+matter which process computes it, when, or how often. So a worker that dies is replaced: the new one loads the base and
+catches up on the steps so far, or on the newest one where that replaces all before it (`Method.catch_up`), and what the
+dead one was working on is dealt again.
+
+A thread hears the workers: it takes results, deals out and replaces, also while the main thread evaluates.
+"""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.orbit.record import NO_DIGEST, Record
+from fedseed.runs.orders import Apply, CatchUp, Done, Failed, Load, Loaded, Order, Reply, Work
+
+if TYPE_CHECKING:
+    from fedseed.federation.hosted import Hosted
+
+MOST_DEATHS = 5  # of one worker, or over one piece of work, without a result in between: it will not get better
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from fedseed.runs.worker_process import main; main(int(sys.argv[2]))"
+)
+
+
+class Workers:
+    """What a simulation needs to know to start workers.
+
+    Args:
+        load: returns the model at its base, with the examples of all clients; it is pickled for the workers, so it is
+            a function of a module, or a `functools.partial` of one.
+        count: how many processes.
+        threads: that each process computes with, the run's own one, too; by default those that one process would have
+            are shared out.
+
+    Raises:
+        RecipeError: fewer than one process.
+    """
+
+    def __init__(self, load: "Callable[[], Hosted]", count: int, threads: int | None = None) -> None:
+        if count < 1:
+            raise RecipeError(f"workers = {count}: at least 1")
+        if threads is None:
+            import torch
+
+            threads = max(1, torch.get_num_threads() // count)
+        self.load = pickle.dumps(load)
+        self.count = count
+        self.threads = threads
+
+
+@dataclass
+class _Task:
+    """A piece of a round's work.
+
+    Args:
+        position: where its result belongs.
+        order: what a worker is told.
+        losses: how many workers died over it.
+    """
+
+    position: int
+    order: Work
+    losses: int = 0
+
+
+@dataclass
+class _Seat:
+    """The place of a worker; one that dies is followed by another in the same place.
+
+    Args:
+        first: the order that a worker there begins with.
+        process: the worker.
+        connection: to it.
+        loaded: what an orbit of the model that it has loaded begins with; None: it has not yet.
+        ready: whether it is at the run's weights and can be given work.
+        task: what it works on.
+        deaths: of workers in this place since one there has had a result.
+    """
+
+    first: Load
+    process: "subprocess.Popen[bytes] | None" = None
+    connection: "Connection[Order, Reply]" = field(init=False)
+    loaded: bytes | None = None
+    ready: bool = False
+    task: _Task | None = None
+    deaths: int = 0
+
+    def start(self) -> None:
+        """Start a worker here."""
+        self.loaded, self.ready = None, False
+        self.connection, theirs = Pipe()
+        handle = theirs.fileno()
+        path = json.dumps([str(entry) for entry in sys.path])  # it must find the modules that this process found
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START, path, str(handle)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[handle],
+            process_group=0,  # a terminal's Ctrl-C is for the run, which ends its workers
+            env={**os.environ, "NUMBA_NUM_THREADS": str(self.first.threads)},
+        )
+        theirs.close()
+        self.tell(pickle.dumps(self.first))
+
+    def tell(self, order: bytes) -> None:
+        """Send an order. A worker that is dead does not hear it: its successor will be told what it needs."""
+        with suppress(OSError):
+            self.connection.send_bytes(order)
+
+    def kill(self) -> None:
+        """Have the worker end, whatever it does: nothing that it holds is needed any more."""
+        if self.process is not None:
+            self.process.kill()
+
+    def end(self) -> int:
+        """Wait until the worker has ended, by itself or now; returns its exit code."""
+        assert self.process is not None
+        self.process.kill()
+        self.connection.close()
+        return self.process.wait()
+
+
+class Team:
+    """The workers of one run.
+
+    Args:
+        workers: what to start.
+        most: how many processes can have work at once at the most; no more are started.
+    """
+
+    def __init__(self, workers: Workers, most: int) -> None:
+        count = min(workers.count, most)
+        self.threads = workers.threads
+        self.seats = [_Seat(Load(number, workers.threads, workers.load)) for number in range(count)]
+        self.memory = 0  # the largest peak of a worker, in bytes
+        self._expected = b""
+        self._newest = False
+        self._open = False  # whether workers that have loaded are let in
+        self._records: list[Record] = []  # what a new worker has to catch up on
+        self._waiting: deque[_Task] = deque()
+        self._results: dict[int, Any] = {}
+        self._wanted = 0
+        self._said: list[str] = []  # for the main thread to tell
+        self._problem: BaseException | None = None
+        self._closing = False
+        self._changed = threading.Condition()  # guards all of this
+        self._bell, self._rope = Pipe(duplex=False)  # wakes the thread up when it is to end
+        self._thread: threading.Thread | None = None
+
+    # -- what the run says -------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Let the workers load, once; this process may do the same meanwhile."""
+        if self._thread is None and not self._closing:
+            for seat in self.seats:
+                seat.start()
+            self._thread = threading.Thread(target=self._hear, name="workers", daemon=True)
+            self._thread.start()
+
+    def expect(self, start: bytes, newest: bool) -> None:
+        """What the run is, before it starts.
+
+        Args:
+            start: what its orbit begins with: a worker that has loaded something else is no use.
+            newest: whether a step replaces all before it.
+        """
+        self._expected = start
+        self._newest = newest
+
+    def restored(self, records: Sequence[Record]) -> None:
+        """Steps of an earlier session, before the run starts."""
+        for record in records:
+            self._keep(record)
+
+    def start(self) -> None:
+        """The run starts from here: workers catch up on what was restored, and on every step from now on."""
+        self.load()
+        with self._changed:
+            if not self._open:
+                self._open = True
+                for seat in self.seats:
+                    self._welcome(seat)
+
+    def begin(self, orders: Sequence[Work]) -> None:
+        """Deal out a round's work; `results` waits for it. Starts the run, if it has not been."""
+        self.start()
+        with self._changed:
+            self._waiting = deque(_Task(position, order) for position, order in enumerate(orders))
+            self._results, self._wanted = {}, len(orders)
+            self._deal()
+
+    def results(self, warn: Callable[[str], None]) -> list[Any]:
+        """The results of the work that was dealt out, in its order, once all are there.
+
+        Args:
+            warn: is told of workers that died.
+
+        Raises:
+            FedseedError: workers die again and again, or one has another base.
+            Exception: what a worker raised.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._said or self._problem or len(self._results) == self._wanted)
+                said, self._said = self._said, []
+                problem, results = self._problem, self._results
+            for text in said:
+                warn(text)
+            if problem is not None:
+                raise problem
+            if len(results) == self._wanted:
+                return [results[position] for position in range(self._wanted)]
+
+    def apply(self, number: int, step: bytes, payload: bytes) -> None:
+        """Let all workers apply a step.
+
+        Args:
+            number: the step's round.
+            step: the message.
+            payload: what it carries.
+        """
+        order = pickle.dumps(Apply(step), protocol=5)
+        with self._changed:
+            self._keep(Record(number, payload))
+            for seat in self.seats:
+                if seat.ready:  # others will catch up
+                    seat.tell(order)
+
+    def confirm(self, digest: str) -> None:
+        """The weights' digest after the last step: a worker that catches up compares."""
+        with self._changed:
+            if self._records and digest != NO_DIGEST:
+                self._records[-1] = replace(self._records[-1], digest=digest)
+
+    def close(self) -> None:
+        """End all workers, whatever they do; again is fine."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+        for seat in self.seats:
+            seat.kill()
+        self._rope.close()
+        if self._thread is not None:
+            self._thread.join()
+        for seat in self.seats:
+            if seat.process is not None:
+                seat.end()
+        self._bell.close()
+
+    # -- what workers say --------------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """The thread's life."""
+        try:
+            while True:
+                with self._changed:
+                    if self._closing or self._problem is not None:
+                        return
+                    speaking = {seat.connection: seat for seat in self.seats}
+                for connection in wait([self._bell, *speaking]):
+                    if connection is not self._bell:
+                        self._take(speaking[connection])  # type: ignore[index]  # no sockets or handles among them
+        except Exception as error:
+            with self._changed:
+                self._problem = error
+                self._changed.notify_all()
+
+    def _take(self, seat: _Seat) -> None:
+        """A reply, or the end of a worker."""
+        try:
+            data = seat.connection.recv_bytes()
+        except (EOFError, OSError):
+            self._follow(seat)
+            return
+        reply: Reply = pickle.loads(data)
+        with self._changed:
+            match reply:
+                case Loaded():
+                    seat.loaded = reply.start
+                    self._welcome(seat)
+                case Done():
+                    assert seat.task is not None
+                    self._results[seat.task.position] = reply.result
+                    self.memory = max(self.memory, reply.memory)
+                    seat.task, seat.deaths = None, 0
+                case Failed():
+                    self._problem = reply.error
+            self._deal()
+            self._changed.notify_all()
+
+    def _welcome(self, seat: _Seat) -> None:
+        """Let a worker that has loaded the model catch up; from here on it is told every step."""
+        if not self._open or seat.loaded is None:
+            return
+        if seat.loaded != self._expected:
+            self._problem = FedseedError(
+                f"worker {seat.first.number + 1} has loaded another model than this process: has the base changed "
+                "meanwhile? Start again"
+            )
+            return
+        seat.ready = True
+        seat.tell(pickle.dumps(CatchUp(self._records), protocol=5))
+
+    def _deal(self) -> None:
+        """Give those work that have none."""
+        for seat in self.seats:
+            if self._waiting and seat.ready and seat.task is None:
+                seat.task = self._waiting.popleft()
+                seat.tell(pickle.dumps(seat.task.order, protocol=5))
+
+    def _follow(self, seat: _Seat) -> None:
+        """A worker is dead: start another in its place, and deal its work again."""
+        with self._changed:
+            if self._closing:
+                return
+            code, task, loaded = seat.end(), seat.task, seat.loaded is not None
+            seat.task, seat.ready = None, False
+            seat.deaths += 1
+            deaths = seat.deaths
+            if task is not None:
+                task.losses += 1
+                deaths = max(deaths, task.losses)
+                self._waiting.appendleft(task)
+            if deaths >= MOST_DEATHS:
+                self._problem = FedseedError(_hopeless(code, deaths, loaded))
+            else:
+                self._said.append(f"worker {seat.first.number + 1} died ({_how(code)}): another takes its place")
+                seat.start()
+                self._deal()
+            self._changed.notify_all()
+
+    def _keep(self, record: Record) -> None:
+        """Remember a step for workers that come later."""
+        if not self._newest:
+            self._records.append(record)
+        elif record.payload:  # an empty one changes nothing
+            self._records = [record]
+
+
+def _how(code: int) -> str:
+    """How a process ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"killed by {name}" + (", as a system out of memory does" if name == "SIGKILL" else "")
+
+
+def _hopeless(code: int, deaths: int, loaded: bool) -> str:
+    """Why it is given up."""
+    when = "over the same work" if loaded else "before they had loaded the model"
+    return (
+        f"workers died {deaths} times in a row {when} ({_how(code)}); each holds a model of its own: try fewer "
+        "--workers, or smaller batches (method.training.batch, method.batch); what was said above may tell more"
+    )

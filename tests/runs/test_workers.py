@@ -1,0 +1,447 @@
+"""Local worker processes: the results are one process', whatever happens to the workers."""
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.runs import workers as workers_module
+from fedseed.runs.assembly import build
+from fedseed.runs.recipe import read_recipe, stored_recipe
+from fedseed.runs.threads import limited
+from fedseed.runs.workers import MOST_DEATHS, Team, Workers
+from support.network import until
+from support.worker_runs import RUNS, federation, not_loading, workers
+
+FIVE = ["ferret", "fedkseed", "feedsign", "fedavg"]  # FedIT needs a model that takes LoRA: see below
+LONG = pytest.mark.long
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def quickly(without_pictures):
+    """Without pictures, and without threads that such small networks only wait for."""
+    with limited(1):
+        yield
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Workers that start in no time. Tests that do without this have the real ones."""
+    from support.forked_workers import SUBPROCESS
+
+    monkeypatch.setattr(workers_module, "subprocess", SUBPROCESS)
+
+
+def outcome(result):
+    """All that must be the same with workers and without: metrics but for seconds, and the files' bytes."""
+    folder, summary = result.folder, dict(result.summary)
+    for key in ("seconds", "seconds_per_client", "peak_memory_bytes", "workers", "worker_peak_memory_bytes"):
+        summary.pop(key, None)
+    metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in result.metrics]
+    if (folder / "model.orbit").exists():
+        model = (folder / "model.orbit").read_bytes()
+    else:  # its metadata come in any order
+        with safe_open(folder / "model.safetensors", framework="np") as file:
+            model = file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
+    return {"summary": summary, "metrics": metrics, "model": model}
+
+
+class Heard:
+    """Progress that remembers what it was told."""
+
+    def __init__(self):
+        self.warnings, self.notes = [], []
+
+    @contextmanager
+    def running(self, name, rounds):
+        yield
+
+    def round(self, line):
+        pass
+
+    def advance(self, number):
+        pass
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+# -- the same as one process -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "count"), [(name, count) for name in RUNS if name != "fedsgd" for count in (2, 4)])
+def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, forked, name, count):
+    settings = {"per_round": 5} if count > 3 else {}
+    alone = outcome(federation(name, out=tmp_path / "alone", **settings).run())
+    run = federation(name, out=tmp_path / "shared", workers=workers(name, count), **settings)
+    result = run.run()
+    assert outcome(result) == alone
+    assert result.summary["workers"] == len(run.team.seats) == count
+    assert result.summary["worker_peak_memory_bytes"] > 0
+    assert all(seat.process.poll() is not None for seat in run.team.seats)
+
+
+def test_gradients_that_one_process_adds_up_are_not_dealt_out():
+    heard = Heard()
+    run = federation("fedsgd", workers=workers("fedsgd", 2), progress=heard)
+    assert run.team is None
+    assert run.run().summary["weights_digest"] == federation("fedsgd").run().summary["weights_digest"]
+    assert any("fedsgd" in note and "federation.joint = false" in note for note in heard.notes)
+
+
+@pytest.mark.long
+def test_a_client_that_has_nothing_to_send_is_told_of_as_in_one_process(forked):
+    """Its losses are NaN."""
+    heard = []
+    for team in (None, workers("ferret", 2, rounds=2, spoilt=True)):
+        progress = Heard()
+        federation("ferret", rounds=2, spoilt=True, workers=team, progress=progress).run()
+        heard.append(progress.warnings)
+    assert heard[0] == heard[1] and "client-2 sends nothing: loss is nan at local step 1" in heard[0][0]
+
+
+TINY = ["rounds=2", "federation.per_round=4", "task.clients=4", "task.examples=5", "task.evaluation=1", "task.unseen=0",
+        "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
+FEDIT = ["small-fedit", "--set", "method.training.steps=2"]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        pytest.param(2, FEDIT, marks=LONG, id="fedit-2"),
+        pytest.param(4, FEDIT, marks=SLOW, id="fedit-4"),
+        pytest.param(
+            2,
+            ["quickstart-ferret", "--set", "method.training.steps=2", "--set", "aggregation.name=clipped-mean",
+             "--plugin", Path(__file__).parents[2] / "examples" / "plugin_clipped_mean.py"],
+            marks=LONG, id="plugin",
+        ),
+        pytest.param(
+            2,
+            ["small-feedsign", "--set", "attack.kind=labels", "--set", "attack.clients=1",
+             "--set", "federation.joint=false"],
+            marks=SLOW, id="labels",
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, words):
+    """The workers load the recipe themselves, plug-ins too."""
+    from support.command import fedseed
+
+    overrides = [word for pair in TINY for word in ("--set", pair)]
+    files = []
+    for name, options in (("alone", ["--threads", 1]), ("shared", ["--threads", 1, "--workers", count])):
+        done = fedseed("run", *words, *overrides, "--out", tmp_path / name, *options)
+        assert done.returncode == 0, done.stderr
+        if name == "shared":
+            assert f"{count} worker processes, 1 thread each" in done.stdout
+        kept = tmp_path / name / ("model.safetensors" if words[0] == "small-fedit" else "model.orbit")
+        if kept.suffix == ".orbit":
+            files.append(kept.read_bytes())
+        else:
+            with safe_open(kept, framework="np") as file:
+                files.append({key: file.get_tensor(key).tobytes() for key in file.keys()})  # noqa: SIM118
+    assert files[0] == files[1]
+
+
+def test_compare_hands_on_how_many(monkeypatch, tmp_path):
+    """To runs one after the other, and to a sweep."""
+    from fedseed.experiments.sweeps import Sweeping
+    from fedseed.runs import assembly
+    from support.command import fedseed
+
+    asked = []
+
+    def built(recipe, out, progress, workers, threads):
+        asked.append((workers, threads))
+        raise RecipeError("enough")
+
+    def swept(self):
+        asked.append((self.workers, self.threads))
+        raise RecipeError("enough")
+
+    monkeypatch.setattr(assembly, "build", built)
+    monkeypatch.setattr(Sweeping, "run", swept)
+    words = ["compare", "quickstart-ferret", "quickstart-fedavg", "--out", tmp_path / "out", "--workers", 3]
+    assert fedseed(*words).stderr == "fedseed: enough\n"
+    assert fedseed(*words, "--threads", 2, "--seeds", "1,2").stderr == "fedseed: enough\n"
+    assert asked == [(3, None), (3, 2)]
+
+
+# -- workers that die --------------------------------------------------------------------------------------------------
+
+
+class Killer:
+    """Kills a worker at random moments of a run: when something was just said to one, or heard of one.
+
+    Rounds wait for all workers to be there while there are kills left, so that none is missed.
+
+    Args:
+        kills: how many.
+        seed: decides when, and whom.
+    """
+
+    def __init__(self, kills, seed, monkeypatch):
+        self.left = kills
+        self.random = random.Random(seed)
+        self.hit = {}  # what each killed worker was doing, by its process id
+        self.team = None
+        self._lock = threading.Lock()
+        tell, take, begin = workers_module._Seat.tell, Team._take, Team.begin
+
+        def telling(seat, order):
+            tell(seat, order)
+            self.moment()
+
+        def taking(team, seat):
+            take(team, seat)
+            self.moment()
+
+        def beginning(team, orders):
+            self.team = team
+            team.start()
+            if self.left:
+                until(lambda: all(seat.ready for seat in team.seats), 300, "workers do not come back")
+            begin(team, orders)
+
+        monkeypatch.setattr(workers_module._Seat, "tell", telling)
+        monkeypatch.setattr(Team, "_take", taking)
+        monkeypatch.setattr(Team, "begin", beginning)
+
+    def moment(self):
+        """Something has happened: perhaps a worker dies of it. None does so often in a row that the run gives up."""
+        with self._lock:
+            if self.team is None or not self.left or self.random.random() > 0.3:
+                return
+            alive = [
+                seat
+                for seat in self.team.seats
+                if seat.process.poll() is None and seat.process.pid not in self.hit
+                and max(seat.deaths, 0 if seat.task is None else seat.task.losses) < MOST_DEATHS - 2
+            ]  # fmt: skip
+            if alive:
+                self.random.shuffle(alive)
+                done = Counter(self.hit.values())
+                seat = min(alive, key=lambda one: done[doing(one)])  # of the kind that was hit least often
+                self.left -= 1
+                self.hit[seat.process.pid] = doing(seat)
+                os.kill(seat.process.pid, signal.SIGKILL)
+
+
+def doing(seat):
+    """What a worker does at the moment."""
+    return "loading" if not seat.ready else "working" if seat.task is not None else "idle"
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(name, seed, marks=LONG if seed == 1 else SLOW)
+        for name in ("ferret", "fedkseed", "feedsign", "feedsign-apart", "fedavg")
+        for seed in (1, 2, 3)
+    ],
+)
+def test_workers_killed_at_ten_random_moments_change_nothing(tmp_path, forked, monkeypatch, name, seed):
+    alone = outcome(federation(name, out=tmp_path / "alone", rounds=12).run())
+    killer, heard = Killer(10, seed, monkeypatch), Heard()
+    run = federation(name, out=tmp_path / "shared", rounds=12, workers=workers(name, 2), progress=heard)
+    assert outcome(run.run()) == alone
+    assert len(killer.hit) == 10 and set(killer.hit.values()) == {"loading", "working", "idle"}
+    died = [text for text in heard.warnings if "died (killed by SIGKILL" in text]
+    assert len(died) in (9, 10)  # the last one may have died with the run
+
+
+@pytest.mark.slow
+def test_workers_of_an_adapter_killed_at_ten_random_moments_change_nothing(tmp_path, forked, monkeypatch):
+    recipe = read_recipe("small-fedit", [*TINY, "rounds=5", "method.training.steps=2"])
+    alone = outcome(build(recipe, tmp_path / "alone", threads=1).run())
+    killer = Killer(10, 1, monkeypatch)
+    assert outcome(build(recipe, tmp_path / "shared", workers=2, threads=1).run()) == alone
+    assert len(killer.hit) == 10
+
+
+@pytest.mark.long
+def test_a_worker_that_has_loaded_nothing_again_and_again_ends_the_run(forked):
+    heard = Heard()
+    run = federation("ferret", workers=Workers(partial(not_loading, "die"), 1), progress=heard)
+    with pytest.raises(FedseedError, match=r"died 5 times in a row before .* loaded.*exit code 7.*fewer --workers"):
+        run.run()
+    assert len(heard.warnings) == MOST_DEATHS - 1
+    assert all(seat.process.poll() is not None for seat in run.team.seats)
+
+
+@pytest.mark.long
+def test_work_that_kills_every_worker_ends_the_run(forked):
+    """Though the other clients' work goes well in between."""
+    run = federation("ferret", "die", workers=workers("ferret", 2, "die"))
+    with pytest.raises(FedseedError, match=r"died 5 times in a row over the same work \(exit code 7\)"):
+        run.run()
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("act", "kind", "text"),
+    [("refuse", RecipeError, "this client's examples are no good"), ("odd", RuntimeError, "OddError: this and that")],
+)
+def test_what_one_process_would_raise_is_raised(forked, act, kind, text):
+    run = federation("ferret", act, workers=workers("ferret", 2, act))
+    with pytest.raises(kind) as caught:
+        run.run()
+    assert str(caught.value) == text
+    assert kind is RuntimeError or "in a worker process:" in caught.value.__notes__[0]
+    assert all(seat.process.poll() is not None for seat in run.team.seats)
+
+
+@pytest.mark.long
+def test_a_worker_that_can_not_load_says_why(forked):
+    run = federation("ferret", workers=Workers(partial(not_loading, "refuse"), 2))
+    with pytest.raises(RecipeError, match="this client's examples are no good"):
+        run.run()
+
+
+@pytest.mark.long
+def test_a_worker_with_another_base_is_refused(forked):
+    run = federation("ferret", workers=workers("ferret", 1, dtype=torch.bfloat16))
+    with pytest.raises(FedseedError, match="worker 1 has loaded another model"):
+        run.run()
+
+
+def test_numbers_that_make_no_sense():
+    with pytest.raises(RecipeError, match="workers = 0: at least 1"):
+        workers("ferret", 0)
+    with pytest.raises(RecipeError, match="threads = 0: at least 1"):
+        federation("ferret", threads=0)
+
+
+# -- taking up, and ends -----------------------------------------------------------------------------------------------
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*FIVE, "fedavg-adam"])
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path, forked, name):
+    whole = outcome(federation(name, out=tmp_path / "whole").run())
+    for count, stop in ((2, 3), (None, 4), (3, 6)):  # a run stops when this round begins
+        team = None if count is None else workers(name, count)
+        run = federation(name, out=tmp_path / "run", workers=team)
+        opened = run.coordinator.open
+
+        def opening(number, stop=stop, opened=opened):
+            if number == stop:
+                raise StoppedError
+            return opened(number)
+
+        run.coordinator.open = opening
+        with pytest.raises(StoppedError):
+            run.run(resume=True)
+    result = federation(name, out=tmp_path / "run", workers=workers(name, 2)).run(resume=True)
+    assert outcome(result) == whole
+
+
+def gone(pid):
+    """Whether a process has ended; one that nobody has waited for has, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_worker_outlives_its_run(how):
+    code = f"import sys; sys.path[:] = {sys.path!r}; from support.worker_runs import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True)
+    pids = [int(word) for word in process.stdout.readline().split()]
+    assert len(pids) == 2 and not any(map(gone, pids))
+    process.send_signal(how)
+    assert process.wait() != 0
+    until(lambda: all(map(gone, pids)), 60, "a worker is still there")
+    errors = process.stderr.read()
+    assert errors.count("KeyboardInterrupt") == (how == signal.SIGINT), errors  # the workers say nothing
+
+
+@pytest.mark.long
+def test_workers_of_a_federation_that_never_runs_end_with_it(forked, monkeypatch):
+    """Also of one that can't be put together: they load while it is."""
+    teams = []
+    load = Team.load
+    monkeypatch.setattr(Team, "load", lambda team: (teams.append(team), load(team)))
+    made = build(read_recipe("quickstart-ferret", TINY), workers=2)
+    assert made.team is teams[0] and all(seat.process.poll() is None for seat in teams[0].seats)
+    del made
+    gc.collect()
+    with pytest.raises(RecipeError, match=r"attack\.clients = 9"):
+        build(read_recipe("quickstart-ferret", [*TINY, "attack.kind=sign", "attack.clients=9"]), workers=2)
+    assert len(teams) == 2 and all(seat.process.poll() is not None for team in teams for seat in team.seats)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def test_passes_that_several_processes_share_are_those_of_one():
+    """Three processes make six passes; one of them goes through the round with what all found."""
+    run = federation("feedsign")
+    picked = run.coordinator.open(1)
+    plans, items = [run.coordinator.plan(c) for c in picked], [run.items[c] for c in picked]
+    alone = run.worker.train_all(plans, picked, items)
+    parts = [run.worker.look(plans, picked, items, part, 3) for part in range(3)]
+    assert [len(found) for found in parts] == [2, 2, 2]
+    known = {look: seen for found in parts for look, seen in found.items()}
+    assert len(known) == 6
+
+    def no_pass(*_):
+        raise AssertionError("a loss is measured again")
+
+    run.worker.objective.losses = no_pass
+    together = run.worker.train_all(plans, picked, items, known)
+    assert [a.message for a in together] == [a.message for a in alone]
+    assert [(a.cost.losses, a.cost.forward_passes) for a in together] == [
+        (a.cost.losses, a.cost.forward_passes) for a in alone
+    ]
+    assert together[0].cost.seconds["local"] == pytest.approx(sum(seen.seconds for seen in known.values()))
+
+
+def test_threads_are_as_before_afterwards():
+    before = torch.get_num_threads()
+    with limited(3):
+        assert torch.get_num_threads() == 3
+        with limited(None):
+            assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == before
+    assert federation("ferret", rounds=1, threads=2).run().summary["threads"] == 2
+    assert torch.get_num_threads() == before
+
+
+def test_threads_are_shared_out_by_default():
+    with limited(4):
+        counts = [Workers(federation, count).threads for count in (1, 2, 3, 8)]
+    assert counts == [4, 2, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["quickstart-ferret", "small-fedit", "published-fedmezo"])
+def test_a_recipe_survives_its_own_text(name):
+    recipe = read_recipe(name)
+    assert stored_recipe(recipe.to_toml()) == recipe

@@ -1,0 +1,124 @@
+"""Small federations by name, which worker processes make for themselves."""
+
+import os
+import threading
+import time
+from functools import partial
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedseed import FedAvg, Federation, FedKSeed, FedMeZO, FedSGD, FeedSign, Ferret, ZOFedSGD
+from fedseed.errors import RecipeError
+from fedseed.objectives.losses import Supervised
+from fedseed.runs.joining import part_of
+from fedseed.runs.workers import Workers
+from support.problem import TRAINING, Problem
+
+SPOILT = 1e7
+FAST = {"basis": "rademacher", "batch": 8, "scale": 1e-3, "learning_rate": 1e-2}
+STEPS = {"rounds": 9, "evaluate_every": 4}
+FERRET = {"directions": 300, "basis": "hadamard", "blocks": 2, "training": TRAINING}
+
+# name: method, settings of the federation
+RUNS = {
+    "ferret": (Ferret(**FERRET, seeds="shared", allocation="previous"), {}),
+    "ferret-own": (Ferret(**FERRET, seeds="per-client"), {"dtype": torch.bfloat16}),
+    "fedkseed": (FedKSeed(**FAST, candidates=64, steps=5, importance=True), {}),
+    "feedsign": (FeedSign(**FAST, votes_per_round=3, optimizer="adam"), STEPS),
+    "feedsign-apart": (FeedSign(**FAST, votes_per_round=2), {**STEPS, "joint": False}),
+    "feedsign-base": (FeedSign(**FAST, small_steps="from-base"), {**STEPS, "offload_base": True}),
+    "zo-fedsgd": (ZOFedSGD(**FAST, seeds="shared"), STEPS),
+    "fedavg": (FedAvg(training=TRAINING, global_rate=0.5), {}),
+    "fedavg-adam": (FedAvg(training=TRAINING, global_rate=0.05, server="adam"), {}),
+    "fedsgd": (FedSGD(learning_rate=0.1), {}),
+    "fedsgd-apart": (FedSGD(learning_rate=0.1), {"joint": False}),
+    "fedmezo": (FedMeZO(**FAST, steps=4, personal="loss-5"), {}),
+    "fedmezo-tensors": (FedMeZO(**FAST, steps=4, personal="update", travel="tensors"), {}),
+    "attacked": (
+        ZOFedSGD(**FAST),
+        {**STEPS, "joint": False, "attack": "random", "attackers": [1, 4], "per_round": 5},
+    ),
+}
+
+
+class Spoilt(Supervised):
+    """An objective that does something else where a client's examples begin with SPOILT."""
+
+    def __init__(self, act):
+        super().__init__(lambda out, y: cross_entropy(out.float(), y, reduction="none"))
+        self.act = act
+
+    def losses(self, model, items):
+        if any(float(x[0]) == SPOILT for x, _ in items):
+            self.act()
+        return super().losses(model, items)
+
+
+class OddError(Exception):
+    """One that does not travel: it can't be made again from its text."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+def refuse():
+    raise RecipeError("this client's examples are no good")
+
+
+def odd():
+    raise OddError("this", "that")
+
+
+def die():
+    os._exit(7)
+
+
+def stay():
+    time.sleep(600)
+
+
+ACTS = {"refuse": refuse, "odd": odd, "die": die, "stay": stay}
+
+
+def federation(name, act=None, spoilt=False, **settings):
+    """A federation; with `act` the examples of client 2 bring it about; `spoilt`: they are NaN."""
+    method, own = RUNS[name]
+    own = {**own, **settings}
+    problem = Problem(own.pop("dtype", torch.float32))
+    if spoilt:
+        problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
+    if act is None:
+        return problem.federation(method, **own)
+    problem.clients[2] = [(torch.full_like(x, SPOILT), y) for x, y in problem.clients[2]]
+    defaults = {"rounds": 6, "seed": 3, "evaluation": {"": problem.test}, "evaluate_every": 2}
+    return Federation(problem.model(), problem.clients, method, Spoilt(ACTS[act]), **{**defaults, **own})
+
+
+def hosted(name, act=None, **settings):
+    """What a worker loads for it."""
+    return part_of(federation(name, act, **settings), ["*"])
+
+
+def not_loading(act):
+    """What fails at once."""
+    ACTS[act]()
+
+
+def workers(name, count, act=None, **settings):
+    """Workers with one thread each."""
+    return Workers(partial(hosted, name, act, **settings), count, threads=1)
+
+
+def main():
+    """A run in which client 2 never ends: prints the workers' process ids when one of them works for it."""
+    run = federation("ferret", "stay", workers=workers("ferret", 2, "stay"))
+
+    def tell():
+        team = run.team
+        while not any(seat.task is not None and seat.task.order.client == 2 for seat in team.seats):
+            time.sleep(0.02)
+        print(*(seat.process.pid for seat in team.seats), flush=True)
+
+    threading.Thread(target=tell, daemon=True).start()
+    run.run()
