@@ -20,6 +20,7 @@ from fedseed.randomness.stream import words
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.together import InAnothersMessage, sharing
 from fedseed.weights.change import expected_norm
+from fedseed.weights.offload import Offload
 from fedseed.weights.space import ParameterSpace
 
 
@@ -49,7 +50,7 @@ class Worker:
         objective: makes losses of items.
         seed: the run's seed.
         joint: clients that evaluate along common directions share forward passes.
-        offload_base: keep the copy of the base that some methods need in a temporary file, not in memory.
+        offload_base: keep the copy of the base that some methods need out of the way (`ParameterSpace.keep_base`).
         apart: every client's answer is a message of its own: gradients are not added up here.
     """
 
@@ -60,7 +61,7 @@ class Worker:
         objective: Objective,
         seed: int,
         joint: bool = True,
-        offload_base: bool = False,
+        offload_base: Offload = "auto",
         apart: bool = False,
     ) -> None:
         self.space = ParameterSpace(model, method.blocks)
@@ -71,7 +72,7 @@ class Worker:
         self.apart = apart
         self.state = method.start(self.space.layout, seed)
         if method.from_base:
-            self.space.keep_base(offload_base)
+            self.space.keep_base(offload_base, method.rebuilds_often)
 
     def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
         """Let a client do what the plan asks; the weights are as before afterwards."""

@@ -12,6 +12,7 @@ from fedseed.models.adapters import Adapter
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import AdapterStart, Header
 from fedseed.weights.digest import base_digest
+from fedseed.weights.offload import Offload
 
 
 def make_learner(
@@ -24,7 +25,7 @@ def make_learner(
     classes: Sequence[str] = (),
     adapter: Adapter | None = None,
     joint: bool = True,
-    offload_base: bool = False,
+    offload_base: Offload = "auto",
     apart: bool = True,
 ) -> tuple[Worker, Header]:
     """A worker at the base, and the header; `Simulation` and `Worker` have the arguments.

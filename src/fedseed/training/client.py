@@ -18,7 +18,7 @@ from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
 from fedseed.training.streaming import gradients_taken
 from fedseed.weights.change import Change, Floats
-from fedseed.weights.offload import Offloaded
+from fedseed.weights.offload import offloaded
 from fedseed.weights.projection import Projection
 from fedseed.weights.space import ParameterSpace
 
@@ -116,7 +116,7 @@ class LocalClient:
 
         Args:
             copy: by a copy of the weights; otherwise as the space itself can.
-            offload: with the copy in a temporary file instead of memory.
+            offload: with the copy in a temporary file (of a GPU's weights: in the host's memory).
         """
         if self._start is not None:
             return  # of the round's beginning there is a copy already
@@ -131,7 +131,7 @@ class LocalClient:
         way_back = None if copy else space.way_back()
         if way_back is None:
             self._start = None if offload else space.snapshot()
-            way_back = partial(space.restore, Offloaded(space.parameters) if self._start is None else self._start)
+            way_back = partial(space.restore, offloaded(space.parameters) if self._start is None else self._start)
         self._undo += [put_back_buffers, way_back]
 
     # -- data and losses -----------------------------------------------------------------------------------------
