@@ -17,7 +17,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it
 
@@ -149,7 +149,7 @@ def kernels() -> None:
 
 
 def one_client(
-    method: Method, model: torch.nn.Module, offload_base: bool = False
+    method: Method, model: torch.nn.Module, offload_base: bool | Literal["auto"] = "auto"
 ) -> tuple[Callable[[int], None], Worker]:
     """A function that runs one round of a federation of one client, and its worker."""
     worker = Worker(model, method, Ready(), 1, offload_base=offload_base)
@@ -287,11 +287,11 @@ def child(name: str) -> None:
         def act() -> None:
             objective.losses(model, items[:1]).sum().backward()  # type: ignore[no-untyped-call]
 
-    elif name in ("feedsign", "fedkseed", "fedkseed, base in a file"):
+    elif name in ("feedsign", "fedkseed", "fedkseed, base in memory"):
         method: Method = FeedSign(basis="rademacher", learning_rate=1e-9, batch=1)
         if name != "feedsign":
             method = FedKSeed(basis="hadamard", candidates=4096, learning_rate=1e-9, steps=2)
-        round_, _ = one_client(method, model, offload_base="file" in name)
+        round_, _ = one_client(method, model, offload_base=False if "memory" in name else "auto")
 
         def act() -> None:
             round_(1)
@@ -319,14 +319,14 @@ def child(name: str) -> None:
 def memory() -> None:
     """Peak resident memory of a step and of a streaming round, each in a process of its own."""
     found = {}
-    for name in ("forward", "feedsign", "fedkseed", "fedkseed, base in a file", "activations", "ordinary", "streaming"):
+    for name in ("forward", "feedsign", "fedkseed", "fedkseed, base in memory", "activations", "ordinary", "streaming"):
         out = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True)
         found[name] = [float(x) for x in out.stdout.split()]
     largest = 50_272 * 768 * 4 / 2**20
     print("\n| memory, MB | before | peak |\n|---|---|---|")
     for name, (before, peak) in found.items():
         print(f"| {name} | {before:.0f} | {peak:.0f} |")
-    for name in ("feedsign", "fedkseed", "fedkseed, base in a file"):
+    for name in ("feedsign", "fedkseed", "fedkseed, base in memory"):
         print(f"{name}: {found[name][1] / found['forward'][1]:.3f} times a plain forward pass's peak")
     over = found["streaming"][1] - found["activations"][1]
     print(f"streaming Ferret: weights + activations + {over / largest:.2f} times the largest layer ({largest:.0f} MB)")

@@ -161,6 +161,15 @@ def test_torn_files_are_cut_back_and_said(problem, tmp_path):
     assert (out / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
 
 
+def test_where_copies_are_kept_is_not_what_a_run_is(problem, tmp_path):
+    """A run goes on with another offload_base (an older fedseed wrote false), and with activation checkpointing."""
+    recipe = 'rounds = 6\nseed = 3\n[model]\noffload_base = false\n[method]\nname = "ferret"\n'
+    stop_after(problem.federation(problem.ferret(), out=tmp_path, recipe_text=recipe), 3)
+    other = recipe.replace("offload_base = false", 'offload_base = "auto"\nactivation_checkpointing = true')
+    result = problem.federation(problem.ferret(), out=tmp_path, recipe_text=other).run(resume=True)
+    assert result.summary["rounds"] == 6
+
+
 def test_what_does_not_fit_is_refused_and_left_alone(problem, tmp_path):
     out = tmp_path / "run"
     recipe = 'rounds = 6\nseed = 3\n[method]\nname = "ferret"\nrate = 0.1\n'

@@ -172,15 +172,35 @@ def bench(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
     set_: SetOption = None,
     device: DeviceOption = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, help="For the memory: tokens of an example, in place of the data's longest.")
+    ] = None,
+    memory_only: Annotated[
+        bool, typer.Option("--memory", help="Reckon the memory, and load and time nothing.")
+    ] = False,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
 ) -> None:
-    """Say what a recipe will cost on this machine: seconds by phase, bytes, the whole run."""
+    """Say what a recipe will cost on this machine: memory, before the base is loaded; seconds by phase, bytes."""
     from fedseed.experiments.estimate import cost_table, measure
+    from fedseed.experiments.memory import fits, memory_table, predict
+    from fedseed.models.outline import has_weights
     from fedseed.runs.recipe import read_recipe
 
     checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins, note)
     _quiet()
+    with console.status("reckoning the memory"):
+        memory = predict(checked, tokens)
+    for part in memory_table(memory):
+        console.print(part, highlight=False)
+    if memory_only:
+        return
+    if not has_weights(checked.model.base):
+        console.print(f"Nothing was timed: {checked.model.base} is a configuration without weights.", highlight=False)
+        return
+    if not fits(memory)[0]:
+        console.print("Nothing was timed, for want of memory.", highlight=False)
+        return
     with console.status("running one round, shortened"):
         cost = measure(checked)
     for part in cost_table(cost):

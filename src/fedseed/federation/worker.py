@@ -22,6 +22,7 @@ from fedseed.training.together import InAnothersMessage, Look, Seen, SharedGradi
 from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
 from fedseed.weights.layout import DigestKind
+from fedseed.weights.offload import Offload
 from fedseed.weights.space import ParameterSpace
 
 
@@ -51,7 +52,7 @@ class Worker:
         objective: makes losses of items.
         seed: the run's seed.
         joint: clients that evaluate along common directions share forward passes.
-        offload_base: keep the copy of the base that some methods need in a temporary file, not in memory.
+        offload_base: keep the copy of the base that some methods need out of the way (`ParameterSpace.keep_base`).
         apart: every client's answer is a message of its own: gradients are not added up here.
         digest_kind: how weights are hashed.
     """
@@ -63,7 +64,7 @@ class Worker:
         objective: Objective,
         seed: int,
         joint: bool = True,
-        offload_base: bool = False,
+        offload_base: Offload = "auto",
         apart: bool = False,
         digest_kind: DigestKind = "blake2b",
     ) -> None:
@@ -76,7 +77,7 @@ class Worker:
         self.apart = apart
         self.state = method.start(self.space.layout, seed)
         if method.from_base:
-            self.space.keep_base(offload_base)
+            self.space.keep_base(offload_base, method.rebuilds_often)
 
     def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
         """Let a client do what the plan asks; the weights are as before afterwards."""

@@ -194,6 +194,11 @@ class Method(Renamed, ABC):
         return False
 
     @property
+    def rebuilds_often(self) -> bool:
+        """Whether weights are rebuilt from the base at every local step, not only where a round begins and ends."""
+        return False
+
+    @property
     def personal_plans(self) -> bool:
         """Whether clients of one round are asked for different things."""
         return False

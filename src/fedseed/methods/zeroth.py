@@ -81,6 +81,11 @@ class ZerothOrder(Method):
         """Whether the weights are rebuilt from the base."""
         return self.small_steps == "from-base"
 
+    @property
+    def rebuilds_often(self) -> bool:
+        """Whether every step is a rebuild."""
+        return self.small_steps == "from-base"
+
     def directions(self, seed: int) -> Basis:
         """The basis of a seed."""
         return Basis(self.basis, seed, self.basis_size)

@@ -113,6 +113,7 @@ def load_model(
     architecture: Architecture | None = None,
     head: Head | None = None,
     device: str = "cpu",
+    attention: str | None = None,
 ) -> tuple[Any, Any]:
     """A model and its tokenizer (or what stands in its place).
 
@@ -124,6 +125,7 @@ def load_model(
         head: the classes that an image classifier is to tell apart; None: those of the base. A base for other classes
             gets a new head, whose weights the run's seed decides.
         device: where the model is to lie (`fedseed.models.placement`).
+        attention: how attention is computed, as transformers calls it (`attn_implementation`); None: what it chooses.
 
     Raises:
         RecipeError: this machine has no such device; or the base is not found, not loadable, of another kind than the
@@ -143,7 +145,7 @@ def load_model(
                 "model.trust_remote_code = true; read the code first"
             )
     classes = [str(name) for name in config.get("architectures") or ()]
-    wanted = architecture or ("image" if head is not None else _architecture_of(classes))
+    wanted = architecture or ("image" if head is not None else architecture_of(classes))
     loader = LOADERS[wanted]
     others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
     if others.intersection(classes) and not loader.classes().intersection(classes):
@@ -154,6 +156,8 @@ def load_model(
     options = {} if head is None else head.options()
     if where is not None and where.type != "cpu":
         options["device_map"] = {"": where}  # shard by shard, in their dtype
+    if attention is not None:
+        options["attn_implementation"] = attention
     try:
         # transformers draws what the files do not have
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if where is None else where):
@@ -164,7 +168,12 @@ def load_model(
                 output_loading_info=True,
                 **options,
             )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        if attention is not None and _about_attention(error):
+            raise RecipeError(
+                f'model.attention = "{attention}": not to be had for {", ".join(classes) or "this model"} here '
+                f'({_first_line(error)}); leave it out, or take "eager"'
+            ) from error
         raise _not_loadable(base, place, error) from error
     lacking = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     drawn = [] if head is None else head.renew(model, base, head.is_known(config), lacking)
@@ -222,7 +231,7 @@ def _fit(base: str, model: Any, processor: Any) -> None:
         processor.pad_token = processor.eos_token
 
 
-def _architecture_of(classes: Sequence[str]) -> Architecture:
+def architecture_of(classes: Sequence[str]) -> Architecture:
     """What a model's configuration says it is; "causal" where it says nothing known."""
     for kind, loader in LOADERS.items():
         if loader.classes().intersection(classes):
@@ -262,6 +271,11 @@ def _not_loadable(base: str, place: str, error: Exception) -> RecipeError:
     return RecipeError(
         f'model.base = "{base}": neither a local folder with a model nor to be had from the hub ({reason})'
     )
+
+
+def _about_attention(error: Exception) -> bool:
+    """Whether a model could not be made because of the attention that was asked for."""
+    return isinstance(error, ImportError) or any(word in str(error).lower() for word in ("attn", "attention"))
 
 
 def _first_line(error: Exception) -> str:

@@ -98,6 +98,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     """
     from fedseed.models import adapters
     from fedseed.models.base_files import BaseFiles
+    from fedseed.models.checkpointing import checkpoint_activations
     from fedseed.models.heads import Head, head_parameters
     from fedseed.models.loading import choose_trainable, load_model
     from fedseed.objectives.evaluation import longest_input
@@ -117,8 +118,11 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     head = Head(data.classes, recipe.seed) if data.classes else None
     base_files = BaseFiles.before(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
     model, tokenizer = load_model(
-        settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device
-    )
+        settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device,
+        settings.attention,
+    )  # fmt: skip
+    if settings.activation_checkpointing:
+        checkpoint_activations(model, settings.base)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     if adapter is None:  # with an adapter, once that is there

@@ -42,7 +42,8 @@ FILES = (
 TRANSPORT_KEYS = (
     "nats", "key", "ca", "run", "replicas", "deadline", "minimum", "start_with", "dead_after", "base_digest",
 )  # fmt: skip
-ELSEWHERE = ("plugins", "tracking", "model.device")
+# Nor where a copy of the base is kept, or what backward passes keep: neither changes a bit.
+ELSEWHERE = ("plugins", "tracking", "model.device", "model.offload_base", "model.activation_checkpointing")
 MetricsLine = dict[str, Any]
 
 

@@ -14,6 +14,7 @@ from fedseed.objectives.losses import Objective
 from fedseed.orbit import AdapterStart, Header
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import DigestKind
+from fedseed.weights.offload import Offload
 
 
 def make_learner(
@@ -26,7 +27,7 @@ def make_learner(
     classes: Sequence[str] = (),
     adapter: Adapter | None = None,
     joint: bool = True,
-    offload_base: bool = False,
+    offload_base: Offload = "auto",
     apart: bool = True,
     digest_kind: DigestKind = "blake2b",
     base_files: BaseFiles | None = None,

@@ -41,6 +41,7 @@ from fedseed.tasks.data import ClientData
 from fedseed.tracking import Tracker
 from fedseed.weights.devices import peak_on
 from fedseed.weights.layout import DigestKind
+from fedseed.weights.offload import Offload
 
 Evaluation = Callable[[torch.nn.Module], dict[str, float]]
 
@@ -71,7 +72,7 @@ class Simulation(Backend):
         recipe_text: the complete recipe, written beside the results.
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
         offload_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
-            temporary file, not in memory.
+            temporary file (weights on a GPU: in the host's memory); "auto": where that costs next to nothing.
         progress: shows the run going on.
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
             noise of another batch size.
@@ -107,7 +108,7 @@ class Simulation(Backend):
         attackers: Sequence[int] = (),
         recipe_text: str | None = None,
         notes: Sequence[str] = (),
-        offload_base: bool = False,
+        offload_base: Offload = "auto",
         progress: Progress | None = None,
         joint: bool = True,
         aggregation: AggregationRule | None = None,

@@ -20,7 +20,7 @@ from fedseed.training.steps import Rounder, Steps, steps_of
 from fedseed.training.streaming import gradients_taken
 from fedseed.weights.change import Change, Floats
 from fedseed.weights.devices import gpus, wait_for
-from fedseed.weights.offload import Offloaded
+from fedseed.weights.offload import offloaded
 from fedseed.weights.projection import Projection, count_moved
 from fedseed.weights.space import ParameterSpace
 
@@ -141,7 +141,7 @@ class LocalClient:
 
         Args:
             copy: by a copy of the weights; otherwise as the space itself can.
-            offload: with the copy in a temporary file instead of memory.
+            offload: with the copy in a temporary file (of a GPU's weights: in the host's memory).
         """
         if self._start is not None:
             return  # of the round's beginning there is a copy already
@@ -155,7 +155,7 @@ class LocalClient:
 
         way_back = None if copy else space.way_back()
         if way_back is None:
-            self._start = Offloaded(space.parameters) if offload else space.snapshot()
+            self._start = offloaded(space.parameters) if offload else space.snapshot()
             way_back = partial(space.restore, self._start)
         self._undo += [put_back_buffers, way_back]
 
@@ -200,7 +200,7 @@ class LocalClient:
         """
         if dtype is None:
             return nullcontext()
-        return torch.autocast(self.space.vector.device.type, getattr(torch, dtype), cache_enabled=False)
+        return torch.autocast(self.space.devices[0].type, getattr(torch, dtype), cache_enabled=False)
 
     def first_order(self, training: LocalTraining) -> None:
         """Train the weights in place with a torch optimiser.

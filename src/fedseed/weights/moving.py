@@ -15,6 +15,7 @@ from fedseed.randomness.kernels.reference import Part
 from fedseed.weights import stochastic
 from fedseed.weights.change import Add, Rounding, Term
 from fedseed.weights.digest import dtype_name
+from fedseed.weights.offload import Offloaded
 from fedseed.weights.vector import Vector, check_scale, flat, operand, write_back
 
 PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
@@ -31,7 +32,14 @@ def move(vector: Vector, terms: Sequence[Term], scale: float, base: Sequence[tor
         p = vector.parameters[index]
         elements = None if p.is_contiguous() else flat(p)
         out = (vector.operand(kernel, p) if elements is None else operand(kernel, elements))[lo:hi]
-        source = out if base is None else operand(kernel, flat(base[index]).to(p.device)[lo:hi])
+        if isinstance(base, Offloaded) and hi - lo > SMALL:
+            for a, b, part in base.pieces(index, lo, hi):
+                there = operand(kernel, part.to(p.device, non_blocking=True))
+                kernel.move(out[a - lo : b - lo], there, dtype_name(p), prepared, scale, start + a - lo)
+            if elements is not None:
+                write_back(p, elements)
+            continue
+        source = out if base is None else operand(kernel, flat(base[index])[lo:hi].to(p.device))
         if elements is None and hi - lo <= SMALL:
             small.setdefault((dtype_name(p), id(prepared)), (kernel, prepared, []))[2].append((out, source, start))
             continue

@@ -1,52 +1,191 @@
-"""Tensors kept in a temporary file, for what would not fit into memory beside a model."""
+"""Copies of tensors kept out of the way: beside weights on a CPU in a mapped temporary file, beside a GPU in its host.
 
+A mapped file costs no memory of its own: its pages are read where they lie in the system's cache, piece by piece, and
+given back right after. A GPU's host keeps pinned memory, from which pieces are copied without waiting.
+"""
+
+import mmap
+import os
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from pathlib import Path
+from shutil import disk_usage
+from typing import Literal
 
 import torch
 
+PIECE = 1 << 22  # elements that are read at a time: bounds what is mapped, or copied to a GPU, by 16 MiB
+WORTH = 1 << 26  # bytes of a copy from which on "auto" keeps it out of the way
+ALIGNED = 64  # a tensor's bytes begin at a multiple of this
+Offload = bool | Literal["auto"]
+
 
 class Offloaded(Sequence[torch.Tensor]):
-    """Copies of tensors in a temporary file (where `TMPDIR` says), read back one by one.
+    """Copies of tensors that lie elsewhere; as tensors of a CPU, which nobody must write to."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # no slices
+        """One of them."""
+
+    def pieces(self, index: int, first: int, last: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """(lo, hi, elements) for pieces of the elements first..last of a tensor, flat; each is good until the next.
+
+        Args:
+            index: which tensor.
+            first: where to begin.
+            last: where to end.
+        """
+        for lo in range(first, last, PIECE):
+            hi = min(lo + PIECE, last)
+            yield lo, hi, self[index].reshape(-1)[lo:hi]
+            self.release(index, lo, hi)
+
+    def release(self, index: int, lo: int, hi: int) -> None:
+        """Some elements of a tensor are not needed for now."""
+
+    def restore(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy all into tensors of the same shapes and dtypes."""
+        with torch.no_grad():
+            for index, tensor in enumerate(tensors):
+                out = tensor.detach()
+                if not out.is_contiguous():
+                    out.copy_(self[index])
+                    self.release(index, 0, out.numel())
+                    continue
+                for lo, hi, part in self.pieces(index, 0, out.numel()):
+                    out.view(-1)[lo:hi].copy_(part, non_blocking=True)
+
+
+class InFile(Offloaded):
+    """Copies in a temporary file (where `TMPDIR` says) that is mapped.
+
+    Args:
+        tensors: what to keep.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._like = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors]
+        self._at: list[int] = []
+        self._map: mmap.mmap | None = None
+        with tempfile.TemporaryFile() as file:
+            end = 0
+            for t in tensors:
+                file.write(bytes(-end % ALIGNED))
+                self._at.append(end + -end % ALIGNED)
+                data = t.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+                file.write(data)
+                end = self._at[-1] + data.nbytes
+            file.flush()
+            if end:  # a private mapping may be written to as far as torch knows; the file stays as it is
+                self._map = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_COPY)
+
+    def __len__(self) -> int:
+        return len(self._like)
+
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
+        """A tensor on the file's pages."""
+        like = self._like[index]
+        if self._map is None or not like.numel():
+            return torch.empty_like(like, device="cpu")
+        whole = torch.frombuffer(self._map, dtype=like.dtype, count=like.numel(), offset=self._at[index])
+        return whole.view(like.shape)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index, like in enumerate(self._like):
+            yield self[index]
+            self.release(index, 0, like.numel())
+
+    def release(self, index: int, lo: int, hi: int) -> None:
+        """Take the pages out of this process; the system's cache, or the file, has them still."""
+        item = self._like[index].element_size()
+        begin = (self._at[index] + lo * item) // mmap.PAGESIZE * mmap.PAGESIZE
+        length = self._at[index] + hi * item - begin
+        if self._map is not None and length > 0 and hasattr(self._map, "madvise"):
+            self._map.madvise(mmap.MADV_DONTNEED, begin, length)
+
+
+class InHostMemory(Offloaded):
+    """Copies in the memory of a GPU's host, pinned where there is a GPU.
 
     Args:
         tensors: what to keep.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._like = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors]
-        self._at = [0, *accumulate(like.numel() * like.element_size() for like in self._like)]
-        self._last: tuple[int, torch.Tensor] | None = None
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the object)
+        self._kept = []
         for t in tensors:
-            self._file.write(t.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            pinned = t.device.type == "cuda"
+            room = torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=pinned)
+            self._kept.append(room.copy_(t.detach(), non_blocking=pinned))
+        if any(t.device.type == "cuda" for t in tensors):
+            torch.cuda.synchronize()
 
     def __len__(self) -> int:
-        return len(self._like)
+        return len(self._kept)
 
-    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # no slices
-        """A copy on the CPU. The last one is kept until another is asked for, or `release`."""
-        if self._last is not None and self._last[0] == index:
-            return self._last[1]
-        self._last = None  # its memory is free before the next one needs some
-        like = self._like[index]
-        if like.numel():
-            data = bytearray(self._at[index + 1] - self._at[index])
-            self._file.seek(self._at[index])
-            if self._file.readinto(data) != len(data):
-                raise OSError("the temporary file with weights is cut short")
-            there = torch.frombuffer(data, dtype=like.dtype).view(like.shape)
-        else:
-            there = torch.empty_like(like, device="cpu")
-        self._last = index, there
-        return there
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
+        """A tensor of the host."""
+        return self._kept[index]
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for index in range(len(self)):
-            yield self[index]
-        self.release()
 
-    def release(self) -> None:
-        """Free the tensor read last."""
-        self._last = None
+def offloaded(tensors: Sequence[torch.Tensor]) -> Offloaded:
+    """Copies of tensors, kept where that suits their device."""
+    on_cpu = all(t.device.type == "cpu" for t in tensors)
+    return InFile(tensors) if on_cpu else InHostMemory(tensors)
+
+
+def copies(tensors: Sequence[torch.Tensor], offload: Offload, often: bool = False) -> Sequence[torch.Tensor]:
+    """Copies of tensors for later, beside them or out of the way.
+
+    Args:
+        tensors: what to keep.
+        offload: whether out of the way; "auto": where that costs next to nothing (`out_of_the_way`).
+        often: whether they will be read at every local step, not only a few times a round.
+    """
+    if offload is True or (offload == "auto" and out_of_the_way(tensors, often)):
+        try:
+            return offloaded(tensors)
+        except OSError:  # no room for a file
+            if offload is True:
+                raise
+    return [t.detach().clone() for t in tensors]
+
+
+def out_of_the_way(tensors: Sequence[torch.Tensor], often: bool = False) -> bool:
+    """What "auto" decides.
+
+    A CPU's copy goes to a file if it is large and the file would lie on a disk with room for it: the system's cache has
+    it, so reading it costs little more than memory does. A GPU's goes to the host unless it is read often.
+    """
+    size = sum(t.numel() * t.element_size() for t in tensors)
+    if size < WORTH:
+        return False
+    if any(t.device.type != "cpu" for t in tensors):
+        return not often
+    return has_disk(size)
+
+
+def has_disk(size: int) -> bool:
+    """Whether temporary files lie on a disk (not in memory) with room for `size` bytes, twice."""
+    folder = tempfile.gettempdir()
+    return disk_usage(folder).free > 2 * size and _file_system(folder) not in ("tmpfs", "ramfs")
+
+
+def _file_system(folder: str) -> str:
+    """The kind of file system that a folder is on, as Linux calls it; "" where that can't be told."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    real = os.path.realpath(folder)
+    longest, kind = -1, ""
+    for line in lines:
+        _, place, found, *_ = line.split(" ")
+        place = place.replace("\\040", " ")
+        if (real + "/").startswith(place.rstrip("/") + "/") and len(place) >= longest:
+            longest, kind = len(place), found
+    return kind

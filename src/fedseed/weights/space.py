@@ -14,9 +14,9 @@ from fedseed.weights import moving, projection
 from fedseed.weights.change import Add, Average, Change, Coefficients, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
-from fedseed.weights.offload import Offloaded
+from fedseed.weights.offload import Offload, Offloaded, copies
 from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange
-from fedseed.weights.vector import Vector
+from fedseed.weights.vector import Vector, flat
 
 
 class ParameterSpace:
@@ -119,8 +119,6 @@ class ParameterSpace:
     def _rebuild(self, change: Rebuild) -> None:
         moving.move(self.vector, change.terms, change.scale, self._kept_base("Rebuild"))
         self._rebuilt, self._moved = change, False
-        if isinstance(self._base, Offloaded):
-            self._base.release()
 
     def _optimize(self, change: Optimize) -> None:
         if not change.terms:
@@ -165,13 +163,15 @@ class ParameterSpace:
 
     # -- the base ------------------------------------------------------------------------------------------------
 
-    def keep_base(self, offload: bool = False) -> None:
+    def keep_base(self, offload: Offload = "auto", often: bool = False) -> None:
         """Keep a copy of the weights as they are: what `Rebuild` starts from.
 
         Args:
-            offload: in a temporary file, which is read at each `Rebuild`, not in memory.
+            offload: in a temporary file (weights on a GPU: in its host's memory), which is read at each `Rebuild`, not
+                beside the weights. "auto": where that costs next to nothing (`fedseed.weights.offload`).
+            often: whether there will be a `Rebuild` at every local step.
         """
-        self._base = Offloaded(self.parameters) if offload else self.snapshot()
+        self._base = copies(self.parameters, offload, often)
         self._rebuilt, self._moved = None, False
 
     def release_base(self) -> None:
@@ -312,6 +312,9 @@ class ParameterSpace:
 
     def restore(self, saved: Iterable[torch.Tensor]) -> None:
         """Put back what `snapshot` returned."""
+        if isinstance(saved, Offloaded):
+            saved.restore(self.parameters)
+            return
         with torch.no_grad():
             for p, s in zip(self.parameters, saved, strict=True):
                 p.copy_(s)
@@ -331,7 +334,8 @@ class ParameterSpace:
 
     def norm(self) -> float:
         """The Euclidean norm of w."""
-        return float(np.sqrt(sum(float(p.detach().double().square().sum()) for p in self.parameters)))
+        parts = (part for p in self.parameters for part in torch.split(flat(p), moving.PIECE))  # doubles take room
+        return float(np.sqrt(sum(float(part.double().square().sum()) for part in parts)))
 
     def dense(self) -> bytes:
         """All trainable tensors, in order, in their own dtypes, as bytes (little-endian): what `Replace` takes."""

@@ -1,0 +1,189 @@
+"""Peaks of memory: what `fedseed bench` reckons before anything is loaded, beside what a process takes.
+
+    python benchmarks/memory.py                 # every method, OPT-125M's shapes, float32
+    python benchmarks/memory.py FedAvg Ferret   # those whose names begin so
+
+Each measurement is a process of its own: two rounds of two clients, 4 examples of 128 tokens at a time, no evaluation.
+The measured base has random weights (scripts/make_random_base.py), the reckoned one is a configuration alone.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+LENGTH = 128  # tokens of an example
+EXAMPLES = 24
+ROOT = Path(__file__).parent.parent
+FIRST = ["method.training.steps=2", "method.training.batch=4", "method.training.accumulation=1"]
+SGD = ["method.training.optimizer=sgd", "method.training.learning_rate=1e-6"]
+FERRET = ["method.name=ferret", "method.directions=8000", "method.blocks=one", "method.allocation=size",
+          "method.seeds=shared"]  # fmt: skip
+CASES = {
+    "forward pass": ["method.name=feedsign", "method.batch=2"],
+    "FeedSign": ["method.name=feedsign", "method.batch=2"],
+    "FedKSeed": ["method.name=fedkseed", "method.steps=2", "method.batch=4"],
+    "FedKSeed, base in memory": [
+        "method.name=fedkseed", "method.steps=2", "method.batch=4", "model.offload_base=false",
+    ],
+    "FedAvg, AdamW": ["method.name=fedavg", *FIRST],
+    "FedAvg, AdamW, checkpointed": ["method.name=fedavg", *FIRST, "model.activation_checkpointing=true"],
+    "FedAvg, SGD": ["method.name=fedavg", *FIRST, *SGD],
+    "FedAvg, SGD, checkpointed": ["method.name=fedavg", *FIRST, *SGD, "model.activation_checkpointing=true"],
+    "FedSGD": ["method.name=fedsgd", "method.batch=4", "method.micro_batch=4"],
+    "Ferret": [*FERRET, *FIRST, *SGD],
+    "Ferret, streaming": [*FERRET, *FIRST, *SGD, "method.streaming=true"],
+    "Ferret, streaming, checkpointed": [
+        *FERRET, *FIRST, *SGD, "method.streaming=true", "model.activation_checkpointing=true",
+    ],
+}  # fmt: skip
+
+
+def text_of(tokenizer: object, length: int) -> Iterator[tuple[str, str]]:
+    """Prompts and responses that are examples of just so many tokens, without end."""
+    import random
+
+    rng = random.Random(1)
+    words = [
+        "the",
+        "a",
+        "red",
+        "green",
+        "old",
+        "tree",
+        "house",
+        "river",
+        "bird",
+        "king",
+        "sees",
+        "finds",
+        "has",
+        "takes",
+    ]
+    ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[operator]  # noqa: E731
+    while True:
+        prompt = " ".join(rng.choice(words) for _ in range(8))
+        response = rng.choice(words)
+        while 2 + len(ids(prompt)) + len(ids(response)) < length:
+            response += " " + rng.choice(words)
+        if 2 + len(ids(prompt)) + len(ids(response)) == length:
+            yield prompt, response
+
+
+def prepare(folder: Path, shape: str = "opt-125m", dtype: str = "float32") -> None:
+    """Make base, configuration, data and recipe in a folder."""
+    from transformers import AutoTokenizer
+
+    made = [sys.executable, str(ROOT / "scripts" / "make_random_base.py"), shape, "--dtype", dtype]
+    if shape.startswith("opt"):
+        made += ["--set", "dropout=0.0"]
+    for out, options in (("base", []), ("config", ["--config-only"])):
+        subprocess.run([*made, "--out", str(folder / out), *options], check=True, stdout=subprocess.DEVNULL)
+    texts = text_of(AutoTokenizer.from_pretrained(folder / "config"), LENGTH)
+    (folder / "data").mkdir()
+    for client in ("north", "south"):
+        lines = [json.dumps(dict(zip(("prompt", "completion"), next(texts), strict=True))) for _ in range(EXAMPLES)]
+        (folder / "data" / f"{client}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "recipe.toml").write_text(
+        f'rounds = 2\n[model]\ndtype = "{dtype}"\n[task]\nname = "files"\npath = "{folder / "data"}"\n'
+        '[evaluation]\nrouge = false\n[method]\nname = "feedsign"\n',
+        encoding="utf-8",
+    )
+
+
+def _resident(name: str) -> int:
+    """A size in bytes of this process as Linux knows it."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {name}")
+
+
+def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, int]:
+    """Two rounds here; what was in memory before, and at the peak."""
+    import torch
+
+    from fedseed.experiments.memory import settled
+    from fedseed.runs.assembly import build
+    from fedseed.runs.recipe import read_recipe
+
+    torch.set_num_threads(2)
+    settled()  # compiled kernels are there: a plain forward pass is compared with the others
+    federation = build(read_recipe(recipe, settings))
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    for number in (1, 2):
+        if passes_only:
+            with torch.no_grad():
+                federation.worker.objective.losses(federation.worker.space.model, federation.items[0][:4])
+            continue
+        federation.gather(number)
+        federation.apply(federation.coordinator.close(), {"seconds": {}}, False)
+    return {"before": before, "peak": _resident("VmHWM")}
+
+
+def reckoned(recipe: str, settings: list[str]) -> dict[str, int]:
+    """What `fedseed bench` says."""
+    import torch
+
+    from fedseed.experiments.memory import predict
+    from fedseed.runs.recipe import read_recipe
+
+    torch.set_num_threads(2)
+    found = predict(read_recipe(recipe, settings))
+    activations = next((size for name, size in found.parts if name.startswith("activations")), 0)
+    return {"peak": found.round_peak, "program": found.program, "weights": found.weights, "activations": activations}
+
+
+def child(what: str, folder: Path, name: str) -> dict[str, int]:
+    """One of the two, in a process of its own."""
+    command = [sys.executable, __file__, "--folder", str(folder), "--child", what, name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{what} {name}: {done.stderr[-2000:]}")
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compare(folder: Path, names: list[str]) -> Iterator[tuple[str, dict[str, int], dict[str, int]]]:
+    """(name, measured, reckoned) of some cases."""
+    for name in names:
+        yield name, child("measured", folder, name), child("reckoned", folder, name)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", help="beginnings of the cases' names")
+    parser.add_argument("--folder", type=Path, help="where base and data are, or are to be")
+    parser.add_argument("--child", choices=["measured", "reckoned"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        name = args.names[0]
+        base = args.folder / ("base" if args.child == "measured" else "config")
+        settings = [f"model.base={base}", *CASES[name]]
+        recipe = str(args.folder / "recipe.toml")
+        found = (
+            measured(recipe, settings, name == "forward pass")
+            if args.child == "measured"
+            else reckoned(recipe, settings)
+        )
+        print(json.dumps(found))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        if not (folder / "recipe.toml").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            prepare(folder)
+        names = [n for n in CASES if not args.names or any(n.startswith(given) for given in args.names)]
+        print("| MB | before | peak measured | reckoned | reckoned / measured |\n|---|---|---|---|---|")
+        for name, there, here in compare(folder, names):
+            a, b = there["peak"], here["peak"]
+            print(f"| {name} | {there['before'] / 1e6:.0f} | {a / 1e6:.0f} | {b / 1e6:.0f} | {b / a:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Activation checkpointing: the same gradients to the bit, for less memory; refused where it can't be."""
+
+import copy
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+from fedseed import Basis, ParameterSpace
+from fedseed.errors import RecipeError
+from fedseed.models.checkpointing import checkpoint_activations
+from fedseed.objectives.losses import CausalLM, Tokens
+from fedseed.runs.assembly import build
+from fedseed.runs.recipe import read_recipe
+from fedseed.training.client import LocalClient
+from fedseed.training.settings import LocalTraining
+
+SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+MODELS = {
+    "opt": lambda dropout: OPTForCausalLM(
+        OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64, dropout=dropout)
+    ),
+    "llama": lambda dropout: LlamaForCausalLM(
+        LlamaConfig(**SIZES, intermediate_size=64, attention_dropout=dropout, tie_word_embeddings=True)
+    ),
+}
+ITEMS = [Tokens(tuple((7 * i + j) % 99 for j in range(20 + i)), 4) for i in range(8)]
+
+
+class Ids:
+    eos_token_id = pad_token_id = 1
+    bos_token_id = None
+
+
+def both(name, dropout=0.0):
+    """A model as it is, and the same with checkpoints."""
+    torch.manual_seed(0)
+    plain = MODELS[name](dropout).eval()
+    checkpointed = copy.deepcopy(plain)
+    checkpoint_activations(checkpointed)
+    return plain, checkpointed
+
+
+def kept_for_backward(model):
+    """Bytes that autograd keeps of a forward pass, but for the weights."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def pack(t):
+        if t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        loss = CausalLM(Ids()).losses(model, ITEMS).sum()
+    del loss
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("name", MODELS)
+def test_local_training_ends_at_the_same_bits(name, dropout):
+    training = LocalTraining(learning_rate=0.1, steps=3, batch=2, accumulation=2)
+    ends = []
+    for model in both(name, dropout):
+        client = LocalClient(ParameterSpace(model), CausalLM(Ids()), ITEMS, 1, 2, 3)
+        client.first_order(training)
+        ends.append((client.weights(), client.cost.losses))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("name", MODELS)
+def test_streaming_takes_the_same_gradients(name, dropout):
+    """Weights are changed while backward goes on: a layer is done anew before its own weights change."""
+    training = LocalTraining(learning_rate=0.1, steps=3, batch=2, accumulation=1)
+    ends = []
+    for model in both(name, dropout):
+        client = LocalClient(ParameterSpace(model), CausalLM(Ids()), ITEMS, 1, 2, 3)
+        products = client.project_gradients(training, Basis("hadamard", 3, size=16), [16])
+        ends.append((client.weights(), products[0].tobytes()))
+        client.put_back()
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_less_is_kept_and_evaluation_is_as_ever(name):
+    plain, checkpointed = both(name)
+    assert kept_for_backward(checkpointed) < kept_for_backward(plain) / 2
+    with torch.no_grad():
+        losses = [CausalLM(Ids()).losses(model.eval(), ITEMS) for model in (plain, checkpointed)]
+    assert torch.equal(*losses) and not losses[1].requires_grad
+
+
+def test_a_model_without_layers_to_checkpoint_is_refused():
+    with pytest.raises(RecipeError, match=r'activation_checkpointing = true: model.base = "x" is a Linear, whose'):
+        checkpoint_activations(torch.nn.Linear(2, 2), "x")
+
+
+TINY = ("task.clients=2", "task.families_per_client=1", "task.examples=20", "task.evaluation=1", "task.unseen=0",
+        "federation.per_round=2", "evaluation.rouge=false", "method.directions=50", "method.training.steps=2",
+        "rounds=1")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        pytest.param(("model.adapter.kind=lora", "method.training.learning_rate=0.01"), marks=pytest.mark.long),
+        pytest.param(('model.trainable=["*.layers.4.*"]',), marks=pytest.mark.long),
+    ],
+)
+def test_a_recipe_has_the_same_digest_with_it(settings):
+    digests = []
+    for more in ((), ("model.activation_checkpointing=true",)):
+        federation = build(read_recipe("quickstart-ferret", (*TINY, *settings, *more)))
+        federation.gather(1)
+        federation.apply(federation.coordinator.close(), {"seconds": {}}, False)
+        digests.append(federation.worker.space.digest())
+    assert digests[0] == digests[1]

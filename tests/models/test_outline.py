@@ -1,0 +1,88 @@
+"""Bases by their configuration alone, how attention is computed, and bases of random weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from fedseed.errors import RecipeError
+from fedseed.models.heads import Head
+from fedseed.models.loading import load_model, locate
+from fedseed.models.outline import has_weights, outline
+from fedseed.weights.digest import base_digest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_random_base.py"
+
+
+def shapes(model):
+    return {name: (tuple(p.shape), p.dtype) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_outline_has_the_models_tensors(dtype):
+    model = load_model("small", dtype)[0]
+    assert shapes(outline("small", dtype, device="meta")) == shapes(model)
+    drawn = outline("small", dtype)
+    assert type(drawn) is type(model) and not drawn.training
+    assert drawn.lm_head.weight is drawn.get_input_embeddings().weight  # tied
+
+
+def test_an_outline_of_a_classifier_has_the_recipes_classes():
+    head = Head(tuple("abc"), 1)
+    assert outline("digits", head=head, device="meta").num_labels == 3
+
+
+def test_a_configuration_alone_is_enough(tmp_path):
+    (tmp_path / "config.json").write_text((Path(locate("small")) / "config.json").read_text())
+    assert shapes(outline(str(tmp_path), device="meta")) == shapes(outline("small", device="meta"))
+    assert not has_weights(str(tmp_path)) and has_weights("small") and has_weights("some/name")
+
+
+def test_what_is_no_configuration_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"model.base = .*: no model can be made from its configuration"):
+        outline(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no-such-type"}))
+    with pytest.raises(RecipeError, match="no model can be made from its configuration"):
+        outline(str(tmp_path))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_is_what_the_recipe_says(attention):
+    model, tokenizer = load_model("small", attention=attention)
+    assert model.config._attn_implementation == attention
+    ids = torch.tensor([tokenizer("The king has a red house.")["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, load_model("small")[0](ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="flash attention may be there")
+def test_attention_that_is_not_to_be_had_is_refused():
+    with pytest.raises(RecipeError, match=r'model.attention = "flash_attention_3": not to be had for Llama.*"eager"'):
+        load_model("small", attention="flash_attention_3")
+
+
+@pytest.mark.long
+def test_a_random_base_is_made_shard_by_shard(tmp_path):
+    """The same bytes again, in shards or not; `load_model` loads it, and the base of another seed is another."""
+    digests = []
+    sizes = ("hidden_size=32", "ffn_dim=48", "word_embed_proj_dim=32", "num_hidden_layers=2", "num_attention_heads=4")
+    options = [word for pair in (*sizes, "vocab_size=1500") for word in ("--set", pair)]
+    for name, more in (("one", []), ("many", ["--shard-bytes", "20000"]), ("other", ["--seed", "2"])):
+        command = [sys.executable, SCRIPT, "opt-125m", "--out", tmp_path / name, *options, *more]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        model, tokenizer = load_model(str(tmp_path / name), "bfloat16")
+        assert len(tokenizer) <= model.get_input_embeddings().num_embeddings
+        digests.append(base_digest(model))
+    assert digests[0] == digests[1] != digests[2]
+    assert len(list((tmp_path / "one").glob("*.safetensors"))) == 1
+    files = sorted((tmp_path / "many").glob("*.safetensors"))
+    assert len(files) > 3
+    with safe_open(files[0], framework="pt") as file:
+        assert all(file.get_tensor(name).dtype == torch.bfloat16 for name in list(file.keys()))
+    spread = model.get_input_embeddings().weight.float().std()
+    assert 0.019 < spread < 0.021
