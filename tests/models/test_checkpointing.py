@@ -116,6 +116,6 @@ def test_a_recipe_has_the_same_digest_with_it(settings):
     for more in ((), ("model.activation_checkpointing=true",)):
         federation = build(read_recipe("quickstart-ferret", (*TINY, *settings, *more)))
         federation.gather(1)
-        federation.apply(federation.coordinator.close(), {"seconds": {}}, False)
+        federation.apply(federation.coordinator.close(), {"round": 1, "seconds": {}}, False)
         digests.append(federation.worker.space.digest())
     assert digests[0] == digests[1]

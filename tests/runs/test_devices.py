@@ -119,7 +119,7 @@ def test_a_torch_without_gpus_is_said_on_the_command_line(tmp_path):
     from fedseed.cli import app as cli
 
     with pytest.raises(RecipeError, match=r'device "cuda": '):
-        cli._run("quickstart-ferret", cli.settings(None, "cuda"), tmp_path / "run", False, [], False)
+        cli._run("quickstart-ferret", cli.settings(None, "cuda"), tmp_path / "run", False, [], False, None, None)
     assert not (tmp_path / "run").exists()
 
 

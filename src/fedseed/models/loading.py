@@ -189,7 +189,7 @@ def load_model(
     except (OSError, ValueError, ImportError) as error:
         raise RecipeError(
             f'model.base = "{base}": its tokenizer or image processor can\'t be loaded ({_first_line(error)}); '
-            f"{_remedy(error)}"
+            f"{_remedy(error, Path(place))}"
         ) from error
     _fit(base, model, processor)
     if where is None:
@@ -198,10 +198,12 @@ def load_model(
     return model, processor
 
 
-def _remedy(error: Exception) -> str:
+def _remedy(error: Exception, folder: Path) -> str:
     """What to do about a tokenizer or image processor that can't be loaded."""
     # where sentencepiece is missing, transformers takes its tokenizer.model for tiktoken's, and asks for tiktoken
-    if find_spec("sentencepiece") is None and any(name in str(error).lower() for name in ("sentencepiece", "tiktoken")):
+    asked = any(name in str(error).lower() for name in ("sentencepiece", "tiktoken"))
+    there = (folder / "tokenizer.model").is_file() or not folder.is_dir()  # of the hub nobody knows here
+    if asked and there and find_spec("sentencepiece") is None:
         return "a tokenizer.model, such as LLaMA's, needs sentencepiece: pip install 'fedseed[sentencepiece]'"
     return "save it into the same folder (save_pretrained)"
 
