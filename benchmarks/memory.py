@@ -121,7 +121,7 @@ def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, i
                 federation.worker.objective.losses(federation.worker.space.model, federation.items[0][:4])
             continue
         federation.gather(number)
-        federation.apply(federation.coordinator.close(), {"seconds": {}}, False)
+        federation.apply(federation.coordinator.close(), {"round": number, "seconds": {}}, False)
     return {"before": before, "peak": _resident("VmHWM")}
 
 

@@ -137,14 +137,18 @@ def test_a_base_that_is_not_there():
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="resident memory is that of a CPU")
 def test_measured_peaks_are_within_15_percent(tmp_path):
-    """At OPT-125M's shapes, a process for each; and a forward pass is all that FedKSeed takes."""
+    """At OPT-125M's shapes, a process for each; and a forward pass is all that FedKSeed takes.
+
+    The benchmark has more of them.
+    """
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         import memory as benchmark
     finally:
         sys.path.pop(0)
     benchmark.prepare(tmp_path)
-    peaks = {name: (a["peak"], b["peak"]) for name, a, b in benchmark.compare(tmp_path, list(benchmark.CASES))}
+    names = ["forward pass", "FedKSeed", "FedAvg, SGD", "FedAvg, SGD, checkpointed", "Ferret, streaming"]
+    peaks = {name: (a["peak"], b["peak"]) for name, a, b in benchmark.compare(tmp_path, names)}
     assert all(abs(b / a - 1) <= 0.15 for a, b in peaks.values()), json.dumps(peaks)
     assert peaks["FedKSeed"][0] <= 1.15 * peaks["forward pass"][0]
     assert peaks["FedAvg, SGD, checkpointed"][0] < peaks["FedAvg, SGD"][0]

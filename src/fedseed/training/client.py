@@ -20,9 +20,12 @@ from fedseed.training.steps import Rounder, Steps, steps_of
 from fedseed.training.streaming import gradients_taken
 from fedseed.weights.change import Change, Floats
 from fedseed.weights.devices import gpus, wait_for
+from fedseed.weights.heap import give_back
 from fedseed.weights.offload import offloaded
 from fedseed.weights.projection import Projection, count_moved
 from fedseed.weights.space import ParameterSpace
+
+MANY_BYTES = 64 << 20  # of weights from which on the memory of gradients is given back after a client
 
 
 @dataclass
@@ -135,6 +138,8 @@ class LocalClient:
         while self._undo:
             self._undo.pop()()
         self._start = self._finer = None
+        if self.cost.backward_passes and self.space.layout.dense_bytes >= MANY_BYTES:
+            give_back()
 
     def _remember(self, copy: bool, offload: bool = False) -> None:
         """See to it that what follows can be undone.
