@@ -20,6 +20,7 @@ EXAMPLES = 24
 ROOT = Path(__file__).parent.parent
 FIRST = ["method.training.steps=2", "method.training.batch=4", "method.training.accumulation=1"]
 SGD = ["method.training.optimizer=sgd", "method.training.learning_rate=1e-6"]
+MANY = ["method.training.batch=16"]  # where activations are more than messages
 FERRET = ["method.name=ferret", "method.directions=8000", "method.blocks=one", "method.allocation=size",
           "method.seeds=shared"]  # fmt: skip
 CASES = {
@@ -30,9 +31,10 @@ CASES = {
         "method.name=fedkseed", "method.steps=2", "method.batch=4", "model.offload_base=false",
     ],
     "FedAvg, AdamW": ["method.name=fedavg", *FIRST],
-    "FedAvg, AdamW, checkpointed": ["method.name=fedavg", *FIRST, "model.activation_checkpointing=true"],
-    "FedAvg, SGD": ["method.name=fedavg", *FIRST, *SGD],
-    "FedAvg, SGD, checkpointed": ["method.name=fedavg", *FIRST, *SGD, "model.activation_checkpointing=true"],
+    "FedAvg, SGD, 16 examples at a time": ["method.name=fedavg", *FIRST, *SGD, *MANY],
+    "FedAvg, SGD, 16 examples, checkpointed": [
+        "method.name=fedavg", *FIRST, *SGD, *MANY, "model.activation_checkpointing=true",
+    ],
     "FedSGD": ["method.name=fedsgd", "method.batch=4", "method.micro_batch=4"],
     "Ferret": [*FERRET, *FIRST, *SGD],
     "Ferret, streaming": [*FERRET, *FIRST, *SGD, "method.streaming=true"],

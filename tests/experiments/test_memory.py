@@ -139,7 +139,7 @@ def test_a_base_that_is_not_there():
 def test_measured_peaks_are_within_15_percent(tmp_path):
     """At OPT-125M's shapes, a process for each; and a forward pass is all that FedKSeed takes.
 
-    The benchmark has more of them.
+    The benchmark has more of them, and one that is not.
     """
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
@@ -147,14 +147,13 @@ def test_measured_peaks_are_within_15_percent(tmp_path):
     finally:
         sys.path.pop(0)
     benchmark.prepare(tmp_path)
-    names = ["forward pass", "FedKSeed", "FedAvg, SGD", "FedAvg, SGD, checkpointed", "Ferret, streaming"]
+    names = ["forward pass", "FedKSeed", "FedAvg, AdamW", "Ferret, streaming"]
     peaks = {name: (a["peak"], b["peak"]) for name, a, b in benchmark.compare(tmp_path, names)}
     assert all(abs(b / a - 1) <= 0.15 for a, b in peaks.values()), json.dumps(peaks)
     assert peaks["FedKSeed"][0] <= 1.15 * peaks["forward pass"][0]
-    assert peaks["FedAvg, SGD, checkpointed"][0] < peaks["FedAvg, SGD"][0]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nothing_of_the_weights_is_read(configuration):
     """A process that reckons for a base of three billion parameters stays as small as it is."""
     config = Path(configuration) / "config.json"

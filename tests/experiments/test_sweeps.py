@@ -307,7 +307,7 @@ def test_workers_and_threads_are_each_runs_own(monkeypatch, tmp_path):
     assert {(job.workers, job.threads) for job, _ in played.jobs} == {(3, 1)}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_runs_process_starts_workers_of_its_own(tmp_path):
     job = Job("x", tmp_path / "out", "quickstart-fedavg", tuple(TINY), workers=2, threads=1)
     helpers = WorkerPool(2)

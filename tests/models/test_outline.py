@@ -65,7 +65,7 @@ def test_attention_that_is_not_to_be_had_is_refused():
         load_model("small", attention="flash_attention_3")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_random_base_is_made_shard_by_shard(tmp_path):
     """The same bytes again, in shards or not; `load_model` loads it, and the base of another seed is another."""
     digests = []

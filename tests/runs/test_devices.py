@@ -55,7 +55,17 @@ def same_on_meta(recipe, overrides, tmp_path):
     return here
 
 
-@pytest.mark.parametrize("name", mark(SMALL, lambda name: name not in ("small-ferret", "small-feedsign"), "long"))
+QUICK = ("small-ferret", "small-feedsign")
+LONG = ("small-fedavg", "small-fedkseed", "small-fedmezo", "small-fedit", "small-fedptuning", "small-mezo")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.long if name in LONG else pytest.mark.slow)
+        for name in SMALL
+    ],
+)
 def test_every_method_names_its_devices(name, tiny, tmp_path):
     alone = ["task.clients=1", "federation.per_round=1"] if name == "small-mezo" else []
     summary = same_on_meta(name, [f"model.base={tiny}", *TINY, *alone, *short(name)], tmp_path)
@@ -68,7 +78,7 @@ def test_every_method_names_its_devices(name, tiny, tmp_path):
             assert orbit.replay(model) == summary["weights_digest"]
 
 
-@pytest.mark.parametrize("optimizer", mark(OPTIMIZERS, lambda name: name != "adamw", "long"))
+@pytest.mark.parametrize("optimizer", mark(OPTIMIZERS, lambda name: name != "adamw"))
 def test_every_optimiser_does(optimizer, tiny, tmp_path):
     overrides = [f"model.base={tiny}", *TINY, "method.training.steps=2", f"method.training.optimizer={optimizer}"]
     same_on_meta("small-fedavg", overrides, tmp_path)

@@ -82,11 +82,24 @@ class Heard:
         self.warnings.append(text)
 
 
+def _many(name, count):
+    """Four workers are for the slow tests, but for a method of each kind."""
+    return count == 4 and name not in ("ferret", "feedsign", "fedavg")
+
+
 # -- the same as one process -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "count"), [(name, count) for name in RUNS if name != "fedsgd" for count in (2, 4)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        pytest.param(name, count, marks=pytest.mark.slow if _many(name, count) else ())
+        for name in RUNS
+        if name != "fedsgd"
+        for count in (2, 4)
+    ],
+)
 def test_digest_metrics_and_orbit_are_those_of_one_process(tmp_path, forked, name, count):
     settings = {"per_round": 5} if count > 3 else {}
     alone = outcome(federation(name, out=tmp_path / "alone", **settings).run())
