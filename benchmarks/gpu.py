@@ -47,7 +47,7 @@ from fedseed.randomness.kernels.reference import Part
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Rebuild, Term
-from fedseed.weights.devices import forget_peak, peak_on, wait_for
+from fedseed.weights.devices import forget_peak, peak_on
 
 TOY = os.environ.get("TRITON_INTERPRET") == "1"  # set by `main`, before the kernels are imported
 DEVICE = torch.device("cpu" if TOY else "cuda")
@@ -107,15 +107,21 @@ class Report:
             self.say(f"- **differs**: {what}")
 
 
+def wait() -> None:
+    """Return when the device has done everything."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def seconds(act: Callable[[], Any], runs: int = RUNS) -> float:
     """Median seconds, the device's work included, after a run that compiles."""
     act()
     spent = []
     for _ in range(runs):
-        wait_for([DEVICE])
+        wait()
         begin = time.perf_counter()
         act()
-        wait_for([DEVICE])
+        wait()
         spent.append(time.perf_counter() - begin)
     return median(spent)
 
@@ -325,13 +331,13 @@ def steps(model: Any) -> Iterator[tuple[str, float, str]]:
         forward()
         pairs = []
         for number in range(2, 2 + (1 if TOY else 2 * RUNS)):
-            wait_for([DEVICE])
+            wait()
             begin = time.perf_counter()
             forward()
             forward()
             middle = time.perf_counter()
             act(number)
-            wait_for([DEVICE])
+            wait()
             pairs.append((time.perf_counter() - middle, middle - begin))
         spent = median(step for step, _ in pairs)
         ratio = median(step / two for step, two in pairs)
@@ -355,7 +361,7 @@ def ferret_round(model: Any, digest: float) -> Iterator[tuple[str, float, str]]:
         forget_peak([DEVICE])
         act, worker = a_round(method, model)
         act(1)
-        wait_for([DEVICE])
+        wait()
         begin = time.perf_counter()
         answer = act(2)
         whole = time.perf_counter() - begin

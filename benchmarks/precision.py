@@ -10,7 +10,6 @@ memory   OPT-125M's shapes with random weights: peak memory and seconds of a cli
 Without names both parts run, in about five minutes on two cores.
 """
 
-import argparse
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from speed import Ready, examples, opt_125m, peak_of
+from speed import Ready, examples, opt_125m, peak_of, run_parts
 
 from fedseed import Basis, ParameterSpace
 from fedseed.runs.assembly import equip
@@ -121,18 +120,5 @@ def memory() -> None:
 PARTS = {"lost": lost, "memory": memory}
 
 
-def main() -> None:
-    """Run the parts that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        child(args.child)
-        return
-    for name in args.parts or PARTS:
-        PARTS[name]()
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(PARTS, child, __doc__)

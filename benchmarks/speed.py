@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -394,18 +394,18 @@ def growth() -> None:
 PARTS = {"kernels": kernels, "step": step, "ferret": ferret, "memory": memory, "growth": growth}
 
 
-def main() -> None:
-    """Run the parts that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
+def run_parts(parts: Mapping[str, Callable[[], None]], child: Callable[[str], None], about: str | None) -> None:
+    """A benchmark's command line: the parts that are asked for, or what a part runs in a process of its own."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0] if about else None)
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args.child)
         return
-    for name in args.parts or PARTS:
-        PARTS[name]()
+    for name in args.parts or parts:
+        parts[name]()
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(PARTS, child, __doc__)

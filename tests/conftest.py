@@ -210,6 +210,15 @@ def without_pictures(monkeypatch):
 
 
 @pytest.fixture
+def quickly(without_pictures):
+    """Without pictures, and without threads that such small networks only wait for."""
+    from fedseed.runs.threads import limited
+
+    with limited(1):
+        yield
+
+
+@pytest.fixture
 def make_problem():
     return Problem
 

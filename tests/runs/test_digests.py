@@ -21,13 +21,7 @@ from fedseed.weights.space import ParameterSpace
 TREE = {"digest_kind": "blake2b-tree"}
 
 
-@pytest.fixture(autouse=True)
-def quickly(without_pictures):
-    """Without pictures, and without threads that such small networks only wait for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def without(lines, *keys):

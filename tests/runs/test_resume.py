@@ -19,14 +19,7 @@ from fedseed.reports.results import read_metrics
 from fedseed.runs.downloads import Downloads, restored
 from support.tiers import mark
 
-
-@pytest.fixture(autouse=True)
-def quickly(without_pictures):
-    """Without pictures, and without threads that such small networks only wait for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 class StoppedError(Exception):

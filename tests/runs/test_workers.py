@@ -30,11 +30,7 @@ LONG = pytest.mark.long
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def quickly(without_pictures):
-    """Without pictures, and without threads that such small networks only wait for."""
-    with limited(1):
-        yield
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ class Worker:
         step = self.method.decode_step(self.state, message.payload)
         change = self.method.change(self.state, step)
         self.space.apply(change)
-        wait_for(self.space.devices)  # who measures this, measures all of it
+        wait_for(self.space.parameters)  # who measures this, measures all of it
         self.state = self.method.advance(self.state, step)
         norm = expected_norm(change, self.space.layout)
         return norm if norm is None or np.isfinite(norm) else None

@@ -88,12 +88,12 @@ class LocalClient:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time spent inside under this name."""
-        wait_for(self.space.devices)
+        wait_for(self.space.parameters)
         begin = time.perf_counter()
         try:
             yield
         finally:
-            wait_for(self.space.devices)
+            wait_for(self.space.parameters)
             self.cost.seconds[name] = self.cost.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     @cached_property

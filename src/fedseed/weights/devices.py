@@ -10,9 +10,14 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
     return tuple(dict.fromkeys(tensor.device for tensor in tensors))
 
 
-def wait_for(devices: Sequence[torch.device]) -> None:
-    """Return when everything that was asked of the devices is done: before a clock is read. A CPU is never behind."""
-    for device in devices:
+def wait_for(tensors: Iterable[torch.Tensor]) -> None:
+    """Return when everything that was asked of the tensors' devices is done: before a clock is read.
+
+    A CPU is never behind, and clocks are read often: where no GPU is in use the tensors are not looked at.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    for device in devices_of(tensors):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

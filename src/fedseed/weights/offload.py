@@ -15,6 +15,8 @@ from typing import Literal
 
 import torch
 
+from fedseed.weights.digest import tensor_bytes
+
 PIECE = 1 << 22  # elements that are read at a time: bounds what is mapped, or copied to a GPU, by 16 MiB
 WORTH = 1 << 26  # bytes of a copy from which on "auto" keeps it out of the way
 ALIGNED = 64  # a tensor's bytes begin at a multiple of this
@@ -76,7 +78,7 @@ class InFile(Offloaded):
             for t in tensors:
                 file.write(bytes(-end % ALIGNED))
                 self._at.append(end + -end % ALIGNED)
-                data = t.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+                data = tensor_bytes(t)
                 file.write(data)
                 end = self._at[-1] + data.nbytes
             file.flush()

@@ -22,7 +22,7 @@ from fedseed.randomness.kernels.reference import Part
 from fedseed.weights.change import Term
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.moving import SMALL, Moves, move_small
-from fedseed.weights.vector import Vector, flat, kernel_of, operand
+from fedseed.weights.vector import Vector, flat, operand
 
 # what asks a tensor about itself, not for its values: no copy is made for these
 _ASKS = {
@@ -74,6 +74,7 @@ class Perturbation:
         self._vector = vector
         self._scale = scale
         self._part = Part(term.basis.spec, term.first, np.asarray(term.coefficients, dtype=np.float32))
+        self._kernels: dict[str, kernels.Kernels] = {}  # by kind of device
         self._prepared: dict[tuple[str, int], Any] = {}
         self._small: dict[int, torch.Tensor] | None = None  # perturbed copies
 
@@ -102,7 +103,7 @@ class Perturbation:
         for p in vector.parameters:
             block = self._vector.only_block(p) if p.numel() <= SMALL and p.is_contiguous() else None
             if block is not None:
-                kernel = kernel_of(p)
+                kernel = self._kernel_of(p)
                 out = copies[id(p)] = torch.empty(p.shape, dtype=p.dtype, device=p.device)
                 run = operand(kernel, out.view(-1)), vector.operand(kernel, p), vector.start_of(p)
                 prepared = self._of(kernel, p, block)
@@ -112,7 +113,7 @@ class Perturbation:
 
     def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
         """out = elements lo..hi of the perturbed parameter, flat."""
-        vector, kernel = self._vector, kernel_of(parameter)
+        vector, kernel = self._vector, self._kernel_of(parameter)
         contiguous = parameter.is_contiguous()
         source = vector.operand(kernel, parameter) if contiguous else operand(kernel, flat(parameter))
         target, dtype = operand(kernel, out), dtype_name(parameter)
@@ -126,7 +127,7 @@ class Perturbation:
         block = self._vector.only_block(parameter)
         if block is None or not parameter.is_contiguous():
             return None
-        kernel, count = kernel_of(parameter), len(rows)
+        kernel, count = self._kernel_of(parameter), len(rows)
         out = torch.empty(count, parameter.shape[1], dtype=parameter.dtype, device=parameter.device)
         source, target = operand(kernel, flat(parameter)), operand(kernel, out.view(-1))
         kernel.move_rows(
@@ -142,7 +143,7 @@ class Perturbation:
             Shape (..., rows of the matrix); None if that is not possible without a copy of the matrix.
         """
         tensors = (x, parameter) if bias is None else (x, parameter, bias)
-        block, kernel = self._vector.only_block(parameter), kernel_of(parameter)
+        block, kernel = self._vector.only_block(parameter), self._kernel_of(parameter)
         if (
             kernel.product is None
             or block is None
@@ -161,6 +162,13 @@ class Perturbation:
             lambda count: self.scratch(torch.float32, count).numpy(),
         )  # fmt: skip
         return out.view(*x.shape[:-1], rows)
+
+    def _kernel_of(self, parameter: torch.Tensor) -> kernels.Kernels:
+        """The kernels for a parameter's device, looked up once."""
+        kind = parameter.device.type
+        if kind not in self._kernels:
+            self._kernels[kind] = kernels.current(kind)
+        return self._kernels[kind]
 
     def _of(self, kernel: kernels.Kernels, parameter: torch.Tensor, block: int) -> Any:
         """The direction as the kernels of a parameter's device take it."""

@@ -98,6 +98,9 @@ def _as_int(_context: Any, value: Any) -> Any:
     return types.int32(value), generate
 
 
+# -- random words, and entries made of them --------------------------------------------------------------------------
+
+
 @njit(cache=True)
 def _fill_words(out, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
     """out[w, b] = word w of Philox block first + b."""
@@ -205,6 +208,9 @@ def _add_table(total, words, blocks, table):  # type: ignore[no-untyped-def]
                 total[at + i] += _signed(table[at + i], word, i)
 
 
+# -- sums of directions, a chunk at a time ---------------------------------------------------------------------------
+
+
 @njit(cache=True)
 def _add_scaled(total, v, count, coefficient):  # type: ignore[no-untyped-def]
     """total += coefficient * v."""
@@ -251,6 +257,9 @@ def _fill_lone(total, words, unit, base, lo, hi, payload):  # type: ignore[no-un
     if coefficient != _ONE:
         for i in range(4 * blocks):
             v[i] *= coefficient
+
+
+# -- weights in their dtypes -----------------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -408,6 +417,9 @@ def _shift_signs_typed(out, words, blocks, table, scale, half):  # type: ignore[
     return sixteen
 
 
+# -- moving: w + scale * sum, in one pass ----------------------------------------------------------------------------
+
+
 @njit(cache=True)
 def _copy(out, source, count):  # type: ignore[no-untyped-def]
     """out[:count] = source[:count]; twice as fast as the assignment of a slice."""
@@ -501,6 +513,9 @@ def _move_rows_serial(out, source, rows, width, start, half, units, payload, sca
     for i in range(rows.size):
         at = rows[i] * width
         _move_run(out, i * width, source, at, start + at, width, half, units, payload, scale)
+
+
+# -- a product with a matrix that is moved in the cache --------------------------------------------------------------
 
 
 def _tile(width):  # type: ignore[no-untyped-def]
@@ -708,6 +723,9 @@ def _product(out, x, source, bias, start, units, payload, scale, packed, slabs, 
             _multiply_slab(out, packed[thread % packed.shape[0]], slab, here, n, sums[thread], bias, ahead)
 
 
+# -- many steps in one pass, each rounded ----------------------------------------------------------------------------
+
+
 def _read(current, source, count, half):  # type: ignore[no-untyped-def]
     """current = the first `count` weights of source, as float32."""
 
@@ -815,6 +833,9 @@ def _steps(out, start, half, units, payload, ends, scales):  # type: ignore[no-u
         _steps_run(out, start, a, b, half, units, payload, ends, scales)
 
 
+# -- the sum alone ---------------------------------------------------------------------------------------------------
+
+
 @njit(cache=True)
 def _combine_run(out, start, begin, end, units, payload):  # type: ignore[no-untyped-def]
     """out[begin - start ...] = the sum over elements begin..end."""
@@ -836,6 +857,9 @@ def _combine(out, start, units, payload):  # type: ignore[no-untyped-def]
     for run in prange((stop + _RUN - 1) // _RUN - first):
         a = max(start, (first + run) * _RUN)
         _combine_run(out, start, a, min(stop, (first + run + 1) * _RUN), units, payload)
+
+
+# -- inner products --------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)
@@ -980,6 +1004,9 @@ def _add_rows(out, rows):  # type: ignore[no-untyped-def]
             out[i] += rows[row, i]
 
 
+# -- words for the host ----------------------------------------------------------------------------------------------
+
+
 @njit(cache=True, parallel=True)
 def _element_words(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
     count = out.size
@@ -1006,6 +1033,9 @@ _UNIT = np.dtype(
     [("kind", "i8"), ("domain", "i8"), ("key0", "u8"), ("key1", "u8"), ("first", "i8"), ("begin", "i8"), ("end", "i8"),
      ("mass", "f4"), ("bound", "f4")]
 )  # fmt: skip
+
+
+# -- the host's side: what the other kernels offer, too --------------------------------------------------------------
 
 
 class Prepared(NamedTuple):
