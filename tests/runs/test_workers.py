@@ -235,15 +235,22 @@ class Killer:
         monkeypatch.setattr(Team, "begin", beginning)
 
     def moment(self):
-        """Something has happened: perhaps a worker dies of it. None does so often in a row that the run gives up."""
+        """Something has happened: perhaps a worker dies of it. None does so often in a row that the run gives up.
+
+        The last kills are kept for what no worker was hit at yet: each loads again after the one before, and works
+        in every round.
+        """
         with self._lock:
-            if self.team is None or not self.left or self.random.random() > 0.3:
+            missing = DOINGS - set(self.hit.values())
+            kept = self.left <= len(missing)
+            if self.team is None or not self.left or (not kept and self.random.random() > 0.3):
                 return
             alive = [
                 seat
                 for seat in self.team.seats
                 if seat.process.poll() is None and seat.process.pid not in self.hit
-                and max(seat.deaths, 0 if seat.task is None else seat.task.losses) < MOST_DEATHS - 2
+                and (not kept or doing(seat) in missing)
+                and max(seat.deaths, 0 if seat.task is None else seat.task.losses) < MOST_DEATHS - (1 if kept else 2)
             ]  # fmt: skip
             if alive:
                 self.random.shuffle(alive)
@@ -254,8 +261,11 @@ class Killer:
                 os.kill(seat.process.pid, signal.SIGKILL)
 
 
+DOINGS = {"loading", "working", "idle"}
+
+
 def doing(seat):
-    """What a worker does at the moment."""
+    """What a worker does at the moment: one of `DOINGS`."""
     return "loading" if not seat.ready else "working" if seat.task is not None else "idle"
 
 
@@ -272,7 +282,7 @@ def test_workers_killed_at_ten_random_moments_change_nothing(tmp_path, forked, m
     killer, heard = Killer(10, seed, monkeypatch), Heard()
     run = federation(name, out=tmp_path / "shared", rounds=12, workers=workers(name, 2), progress=heard)
     assert outcome(run.run()) == alone
-    assert len(killer.hit) == 10 and set(killer.hit.values()) == {"loading", "working", "idle"}
+    assert len(killer.hit) == 10 and set(killer.hit.values()) == DOINGS
     died = [text for text in heard.warnings if "died (killed by SIGKILL" in text]
     assert len(died) in (9, 10)  # the last one may have died with the run
 
