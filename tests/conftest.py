@@ -4,6 +4,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it;
 if "PYTEST_XDIST_WORKER" in os.environ:  # side by side with others: a thread each is faster for operations so short
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import signal
 from collections import Counter
 
 import pytest
@@ -23,6 +24,9 @@ from support.instruction_files import (
 from support.pictures import tiny_classifier, write_cifar10, write_cifar100
 from support.problem import Problem
 from support.tiers import SLOW
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: what tests start must hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LABEL_WORDS = "terrible bad okay good great Yes Maybe No Description Entity Expression Human Location Number It was a"
 
