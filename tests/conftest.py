@@ -208,9 +208,11 @@ def problem():
 @pytest.fixture
 def without_pictures(monkeypatch):
     """Runs that leave out what takes half a second each, where a test does not look at it."""
+    from fedseed.runs import network
     from fedseed.runs.loop import Backend
 
     monkeypatch.setattr(Backend, "draw", lambda self, folder, metrics: None)
+    monkeypatch.setattr(network, "draw_apart", lambda *_: None)
 
 
 @pytest.fixture

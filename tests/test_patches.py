@@ -45,8 +45,9 @@ def test_the_guide_shows_the_patch(name):
     assert len(list(files(name))) <= most and f"pytest {tests}\n" in GUIDE
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", COST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=getattr(pytest.mark, "long" if name == "method" else "slow")) for name in COST]
+)
 def test_a_patch_applies_and_its_tests_pass(name, tmp_path):
     tree = tmp_path / "fedseed"
     ignore = shutil.ignore_patterns("__pycache__", "golden", "patches")

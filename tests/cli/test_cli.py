@@ -1,6 +1,7 @@
 """The command line, most of it in this process; what must be a process of its own is one."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -8,7 +9,9 @@ import sys
 
 import pytest
 
-from support.command import fedseed, fedseed_process
+from fedseed.reports.progress import Shown
+from support.command import fedseed
+from support.forked import fedseed_forked
 
 TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.evaluation=1", "task.unseen=1",
         "task.examples=5", "evaluation.every=2", "evaluation.max_new_tokens=4"]  # fmt: skip
@@ -88,7 +91,7 @@ def test_a_wrong_recipe_ends_with_2_and_one_line(words, text, tmp_path):
 @pytest.mark.long
 def test_wrong_command_lines_end_with_2():
     for words in (["fly"], ["run"], ["list", "birds"], ["run", "quickstart-ferret", "--sett", "x=1"]):
-        assert fedseed_process(*words).returncode == 2
+        assert fedseed_forked(*words).returncode == 2
 
 
 def test_other_failures_end_with_1_and_one_line(tmp_path):
@@ -106,13 +109,9 @@ def test_list(what, text):
     assert done.returncode == 0 and text in done.stdout
 
 
-KILLED = """
-import os, signal
-from fedseed.reports.progress import Shown
-Shown.round = lambda self, line: os.kill(os.getpid(), signal.SIGKILL) if line["round"] == 1 else None
-from fedseed.cli import main
-main()
-"""
+def dying():
+    """The first round kills the process that shows it."""
+    Shown.round = lambda self, line: os.kill(os.getpid(), signal.SIGKILL) if line["round"] == 1 else None
 
 
 @pytest.mark.long
@@ -120,7 +119,7 @@ def test_a_killed_run_is_resumed(finished, tmp_path):
     """Killed when the first round is on disk, taken up in another process: the same files as if it had not been."""
     folder = tmp_path / "run"
     words = ["run", "quickstart-ferret", *SETS, "--out", folder]
-    assert fedseed_process(*words, code=KILLED).returncode == -signal.SIGKILL
+    assert fedseed_forked(*words, before=dying).returncode == -signal.SIGKILL
     assert (folder / "metrics.jsonl").read_text().count("\n") == 2
     again = fedseed(*words)
     assert again.returncode == 1 and "unfinished" in again.stderr and "--resume" in again.stderr

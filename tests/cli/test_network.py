@@ -15,6 +15,8 @@ from fedseed.cli import app as cli
 from fedseed.cli.network import describe, read_examples
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
+from fedseed.transport import nats_connection
+from support.forked import fedseed_forked
 
 RECIPE = """
 rounds = 6
@@ -63,7 +65,8 @@ def silent_port():
     return listening, listening.getsockname()[1]
 
 
-def test_servers_that_are_not_there(fedseed, recipe, tmp_path):
+def test_servers_that_are_not_there(fedseed, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(nats_connection, "CONNECT_SECONDS", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -123,12 +126,11 @@ def without_torch(tmp_path):
 
 
 COMMAND = [sys.executable, "-c", "from fedseed.cli.app import main; main()"]
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # gradients are sums, and threads decide their order
 
 
 def run_here(recipe, out):
     """The summary of `fedseed run`."""
-    subprocess.run([*COMMAND, "run", str(recipe), "--out", str(out)], check=True, env=ONE_THREAD, stdout=-1)
+    assert fedseed_forked("run", recipe, "--out", out).returncode == 0
     return json.loads((out / "summary.json").read_text())
 
 
@@ -138,17 +140,14 @@ def digest_over(where, recipe, out, environment):
         [*COMMAND, "serve", str(recipe), *where, "--out", str(out)],
         env=environment, stdout=-1, stderr=-2, text=True,
     )  # fmt: skip
-    joined = subprocess.Popen(
-        [*COMMAND, "join", str(recipe), *where, "--client", "client-0[12]", "--client", "client-03"],
-        env=ONE_THREAD, stdout=-1, stderr=-2, text=True,
-    )  # fmt: skip
-    told = joined.communicate(timeout=400)[0]
+    clients = ["--client", "client-0[12]", "--client", "client-03"]
+    joined = fedseed_forked("join", recipe, *where, *clients, beside=serving)
     if joined.returncode:
         serving.kill()  # it would wait for clients
     served = serving.communicate(timeout=200)[0]
-    assert (joined.returncode, serving.returncode) == (0, 0), told + served
+    assert (joined.returncode, serving.returncode) == (0, 0), joined.stdout + joined.stderr + served
     digest = [line for line in served.splitlines() if line.startswith("weights digest")]
-    assert digest == [line for line in told.splitlines() if line.startswith("weights digest")]
+    assert digest == [line for line in joined.stdout.splitlines() if line.startswith("weights digest")]
     return digest[0].split()[-1]
 
 

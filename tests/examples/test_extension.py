@@ -16,9 +16,9 @@ from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.base import Access
+from support.forked import fedseed_forked as run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CLI = "from fedseed.cli import main; main()"
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,6 @@ def installed(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def run(*words, path=(), cwd=None):
-    command = [sys.executable, "-c", CLI, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(path), cwd=cwd)
 
 
 def environment(path):
@@ -146,8 +141,9 @@ def test_a_plugin_in_one_file(tmp_path):
         for line in run("list", "aggregation", "--plugin", plugin).stdout.splitlines()
     )
     settings = ["rounds=1", "method.seeds=shared", "aggregation.name=clipped-mean", "method.training.steps=1",
-                "method.directions=20", "task.clients=2",
-                "federation.per_round=2", "task.examples=8", "evaluation.rouge=false"]  # fmt: skip
+                "method.training.batch=2", "method.training.accumulation=1", "method.directions=20", "task.clients=2",
+                "federation.per_round=2", "task.examples=4", "task.evaluation=1", "task.unseen=0",
+                "evaluation.rouge=false"]  # fmt: skip
     words = ["run", "small-ferret", *(word for text in settings for word in ("--set", text)), "--out", tmp_path / "run"]
     assert run(*words).returncode == 2
     done = run(*words, "--plugin", plugin)

@@ -17,6 +17,8 @@ from support.network import repeats
 from support.problem import Problem
 from support.tiers import tiered
 
+pytestmark = pytest.mark.usefixtures("quickly")
+
 TRAINING = {"learning_rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
 METHODS = {
     "ferret": {"name": "ferret", "directions": 300, "basis": "hadamard", "blocks": "one", "seeds": "shared",

@@ -42,7 +42,7 @@ def until(true, what, seconds=120):
 def test_the_result_is_that_of_one_process(name, problem, network, shared_server, in_process):
     net = network(shared_server, METHODS[name])
     expected = in_process(problem, net.recipe)
-    coordinator = net.coordinator()
+    coordinator = net.coordinator(pictures=True)
     hosts = [net.host(0, 3), net.host(1), net.host(2, 4)]
     net.check(problem, coordinator, hosts, expected.summary)
     for ours, theirs in zip(net.lines(), expected.metrics, strict=True):

@@ -90,6 +90,7 @@ def digest_of_a_product():
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_processors_with_narrower_registers_give_the_same_bits():
     """Compiled for AVX2, whose tiles have another shape, where this processor has it."""
     features = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"

@@ -13,6 +13,7 @@ from fedseed.runs.assembly import build
 from fedseed.runs.loop import Backend
 from fedseed.runs.recipe import read_recipe
 from support.problem import Problem
+from support.tiers import SLOW
 
 
 def lines(*losses):
@@ -114,7 +115,7 @@ def expected_end(rounds, every, patience, losses):
 LOSSES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan]), min_size=13, max_size=13)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40 if SLOW else 6)
 @given(
     method=st.sampled_from(sorted(METHODS)),
     rounds=st.integers(1, 12),

@@ -1,14 +1,14 @@
-"""The command line without a process of its own, which would take four seconds to import what this one has."""
+"""The command line without a process of its own, which would take four seconds to import what this one has.
+
+`forked.py` has it as a process.
+"""
 
 import contextlib
 import io
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 from unittest import mock
-
-CODE = "from fedseed.cli import main; main()"
 
 
 def fedseed(*words, cwd=None):
@@ -33,8 +33,3 @@ def fedseed(*words, cwd=None):
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return SimpleNamespace(returncode=code, stdout=said.getvalue(), stderr=errors.getvalue())
-
-
-def fedseed_process(*words, cwd=None, code=CODE):
-    """The same in a process of its own; another `code` is what the process runs."""
-    return subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, cwd=cwd)

@@ -1,12 +1,10 @@
 """Worker processes in milliseconds: forks of one that has imported torch, in place of new ones that do."""
 
-import multiprocessing
 import os
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["support.worker_runs", "fedseed.randomness.kernels.cpu", "torch._dynamo"])
+from support.forked import CONTEXT
 
 
 class Forked:

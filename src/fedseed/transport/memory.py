@@ -150,7 +150,9 @@ class MemoryEnd(End):
         return await self._answer([one.tell_status for one in self._shared.coordinators()], seconds)
 
     async def _answer(self, asked: Sequence[Callable[[Callable[[bytes], None]], None]], seconds: float) -> bytes | None:
-        """Ask with a way to answer; the first answer, or None."""
+        """Ask with a way to answer; the first answer, or None: at once where nobody is there who could give one."""
+        if self.reached and not asked:
+            return None
         answer: asyncio.Future[bytes] = self._loop.create_future()
 
         def reply(data: bytes) -> None:

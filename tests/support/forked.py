@@ -1,0 +1,65 @@
+"""Processes in milliseconds: forks of one that has imported torch and the command line, in place of new ones that do.
+
+That one has computed nothing, so no thread of torch's or numba's is there yet. A test of what a process imports, or of
+its start, needs a new one.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["support.worker_runs", "support.command_line", "fedseed.randomness.kernels.cpu", "torch._dynamo"]
+)
+
+
+def fedseed_forked(*words, cwd=None, path=(), before=None, beside=None):
+    """`fedseed WORDS` in a process of its own.
+
+    Args:
+        words: of the command line.
+        cwd: its working directory.
+        path: folders from which it imports as well.
+        before: a function of a test's module, called first.
+        beside: a `subprocess.Popen` without which it would wait for ever: killed when that has failed.
+
+    Returns:
+        Its `returncode`, negative after a signal, `stdout` and `stderr`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder, name) for name in ("out", "err")]
+        process = CONTEXT.Process(target=_live, args=([*map(str, words)], cwd, [*map(str, path)], said, before))
+        process.start()
+        while process.exitcode is None:
+            process.join(None if beside is None else 0.1)
+            if beside is not None and beside.poll():
+                process.kill()
+        texts = [file.read_text() if file.exists() else "" for file in said]
+    return SimpleNamespace(returncode=process.exitcode, stdout=texts[0], stderr=texts[1])
+
+
+def _live(words, cwd, path, said, before):
+    """The command's life."""
+    for number, file in enumerate(said, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    torch.set_num_threads(1)  # gradients are sums, and threads decide their order
+    with contextlib.ExitStack() as stack:
+        stack.callback(sys.stderr.flush)
+        stack.callback(sys.stdout.flush)
+        os.environ["COLUMNS"] = "200"
+        sys.path[:0] = path
+        sys.argv = ["fedseed", *words]
+        if cwd is not None:
+            os.chdir(cwd)
+        if before is not None:
+            before()
+        from fedseed.cli import main
+
+        main()
