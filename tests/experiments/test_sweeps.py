@@ -253,7 +253,7 @@ def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
     assert (out / "compare.md").read_text().count("quickstart-fedavg") >= 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_jobs_at_a_time_make_the_same_table_and_stop_together(tmp_path):
     words = ["--jobs", "2", "--grid", "method.training.learning_rate=1e-3,3e-3"]
     stopped = start(tmp_path / "out", *words, before=HELD)

@@ -129,10 +129,15 @@ def write_data(name):
 
 # one with gradients, one zeroth-order and one with pictures are quick, the others are long
 QUICK = ("published-ferret", "published-feedsign", "published-feedsign-vit-cifar10")
+SLOW = ("published-zo-fedsgd-resnet18-cifar10",)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in NAMES]
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow if name in SLOW else pytest.mark.long)
+        for name in NAMES
+    ],
 )
 def test_two_rounds_with_all_settings_but_sizes_as_published(name, made, tmp_path, without_pictures):
     published = read_recipe(name)
