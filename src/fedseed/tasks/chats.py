@@ -12,7 +12,7 @@ from fedseed.errors import RecipeError
 from fedseed.tasks.data import Chat, ChatStyle
 from fedseed.tasks.files import Record
 
-Message = dict[str, Any]
+Message = Mapping[str, Any]
 ROLES = {
     "system": "System",
     "user": "User",
