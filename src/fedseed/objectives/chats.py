@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from jinja2 import TemplateError
@@ -184,7 +185,7 @@ class ChatTemplate:
             raise ValueError(f"{chat.where or repr(chat.prompt[:60])}: {error}") from error
 
     def _tokens(self, written: Written, remarks: tuple[str, ...]) -> Tokens:
-        ids, places = self._encode(written.text)
+        ids, places = self._encode(written.text, [begin for begin, _ in written.answers])
         spans = [self._answer(ids, places, begin, end) for begin, end in written.answers]
         begin, end = spans[-1]
         if end == len(ids) and not self._ends(ids[-1]):  # nothing ends the answer
@@ -192,12 +193,29 @@ class ChatTemplate:
             spans[-1] = begin, end + 1
         return Tokens(tuple(ids), begin, tuple(spans), remarks=remarks)
 
-    def _encode(self, text: str) -> tuple[list[int], list[Span]]:
-        """Tokens, and the characters that each stands for; one token's begin where those of the last one end."""
+    def _encode(self, text: str, asked: Sequence[int] = ()) -> tuple[list[int], list[Span]]:
+        """Tokens, and the characters that each stands for.
+
+        An answer begins with a token of its own, as in generation: text is tokenised apart where one would reach
+        across (after a template that asks with a blank at its end, say).
+        """
+        ids, places = self._encode_whole(text)
+        cuts = [cut for cut in asked if any(begin < cut < end for begin, end in places)]
+        if not cuts:
+            return ids, places
+        ids, places = [], []
+        for begin, end in pairwise([0, *cuts, len(text)]):
+            more, there = self._encode_whole(text[begin:end])
+            ids += more
+            places += [(begin + a, begin + b) for a, b in there]
+        return ids, places
+
+    def _encode_whole(self, text: str) -> tuple[list[int], list[Span]]:
+        """The tokens of a text; where the tokenizer left blanks out of one's characters, it begins with them."""
         made = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         places, before = [], 0
         for begin, end in made["offset_mapping"]:
-            places.append((begin if begin < end else before, end))  # blanks that the tokenizer left out of it
+            places.append((begin if begin < end else before, end))
             before = end
         return list(made["input_ids"]), places
 

@@ -125,17 +125,20 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         raise RecipeError(
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
         )
-    measured, limit = recipe.evaluation, f"evaluation.max_length = {recipe.evaluation.max_length:,} tokens"
-    positions = room = longest_input(model)
-    if positions is not None:
-        positions -= adapters.virtual_tokens(adapter)
-    if positions is not None and positions < measured.max_length:
-        measured, limit = measured.model_copy(update={"max_length": positions}), f"the model's {positions:,} positions"
+    room = longest_input(model)
+    measured, limit = within(recipe.evaluation, None if room is None else room - adapters.virtual_tokens(adapter))
     try:
         objective = kind.objective(tokenizer, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{settings.base}": {error}') from error
     return Equipment(model, trainable, objective, kind, measured, limit, room, base_files)
+
+
+def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
+    """Settings for a model with so many positions (None: any number), and what makes an example too long."""
+    if positions is not None and positions < settings.max_length:
+        return settings.model_copy(update={"max_length": positions}), f"the model's {positions:,} positions"
+    return settings, f"evaluation.max_length = {settings.max_length:,} tokens"
 
 
 def evaluation_of(
