@@ -111,7 +111,7 @@ def _text(row: Record, style: Style) -> Example:
 
 TEXT = Form("text", ("text",), _text)
 FORMS = (
-    Form("prompt, options, gold", ("prompt", "options", "gold"), _options),
+    Form("prompt, options, gold", ("options", "prompt", "gold"), _options),
     Form("prompt, completion", ("prompt", ("completion", "response")), _completion),
     Form("instruction, input, output", ("instruction", ("output", "response")), _instruction),
     Form("messages", ("messages",), _chat),
