@@ -5,8 +5,8 @@ import pytest
 from fedseed.objectives.losses import CausalLM, Choices
 from fedseed.objectives.prepared import about, idle, prepare_clients
 from fedseed.objectives.tokens import Tokens, fitted
-from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example
 from fedseed.tasks.chats import chat_of
+from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example
 
 LONG = Tokens(tuple(range(20)), 15, ((5, 8), (15, 20)))
 

@@ -19,7 +19,9 @@ def load(path, **settings):
 
 
 def everything(data):
-    return sorted([e.prompt, e.response] for part in (*(c.examples for c in data.clients), data.evaluation[""]) for e in part)
+    return sorted(
+        [e.prompt, e.response] for part in (*(c.examples for c in data.clients), data.evaluation[""]) for e in part
+    )
 
 
 def example(tmp_path, row, **settings):
@@ -119,7 +121,9 @@ def test_a_name_on_the_hub_that_can_not_be_had_says_so(monkeypatch):
     with pytest.raises(RecipeError, match=r'task.path = "some/where": no such file or folder here, nor on the hub'):
         load("some/where")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(RecipeError, match=r"names on the hub need the datasets library \(pip install 'fedseed\[hub\]'\)"):
+    with pytest.raises(
+        RecipeError, match=r"names on the hub need the datasets library \(pip install 'fedseed\[hub\]'\)"
+    ):
         load("some/where")
 
 
@@ -209,7 +213,9 @@ def test_chats_of_both_forms_are_the_same(tmp_path):
         ]
         assert made.messages[2]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Bonn"}}
         assert made.tools == tuple(tools) and made.answers == ("Sunny.",)
-        assert made.prompt.endswith('Assistant: {"name": "weather", "arguments": {"city": "Bonn"}}\n\nTool: sun\n\nAssistant:')
+        assert made.prompt.endswith(
+            'Assistant: {"name": "weather", "arguments": {"city": "Bonn"}}\n\nTool: sun\n\nAssistant:'
+        )
     assert "name" not in first.messages[3]  # what is null is not there
     write_table(tmp_path / "t.csv", [{"messages": json.dumps(openai), "tools": json.dumps(tools)}] * 2)
     assert load(tmp_path / "t.csv", clients=1).clients[0].examples[0] == first
@@ -218,7 +224,10 @@ def test_chats_of_both_forms_are_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"conversations": [{"from": "cat", "value": "x"}]}, r"conversations\[0\]: \"from\" = 'cat': one of system, human"),
+        (
+            {"conversations": [{"from": "cat", "value": "x"}]},
+            r"conversations\[0\]: \"from\" = 'cat': one of system, human",
+        ),
         ({"conversations": [{"from": "human", "value": None}]}, r'"value" = null: text is expected'),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -246,7 +255,9 @@ def test_how_chats_are_written_is_the_recipes_to_say(tmp_path):
     (tmp_path / "mine.jinja").write_text("{{ 1 }}")
     given = example(tmp_path, chat, chat_template=str(tmp_path / "mine.jinja"), loss_on="all")
     assert given.style == ChatStyle("given", "{{ 1 }}", "all")
-    with pytest.raises(RecipeError, match=r'nowhere: there is no such file; task.chat_template = "nowhere": give "own"'):
+    with pytest.raises(
+        RecipeError, match=r'nowhere: there is no such file; task.chat_template = "nowhere": give "own"'
+    ):
         example(tmp_path, chat, chat_template="nowhere")
 
 

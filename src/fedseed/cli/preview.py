@@ -33,8 +33,8 @@ def preview(
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     console.print(clients_table(found.clients))
     console.print(
-        f"Parts: what is learnt from; tokens of the one in the middle and the longest (over {found.limit} they are left "
-        "out or cut); count: the share of tokens that count for the loss.",
+        f"Parts: what is learnt from. Median, longest: their tokens; what is over {found.limit} is left out or cut. "
+        "Count: the share of tokens that count for the loss.",
         highlight=False, markup=False,
     )  # fmt: skip
     console.print()
