@@ -17,13 +17,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("preview")
     chat_base(folder / "base", "qwen2")
     for name in ("anna", "bert"):
-        turns = [
-            ("user", "Hello"),
-            ("assistant", "I am well."),
-            ("user", "And of Italy?"),
-            ("assistant", "It is Rome."),
-        ]
-        rows = [{"messages": [{"role": r, "content": f"{c}"} for r, c in turns]} for _ in range(5)]
+        said = ["Hello", "I am well.", "And of Italy?", "It is Rome."]
+        turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+        rows = [{"messages": turns} for _ in range(5)]
         if name == "bert":
             rows.append({"messages": [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "y"}]})
         write_lines(folder / "chats" / f"{name}.jsonl", rows)

@@ -74,7 +74,7 @@ def test_what_was_done_is_said_once_with_whose_it_is(small):
     assert idle(prepared) == ("1 of 3 clients has no usable example and sends nothing: bert",)
     assert about(prepared, "30 tokens") == (
         "3 of the clients' examples left out (over 30 tokens); whose: anna 2, bert 1",
-        '1 of the clients\' examples written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no '
+        '1 of the clients\' examples are written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no '
         "chat template",
     )
     cut = prepare_clients(CausalLM(small[1], 30, "left"), clients)

@@ -10,11 +10,11 @@ from fedseed.tasks.data import ClientData
 
 SHOWN = 6  # clients that are named
 REMARKS = {
-    "plain": 'written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no chat template',
-    "apart": "one for each answer of a chat: the chat template rewrites earlier answers",
+    "plain": 'are written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no chat template',
+    "apart": "are one for each answer of a chat: the chat template rewrites earlier answers",
     "system": "have their system message in the first user's: the chat template has no place for it",
     "tools": "have tools that the chat template leaves out",
-    "split": "pieces of longer texts",
+    "split": "are pieces of longer texts",
 }
 
 

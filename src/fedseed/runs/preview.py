@@ -195,5 +195,6 @@ def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     texts = []
     for token, raw in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
         text = tokenizer.decode([token])
-        texts.append(f" {text}" if str(raw).startswith("▁") and not text.startswith(" ") else text)
+        blank = str(raw).startswith(("▁", "Ġ")) and not text.startswith(" ")
+        texts.append(f" {text}" if blank else text or str(raw))
     return texts
