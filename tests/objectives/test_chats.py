@@ -172,7 +172,9 @@ def test_without_a_template_chats_are_plain_text_and_that_is_said(small):
     first, last = prepared(tokenizer, MESSAGES, writing="plain", loss_on="all")
     assert last == asked and first.ids[-1] == tokenizer.eos_token_id
     assert first.ids[: first.response_start] == last.ids[: first.response_start]
-    with pytest.raises(RecipeError, match="its tokenizer has no chat template"):
+    with pytest.raises(
+        RecipeError, match=r'task.chat_template = "own": the base.s tokenizer has no chat template; give'
+    ):
         prepared(tokenizer, MESSAGES, writing="own")
     template = "{% for m in messages %}{{ m.role + ':' + m.content + '</s>' }}{% endfor %}"
     (item,) = prepared(tokenizer, MESSAGES[1:3], writing="given", template=template)

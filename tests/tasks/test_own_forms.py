@@ -184,6 +184,14 @@ def test_prompts_with_responses_with_options_and_texts(tmp_path):
         load(tmp_path / "data.jsonl")
 
 
+def test_fields_may_be_called_otherwise_in_the_data(tmp_path):
+    row = {"question": "P", "answer": "R", "prompt": "not this"}
+    fields = {"prompt": "question", "completion": "answer"}
+    assert example(tmp_path, row, fields=fields) == Example("P", "R")
+    with pytest.raises(RecipeError, match=r'line 1: no "reply", which task.fields takes for "completion"; .*line 2'):
+        example(tmp_path, row, fields={"prompt": "question", "completion": "reply"})
+
+
 def test_chats_of_both_forms_are_the_same(tmp_path):
     call = {"name": "weather", "arguments": '{"city": "Bonn"}'}
     tools = [{"type": "function", "function": {"name": "weather"}}]

@@ -51,12 +51,10 @@ class ChatTemplate:
         given: a Jinja template in place of the tokenizer's own.
 
     Raises:
-        ValueError: the tokenizer has no template, or does not say which characters its tokens stand for.
+        ValueError: the tokenizer does not say which characters its tokens stand for.
     """
 
     def __init__(self, tokenizer: Any, given: str = "") -> None:
-        if not given and not tokenizer.chat_template:
-            raise ValueError("its tokenizer has no chat template")
         if not tokenizer.is_fast:
             raise ValueError(
                 "its tokenizer does not say which characters a token stands for (it is no fast one), so that the "
@@ -238,10 +236,14 @@ class ChatTemplate:
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items()}
         return frozenset({i for i, text in added.items() if text.strip()} | set(self.tokenizer.all_special_ids))
 
+    @cached_property
     def end_of_turn(self) -> int | None:
-        """The token that ends an answer; None: none does."""
+        """The token that ends an answer; None: none does, or the template takes more than a question and an answer."""
         probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        tokens = self._tokens(self.write(probe, [], last_only=True)[-1], ())
+        try:
+            tokens = self._tokens(self.write(probe, [], last_only=True)[-1], ())
+        except ValueError:
+            return None
         end = tokens.ids[tokens.learnt[-1][1] - 1]
         return end if self._ends(end) else None
 

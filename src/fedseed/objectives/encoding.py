@@ -52,6 +52,10 @@ class Encoder:
         """
         if style.writing == "plain" or (style.writing == "auto" and not self.tokenizer.chat_template):
             return None
+        if style.writing == "own" and not self.tokenizer.chat_template:
+            raise RecipeError(
+                'task.chat_template = "own": the base\'s tokenizer has no chat template; give a file with one, or "plain"'
+            )
         if style.template not in self._templates:
             try:
                 self._templates[style.template] = ChatTemplate(self.tokenizer, style.template)
@@ -62,7 +66,7 @@ class Encoder:
     def ends_of(self, example: Example) -> tuple[int, ...]:
         """The tokens that end a response to an example, besides the end-of-sequence token."""
         template = self.template_of(example.style) if isinstance(example, Chat) else None
-        end = None if template is None else template.end_of_turn()
+        end = None if template is None else template.end_of_turn
         return () if end is None or end == self.tokenizer.eos_token_id else (end,)
 
     def _items(self, example: Example) -> list[Tokens]:

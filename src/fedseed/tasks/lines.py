@@ -1,7 +1,7 @@
 """Reading rows into examples: all of one form, with one report of all that is wrong, and what is there twice."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
@@ -24,6 +24,7 @@ class Reader:
 
     Args:
         style: what rows are put into.
+        fields: the names that a form's fields have in the rows, where they are others.
 
     Attributes:
         form: that of the first row.
@@ -31,8 +32,9 @@ class Reader:
         bad: what is wrong, a line for each malformed row.
     """
 
-    def __init__(self, style: Style) -> None:
+    def __init__(self, style: Style, fields: Mapping[str, str] | None = None) -> None:
         self.style = style
+        self.fields = fields or {}
         self.form: Form | None = None
         self.first = ""
         self.empty = 0
@@ -49,6 +51,7 @@ class Reader:
             try:
                 if isinstance(row, RecipeError):
                     raise row
+                row = self._renamed(row)
                 made = self._form_of(row).read(row, self.style)
             except RecipeError as error:
                 self.bad.append(str(error))
@@ -76,6 +79,13 @@ class Reader:
         """Lines about what was left out."""
         notes = [f"{len(self.bad):,} bad lines skipped, the first: {self.bad[0]}"] if self.bad else []
         return notes + ([f"{self.empty:,} examples left out (nothing to answer)"] if self.empty else [])
+
+    def _renamed(self, row: Record) -> Record:
+        """A row with its fields by the form's names, too."""
+        for name, theirs in self.fields.items():
+            if theirs not in row.values:
+                raise RecipeError(f'{row.where}: no "{theirs}", which task.fields takes for "{name}"')
+        return replace(row, values={**row.values, **{name: row.values[at] for name, at in self.fields.items()}})
 
     def _form_of(self, row: Record) -> Form:
         found = form_of(row)

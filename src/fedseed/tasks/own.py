@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
@@ -53,6 +53,7 @@ class FilesTask(Task):
         partition: of one file: how it is dealt; default: at random.
         label_field: of one file: the field that "dirichlet" deals by; None: "label" of texts to label.
         labels: of texts to label: all labels, in the order of the options; None: those that are seen, sorted.
+        fields: what a form's fields are called in the data, such as { prompt = "question", completion = "answer" }.
         template: what instructions are put into: "alpaca", or "short", which the small base was trained with; or
             "chat": prompts and instructions are asked by a user, and chat_template says how that is written.
         chat_template: how chats are written. None: by the tokenizer's own chat template, or plainly where it has none.
@@ -77,6 +78,7 @@ class FilesTask(Task):
     partition: AnyPartition | None = None
     label_field: str | None = None
     labels: list[str] | None = None
+    fields: dict[str, str] = Field(default_factory=dict)
     template: Template = "alpaca"
     chat_template: str | None = None
     loss_on: Literal["all", "last"] | None = None
@@ -202,7 +204,7 @@ class FilesTask(Task):
             partly: other clients' files are not known: what depends on them must be in the settings.
             dealt: the one party's examples are dealt to clients.
         """
-        reader = Reader(self._style())
+        reader = Reader(self._style(), self.fields)
         lines = [[line for place in party.places for line in reader.read(self._rows(place))] for party in parties]
         test = reader.read(self._evaluation_rows()) if with_evaluation_file and self._has_evaluation() else []
         reader.check(self.on_bad_line)
