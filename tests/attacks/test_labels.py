@@ -2,7 +2,8 @@ import numpy as np
 import torch
 
 from fedseed.attacks.labels import flip_labels
-from fedseed.tasks.data import Choice, ClientData, Example, Picture
+from fedseed.tasks.chats import chat_of
+from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, Picture
 
 
 def test_no_example_keeps_its_own_response_and_none_is_lost():
@@ -13,6 +14,18 @@ def test_no_example_keeps_its_own_response_and_none_is_lost():
     assert {e.response for e in flipped.examples} == {e.response for e in client.examples}
     assert flip_labels(client, 1, 3) == flipped != flip_labels(client, 1, 4)
     assert client.examples[0] == Example("q0", "a0")  # the honest data is left alone
+
+
+def test_chats_get_the_last_answer_of_another():
+    def chat(i):
+        turns = [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}]
+        return chat_of(turns, [], ChatStyle(), f"line {i}")
+
+    client = ClientData("c", [chat(i) for i in range(5)])
+    flipped = flip_labels(client, 1, 3).examples
+    for old, new in zip(client.examples, flipped, strict=True):
+        assert new.messages[0] == old.messages[0] and new.messages[1]["content"] != old.messages[1]["content"]
+        assert new.response == f" {new.messages[1]['content']}" and new.where == old.where
 
 
 def test_pairs_of_tensors():

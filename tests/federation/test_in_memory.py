@@ -263,3 +263,28 @@ def test_whoever_takes_part_hears_how_much_16_bit_weights_lose(small_steps, make
     assert 0 < shares[1] < 0.5 and set(shares[2:]) == {None}
     assert [len(one.said) for one in heard] == [1, 1, 1]
     assert heard[2].said[0].startswith(f"round 1: {shares[1]:.2%} of the 16-bit weights moved")
+
+
+class Warned(Silent):
+    """Remembers what it is warned of."""
+
+    def __init__(self):
+        self.warnings = []
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+def test_a_client_with_nothing_to_learn_from_is_named_once(problem, tmp_path):
+    problem.clients[4] = []
+    checked, hub, heard = recipe("ferret", rounds=3), Hub(), Warned()
+    clients = Clients(checked, hub, problem)
+    clients.host("client-*")
+    result = clients.coordinate(tmp_path, heard)
+    clients.wait()
+    assert [line for line in heard.warnings if "client-4" in line] == [
+        "round 1: client-4 sends nothing: no usable example"
+    ]
+    assert [line["skipped"] for line in result.metrics[1:]] == [
+        [{"client": "client-4", "reason": "no usable example"}]
+    ] * 3

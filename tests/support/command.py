@@ -15,7 +15,7 @@ def fedseed(*words, cwd=None):
     """`fedseed WORDS` in this process: its exit code and what it says."""
     import rich.console
 
-    from fedseed.cli import app, main, network, orbit
+    from fedseed.cli import app, main, network, orbit, preview
 
     said, errors = io.StringIO(), io.StringIO()
     code, before = 0, os.getcwd()  # noqa: PTH109
@@ -24,7 +24,7 @@ def fedseed(*words, cwd=None):
         stack.enter_context(mock.patch.dict(os.environ, {"COLUMNS": "80"}))
         stack.enter_context(contextlib.redirect_stdout(said))
         stack.enter_context(contextlib.redirect_stderr(errors))
-        for module in (app, network, orbit):  # a console knows the width from when it was made
+        for module in (app, network, orbit, preview):  # a console knows the width from when it was made
             stack.enter_context(mock.patch.object(module, "console", rich.console.Console()))
         stack.callback(os.chdir, before)
         os.chdir(cwd or before)

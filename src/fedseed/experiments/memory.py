@@ -24,7 +24,8 @@ from fedseed.models.outline import outline
 from fedseed.models.placement import find_device
 from fedseed.objectives.evaluation import longest_input
 from fedseed.objectives.kinds import KINDS, ExampleKind, kind_of
-from fedseed.objectives.losses import Blank, Objective, Options, Tokens
+from fedseed.objectives.losses import Blank, Objective, Options
+from fedseed.objectives.tokens import Tokens
 from fedseed.randomness import Basis
 from fedseed.reports.memory import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes

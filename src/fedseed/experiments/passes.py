@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from fedseed.objectives.losses import Blank, Objective, Options, Tokens
+from fedseed.objectives.losses import Blank, Objective, Options
+from fedseed.objectives.tokens import Tokens
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 from fedseed.training.streaming import gradients_taken
@@ -116,7 +117,7 @@ def chosen(items: Sequence[Any]) -> int:
     count = 0
     for item in items:
         for sequence in item.sequences if isinstance(item, Options) else (item,):
-            count += len(sequence.ids) - sequence.response_start if isinstance(sequence, Tokens) else 1
+            count += sequence.terms if isinstance(sequence, Tokens) else 1
     return max(1, count)
 
 

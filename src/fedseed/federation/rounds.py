@@ -78,6 +78,7 @@ class Rounds:
         self.grace = float("inf")  # until when all clients are waited for, as before the first round
         self._largest = largest
         self._running = False  # whether a round was begun here
+        self._idle: set[int] = set()  # who has sent nothing before
         self._fetching: set[asyncio.Task[None]] = set()
 
     # -- what comes in -----------------------------------------------------------------------------------------------
@@ -193,8 +194,11 @@ class Rounds:
         """Why a client's update does not count; it is said aloud, too."""
         name, number = self.roster.names[client], current.number
         if client in current.silent:
-            self.session.progress.warn(f"round {number}: {name} sends nothing: {current.silent[client]}")
-            return current.silent[client]
+            why = current.silent[client]
+            if self.coordinator.examples[client] or client not in self._idle:  # once, if it has nothing to learn from
+                self.session.progress.warn(f"round {number}: {name} sends nothing: {why}")
+            self._idle.add(client)
+            return why
         why = f"refused: {current.refused[client]}" if client in current.refused else reason
         self.session.progress.warn(f"round {number}: nothing of {name} counts: {why}")
         return why

@@ -45,10 +45,11 @@ def longest_input(model: Any) -> int | None:
 def generate(
     model: Any,
     objective: CausalLM,
-    prompts: Sequence[str],
+    prompts: Sequence[str] | Sequence[Sequence[int]],
     max_new_tokens: int,
     batch: int = 64,
     stop: str = "",
+    ends: Sequence[int] = (),
 ) -> list[str]:
     """Greedy responses, in the order of the prompts. Prompts are padded on the left and batched by length.
 
@@ -59,20 +60,21 @@ def generate(
     Args:
         model: a causal language model.
         objective: tokenises the prompts.
-        prompts: ready to be tokenised.
+        prompts: ready to be tokenised, or tokens (a chat's, say).
         max_new_tokens: of each response.
         batch: prompts in a batch; the texts do not depend on it.
         stop: what ends a response, besides the end-of-sequence token; the text is cut before it.
+        ends: tokens that end a response, besides the end-of-sequence token.
     """
     model.eval()
     tokenizer = objective.tokenizer
-    encoded = [objective.prompt_ids(prompt) for prompt in prompts]
+    encoded = [objective.prompt_ids(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     limit = longest_input(model)
     room = [max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids)) for ids in encoded]
-    ends = [tokenizer.eos_token_id]
+    stops = [tokenizer.eos_token_id, *ends]
     if stop:  # generation may end early where the stop is one token; the text is cut in any case
         last = tokenizer(stop, add_special_tokens=False)["input_ids"][-1]
-        ends += [last] if tokenizer.decode([last]) == stop else []
+        stops += [last] if tokenizer.decode([last]) == stop else []
     texts = [""] * len(prompts)
     alone = adapters.has_virtual_tokens(model)
     for rows in _batches_with_room(encoded, room, max_new_tokens, batch, alone):
@@ -86,10 +88,11 @@ def generate(
                 do_sample=False,
                 num_beams=1,
                 pad_token_id=objective.pad,
-                eos_token_id=ends,
+                eos_token_id=stops,
             )
         for i, tokens in zip(rows, output[:, ids.shape[1] :].tolist(), strict=True):
-            text = tokenizer.decode(tokens, skip_special_tokens=True)
+            said = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
+            text = tokenizer.decode(tokens[:said], skip_special_tokens=True)
             texts[i] = text.split(stop)[0] if stop else text
     return texts
 
@@ -138,19 +141,25 @@ def language_metrics(
     loss = mean_loss(model, objective, [item for _, items in prepared for item in items])
     metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
     if scores:
-        responses = _responses(model, objective, usable, max_new_tokens)
+        prompts = [items[-1].ids[: items[-1].response_start] for _, items in prepared if items]
+        responses = _responses(model, objective, usable, prompts, max_new_tokens)
         answers = [e.answers or (e.response,) for e in usable]
         metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in scores})
     return metrics
 
 
 def _responses(
-    model: torch.nn.Module, objective: CausalLM, examples: Sequence[Example], max_new_tokens: int
+    model: torch.nn.Module,
+    objective: CausalLM,
+    examples: Sequence[Example],
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
 ) -> list[str]:
     texts = [""] * len(examples)
-    for stop in sorted({e.stop for e in examples}):
-        rows = [i for i, e in enumerate(examples) if e.stop == stop]
-        found = generate(model, objective, [examples[i].prompt for i in rows], max_new_tokens, stop=stop)
+    ended = [(e.stop, objective.encoder.ends_of(e)) for e in examples]
+    for stop, ends in sorted(set(ended)):
+        rows = [i for i, how in enumerate(ended) if how == (stop, ends)]
+        found = generate(model, objective, [prompts[i] for i in rows], max_new_tokens, stop=stop, ends=ends)
         for i, text in zip(rows, found, strict=True):
             texts[i] = text
     return texts

@@ -37,7 +37,7 @@ class ExampleKind:
 
 
 def _language(tokenizer: Any, settings: EvaluationSettings) -> CausalLM:
-    return CausalLM(tokenizer, settings.max_length)
+    return CausalLM(tokenizer, settings.max_length, settings.truncate)
 
 
 def _measure_language(objective: CausalLM, data: TaskData, settings: EvaluationSettings) -> Measure:
@@ -50,7 +50,7 @@ def _measure_language(objective: CausalLM, data: TaskData, settings: EvaluationS
 
 
 def _choices(tokenizer: Any, settings: EvaluationSettings) -> Choices:
-    return Choices(tokenizer, settings.max_length)
+    return Choices(tokenizer, settings.max_length, settings.truncate)
 
 
 def _masked(tokenizer: Any, settings: EvaluationSettings) -> MaskedLM:
@@ -95,12 +95,16 @@ def usable_sets(
     before = objective.dropped
     for prefix, examples in sets.items():
         name = f'the evaluation set "{prefix.rstrip("_")}"' if prefix else "the evaluation set"
-        kept[prefix] = [example for example in examples if objective.prepare([example])]
+        made = [(example, objective.prepare([example])) for example in examples]
+        kept[prefix] = [example for example, items in made if items]
         left_out = len(examples) - len(kept[prefix])
+        cut = sum(any(getattr(item, "cut", 0) for item in items) for _, items in made)
         if not kept[prefix]:
             raise ValueError(f"none of the {len(examples):,} examples of {name} is usable (over {limit})")
         if left_out:
             notes.append(f"{left_out:,} of {len(examples):,} examples of {name} left out (over {limit})")
+        if cut:
+            notes.append(f"{cut:,} of {len(examples):,} examples of {name} cut (over {limit})")
     objective.dropped = before  # counts what is left out of training
     return kept, notes
 
@@ -111,8 +115,8 @@ def short_answers(
     """A line about the prompts after which a model of `room` positions can't make as many new tokens as wanted."""
     if not isinstance(objective, CausalLM) or room is None or not settings.rouge:
         return []
-    prompts = [e.prompt for examples in sets.values() for e in examples]
-    short = sum(len(objective.prompt_ids(prompt)) + settings.max_new_tokens > room for prompt in prompts)
+    prepared = (objective.prepare([e])[-1] for examples in sets.values() for e in examples)
+    short = sum(item.response_start + settings.max_new_tokens > room for item in prepared)
     wanted = f"evaluation.max_new_tokens = {settings.max_new_tokens:,}"
     return [f"{short:,} answers get fewer than {wanted} (the model has {room:,} positions)"] if short else []
 

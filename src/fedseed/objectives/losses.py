@@ -8,6 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedseed.models import adapters
+from fedseed.objectives.encoding import Encoder
+from fedseed.objectives.tokens import Tokens, Truncate, fitted
 from fedseed.tasks.data import MASK, Choice, Cloze, Example
 
 IGNORE = -100  # label of a token without loss
@@ -35,58 +37,61 @@ class Objective(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """A tokenised example: all ids, and where the response begins."""
-
-    ids: tuple[int, ...]
-    response_start: int
-
-
 class CausalLM:
     """Next-token loss on the response only (and on the end-of-sequence token after it).
 
     The sequence is BOS (if the tokenizer has one), prompt, response, EOS (or the example's own `stop`); prompt and
-    response are tokenised apart, so that the boundary does not depend on merges across it.
+    response are tokenised apart, so that the boundary does not depend on merges across it. Without a prompt all of the
+    text is learnt. A chat is what its tokenizer's template writes (`fedseed.objectives.chats`), with loss on what the
+    assistant says.
 
     Args:
         tokenizer: a `transformers` tokenizer with an EOS token.
-        max_length: longer examples are dropped and counted in `dropped`.
+        max_length: tokens that an example may have.
+        truncate: what becomes of longer ones (`fedseed.objectives.tokens.fitted`); those that are left out are counted
+            in `dropped`.
 
     Raises:
         ValueError: the tokenizer has no EOS token.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int = 1024) -> None:
+    def __init__(self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop") -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError("its tokenizer has no end-of-sequence token (eos_token)")
         self.tokenizer = tokenizer
         self.max_length = max_length
+        self.truncate = truncate
         self.dropped = 0
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self.encoder = Encoder(tokenizer)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Ids of what stands before the response."""
-        start = [self.tokenizer.bos_token_id] if self.tokenizer.bos_token_id is not None else []
-        ids: list[int] = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        return start + ids
+        return self.encoder.prompt_ids(prompt)
 
     def prepare(self, examples: Sequence[Example]) -> list[Tokens]:
-        """Tokenise; drop what is longer than `max_length`."""
+        """Tokenise; cut or drop what is longer than `max_length`.
+
+        A chat may become several items, one for each answer: in the plain form, and where its template rewrites
+        earlier answers. So may a text that is split.
+
+        Raises:
+            RecipeError: a chat template refuses a chat.
+        """
         items = []
-        for example in examples:
-            prompt = self.prompt_ids(example.prompt)
-            response = self.tokenizer(example.response + example.stop, add_special_tokens=False)["input_ids"]
-            ids = (*prompt, *response) if example.stop else (*prompt, *response, self.tokenizer.eos_token_id)
-            if len(ids) > self.max_length:
-                self.dropped += 1
-            else:
-                items.append(Tokens(ids, len(prompt)))
+        for made in self.encoder.encode(examples):
+            kept = [one for tokens in made for one in self._fitted(tokens)]
+            self.dropped += not kept
+            items += kept
         return items
+
+    def _fitted(self, tokens: Tokens) -> list[Tokens]:
+        begins = int(tokens.ids[:1] == (self.tokenizer.bos_token_id,))
+        return [one for one in fitted(tokens, self.max_length, self.truncate, begins) if one.terms]
 
     def weight(self, item: Tokens) -> int:
         """Response tokens, with what ends the response."""
-        return len(item.ids) - item.response_start
+        return item.terms
 
     def collate(self, items: Sequence[Tokens], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Right-padded (input_ids, attention_mask, labels), each (batch, longest)."""
@@ -98,7 +103,8 @@ class CausalLM:
             n = len(item.ids)
             ids[row, :n] = torch.tensor(item.ids, device="cpu")
             mask[row, :n] = 1
-            labels[row, item.response_start : n] = ids[row, item.response_start : n]
+            for begin, end in item.learnt:
+                labels[row, begin:end] = ids[row, begin:end]
         return ids.to(device), mask.to(device), labels.to(device)
 
     def losses(self, model: torch.nn.Module, items: Sequence[Tokens]) -> torch.Tensor:
@@ -135,12 +141,15 @@ class Choices:
 
     Args:
         tokenizer: a `transformers` tokenizer with an EOS token.
-        max_length: examples with a longer sequence are dropped and counted in `dropped`.
+        max_length: tokens that a sequence may have.
+        truncate: "left": longer prompts are cut at their beginning. Else such examples are dropped, and counted in
+            `dropped`; so are those whose options alone are too long.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int = 1024) -> None:
+    def __init__(self, tokenizer: Any, max_length: int = 1024, truncate: Truncate = "drop") -> None:
         self.tokenizer = tokenizer
         self.max_length = max_length
+        self.truncate = truncate
         self.dropped = 0
         self._language = CausalLM(tokenizer, max_length)
 
@@ -159,11 +168,17 @@ class Choices:
                 if not ids:
                     raise ValueError(f"option {option!r} has no token")
                 sequences.append(Tokens((*prompt, *ids), len(prompt)))
-            if max(len(sequence.ids) for sequence in sequences) > self.max_length:
+            over = max(len(sequence.ids) for sequence in sequences) - self.max_length
+            kept = int(prompt[:1] == [self.tokenizer.bos_token_id])
+            if over > 0 and (self.truncate != "left" or len(prompt) - over <= kept):
                 self.dropped += 1
-            else:
-                right = example.right or (example.gold,)
-                items.append(Options(tuple(sequences), example.gold, right, example.teacher_forcing))
+                continue
+            if over > 0:  # all options stand after the same prompt
+                sequences = [
+                    Tokens(s.ids[:kept] + s.ids[kept + over :], s.response_start - over, cut=over) for s in sequences
+                ]
+            right = example.right or (example.gold,)
+            items.append(Options(tuple(sequences), example.gold, right, example.teacher_forcing))
         return items
 
     def weight(self, item: Options) -> int:

@@ -1,5 +1,7 @@
 """When and how a run is evaluated (free of torch)."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 
@@ -12,7 +14,10 @@ class EvaluationSettings(BaseModel):
             after these rounds and after evaluations; those of step-by-step methods after evaluations only.
         rouge: generate answers and score them; without it there are only losses.
         max_new_tokens: of a generated answer.
-        max_length: longer examples, in tokens, are left out and counted.
+        max_length: tokens that an example may have; the model's positions are a limit, too.
+        truncate: what becomes of longer examples, which are counted. "drop": they are left out. "left": they are cut at
+            the beginning, but not into the last answer. "right": they are cut at the end. "split": texts without a
+            prompt become several examples, others are left out.
         metrics: scores of generated answers besides the task's own, by name (`fedseed list metrics`).
     """
 
@@ -23,4 +28,5 @@ class EvaluationSettings(BaseModel):
     rouge: bool = True
     max_new_tokens: PositiveInt = 32
     max_length: PositiveInt = 1024
+    truncate: Literal["drop", "left", "right", "split"] = "drop"
     metrics: list[str] = []

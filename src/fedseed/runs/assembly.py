@@ -83,12 +83,6 @@ class Equipment:
     room: int | None
     base_files: "BaseFiles"
 
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """A line about the clients' examples that were left out, if there are some."""
-        count = self.objective.dropped
-        return (f"{count:,} of the clients' examples left out (over {self.limit})",) if count else ()
-
 
 def equip(recipe: Recipe, data: TaskData) -> Equipment:
     """Load a recipe's model, for examples like these.
@@ -110,7 +104,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         kind = kind_of(data)
     except ValueError as error:
         raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
-    if recipe.evaluation.metrics and kind.example is not Example:
+    if recipe.evaluation.metrics and (kind.example is not Example or not data.scores):
         raise RecipeError(
             f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
             "answers to score; leave it out"
@@ -131,17 +125,20 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         raise RecipeError(
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
         )
-    measured, limit = recipe.evaluation, f"evaluation.max_length = {recipe.evaluation.max_length:,} tokens"
-    positions = room = longest_input(model)
-    if positions is not None:
-        positions -= adapters.virtual_tokens(adapter)
-    if positions is not None and positions < measured.max_length:
-        measured, limit = measured.model_copy(update={"max_length": positions}), f"the model's {positions:,} positions"
+    room = longest_input(model)
+    measured, limit = within(recipe.evaluation, None if room is None else room - adapters.virtual_tokens(adapter))
     try:
         objective = kind.objective(tokenizer, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{settings.base}": {error}') from error
     return Equipment(model, trainable, objective, kind, measured, limit, room, base_files)
+
+
+def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
+    """Settings for a model with so many positions (None: any number), and what makes an example too long."""
+    if positions is not None and positions < settings.max_length:
+        return settings.model_copy(update={"max_length": positions}), f"the model's {positions:,} positions"
+    return settings, f"evaluation.max_length = {settings.max_length:,} tokens"
 
 
 def evaluation_of(
@@ -168,7 +165,9 @@ def evaluation_of(
     except ValueError as error:
         base = recipe.model.base
         raise RecipeError(f'task.name = "{recipe.task.name}" with model.base = "{base}": {error}') from error
-    notes += more + short_answers(objective, sets, equipment.room, measured)
+    notes += more
+    if data.scores:
+        notes += short_answers(objective, sets, equipment.room, measured)
     validation = objective.prepare(kept.get("validation_", []))
 
     def evaluate(model: Any) -> dict[str, float]:
@@ -250,6 +249,8 @@ def _put_together(
     team: Team | None,
     threads: int | None,
 ) -> Federation:
+    from fedseed.objectives.prepared import about
+
     equipment = equip(recipe, data)
     evaluate, notes = evaluation_of(recipe, equipment, data)
     attackers, settings = attackers_of(recipe, len(data.clients)), recipe.model
@@ -287,7 +288,7 @@ def _put_together(
         workers=team,
         threads=threads,
     )
-    federation.settings.notes += equipment.dropped
+    federation.settings.notes += about(federation.prepared, equipment.limit)
     return federation
 
 
@@ -305,11 +306,14 @@ def host(
     Raises:
         RecipeError: the model can't be had, or does not fit the data or the method.
     """
+    from fedseed.objectives.prepared import about, idle, prepare_clients
+
     equipment = equip(recipe, data)
     numbers = {name: number for number, name in enumerate(names)}
     attackers = attackers_of(recipe, len(names))
     held = [as_attacked(recipe, client, numbers[client.name], attackers, len(data.classes)) for client in data.clients]
-    items = {client.name: equipment.objective.prepare(client.examples) for client in held}
+    prepared = prepare_clients(equipment.objective, held)
+    items = {client.name: client.items for client in prepared}
     settings = recipe.model
     worker, header = make_learner(
         equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
@@ -317,9 +321,8 @@ def host(
         digest_kind=settings.digest, base_files=equipment.base_files,
     )  # fmt: skip
     kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind
-    return Hosted(
-        names, items, worker, header, evaluate_with(equipment), kind, attackers, (*data.notes, *equipment.dropped)
-    )
+    notes = (*data.notes, *idle(prepared), *about(prepared, equipment.limit))
+    return Hosted(names, items, worker, header, evaluate_with(equipment), kind, attackers, notes)
 
 
 def load_for_worker(text: str) -> Hosted:

@@ -26,6 +26,7 @@ from fedseed.models.adapters import Adapter
 from fedseed.models.base_files import BaseFiles
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
+from fedseed.objectives.prepared import idle, prepare_clients
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import begin
 from fedseed.reports.memory import resident_memory
@@ -121,7 +122,8 @@ class Simulation(Backend):
     ) -> None:
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         self.names = [client.name for client in named]
-        self.items = [objective.prepare(client.examples) for client in named]
+        self.prepared = prepare_clients(objective, named)
+        self.items = [client.items for client in self.prepared]
         per_round = len(named) if per_round is None else per_round
         if not 1 <= per_round <= len(named):
             raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(named)}")
@@ -140,8 +142,8 @@ class Simulation(Backend):
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
         self.settings = RunSettings(
-            method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text, tuple(notes),
-            patience, attack, byzantine, tuple(trackers), digest_every,
+            method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text,
+            (*notes, *idle(self.prepared)), patience, attack, byzantine, tuple(trackers), digest_every,
         )  # fmt: skip
         self.loop = Loop(self.settings, self, progress)
         self.progress = self.loop.progress
@@ -242,7 +244,8 @@ class Simulation(Backend):
                 continue
             if answer.message is None:
                 gathered.skipped.append((client, str(answer.reason)))
-                self.progress.warn(f"round {number}: {name} sends nothing: {answer.reason}")
+                if self.items[client]:  # of those that have no example a note says so, once
+                    self.progress.warn(f"round {number}: {name} sends nothing: {answer.reason}")
                 continue
             message = answer.message
             attack = self._attack if client in self.settings.attackers else None

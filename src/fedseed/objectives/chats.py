@@ -1,0 +1,252 @@
+"""Chats as tokens, by a tokenizer's chat template, with the exact tokens of each answer.
+
+What is learnt is what the model will have to write itself: from where the template asks for an answer up to the token
+that ends it. It is found by writing the chat's beginnings: the text up to an answer, asked for, is the beginning of the
+text with that answer, and that of the whole chat. This is checked for each answer. Where a template writes earlier
+answers in another way once the chat has gone on (reasoning is taken out, say), a chat becomes several examples, each as
+the model sees it when it gives one answer. A template that marks its answers itself ({% generation %}) is believed.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from jinja2 import TemplateError
+
+from fedseed.objectives.tokens import Span, Tokens
+from fedseed.tasks.chats import answers_of
+from fedseed.tasks.data import Chat
+
+Message = Mapping[str, Any]
+# Some templates write today's date. Tokens must be the same tomorrow and elsewhere: it is this one.
+TODAY = """{%- macro strftime_now(format) -%}
+{{- format | replace('%Y', '2024') | replace('%m', '07') | replace('%d', '26') | replace('%b', 'Jul') -}}
+{%- endmacro -%}
+"""
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+PROBE = "probe of the system"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A chat as text.
+
+    Args:
+        text: all of it.
+        answers: where the answers are, in characters.
+    """
+
+    text: str
+    answers: tuple[Span, ...]
+
+
+class ChatTemplate:
+    """What writes chats for a tokenizer.
+
+    Args:
+        tokenizer: a fast `transformers` tokenizer: it says which characters a token stands for.
+        given: a Jinja template in place of the tokenizer's own.
+
+    Raises:
+        ValueError: the tokenizer does not say which characters its tokens stand for.
+    """
+
+    def __init__(self, tokenizer: Any, given: str = "") -> None:
+        if not tokenizer.is_fast:
+            raise ValueError(
+                "its tokenizer does not say which characters a token stands for (it is no fast one), so that the "
+                'tokens of an answer can\'t be found by a chat template; take task.chat_template = "plain"'
+            )
+        self.tokenizer = tokenizer
+        self._given = given
+
+    # -- text --------------------------------------------------------------------------------------------------------
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False) -> str:
+        """A chat as the template writes it.
+
+        Args:
+            messages: the chat.
+            tools: what the assistant may call.
+            asking: with what asks the assistant for an answer after it.
+
+        Raises:
+            ValueError: the template refuses it; with its reason.
+        """
+        return self._rendered(messages, tools, add_generation_prompt=asking)[0]
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
+        """Tokens of a chat that asks the assistant for an answer, for generation."""
+        return self._encode(self.text(self.accepted(messages)[0], tools, asking=True))[0]
+
+    def accepted(self, messages: Sequence[Message]) -> tuple[list[Message], bool]:
+        """A chat as the template takes it, and whether it was changed for that.
+
+        Where the template refuses a system message or leaves it out (Gemma's), it goes before the first user's.
+        """
+        chat = list(messages)
+        if not chat or chat[0]["role"] != "system" or self._takes_system:
+            return chat, False
+        system, *rest = chat
+        if not rest or rest[0]["role"] != "user":
+            raise ValueError("the chat template has no system message, and there is no user's that could hold it")
+        return [{**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]], True
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template writes a system message."""
+        system = {"role": "system", "content": PROBE}
+        try:
+            return PROBE in self.text([system, {"role": "user", "content": "a"}], asking=True)
+        except ValueError:
+            return False
+
+    def _template(self, tools: Sequence[Message]) -> str:
+        text = self.tokenizer.get_chat_template(self._given or None, list(tools) or None)
+        return f"{TODAY}{text}" if "strftime_now" in text else str(text)
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Message], **how: bool
+    ) -> tuple[str, Sequence[Span]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            texts, found = render_jinja_template(
+                conversations=[[dict(message) for message in messages]],
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self._template(tools),
+                **how,
+                **self.tokenizer.special_tokens_map,
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses it: {error}") from error
+        except (TypeError, KeyError) as error:  # it counts on something that the chat does not have
+            raise ValueError(f"the chat template fails: {error}") from error
+        return texts[0], found[0] if found else ()
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def write(self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool) -> list[Written]:
+        """A chat with the places of its answers; several texts where the template rewrites earlier answers.
+
+        Args:
+            messages: a chat that ends with an answer, as the template takes it.
+            tools: what the assistant may call.
+            last_only: only the last answer is looked for.
+
+        Raises:
+            ValueError: the template refuses the chat, or does not ask for the answer that it writes.
+        """
+        if GENERATION.search(self._template(tools)):
+            text, marked = self._rendered(messages, tools, return_assistant_tokens_mask=True)
+            if not marked:
+                raise ValueError("the chat template marks no answer ({% generation %}) in it")
+            return [Written(text, tuple(marked[-1:] if last_only else marked))]
+        wanted = answers_of(messages)[-1:] if last_only else answers_of(messages)
+        whole = self.text(messages, tools)
+        found: list[Span] = []
+        alone: list[Written] = []
+        for i in wanted:
+            asked = self.text(messages[:i], tools, asking=True)
+            text = whole if i == len(messages) - 1 else self.text(messages[: i + 1], tools)
+            if not text.startswith(asked):
+                raise ValueError(
+                    f"the chat template asks for message {i + 1} with text that it does not write before it "
+                    f"({asked[-40:]!r}); give another template with task.chat_template"
+                )
+            alone.append(Written(text, ((len(asked), len(text)),)))
+            if whole.startswith(text):
+                found.append((len(asked), len(text)))
+        return [Written(whole, tuple(found))] if len(found) == len(wanted) else alone
+
+    # -- tokens ------------------------------------------------------------------------------------------------------
+
+    def prepare(self, chat: Chat) -> list[Tokens]:
+        """A chat's tokens, of whatever length; several examples where the template rewrites earlier answers.
+
+        Raises:
+            ValueError: the template refuses the chat; names the chat and the template's reason.
+        """
+        try:
+            messages, merged = self.accepted(chat.messages)
+            written = self.write(messages, chat.tools, chat.style.loss_on == "last")
+            remarks = ["system"] if merged else []
+            if len(written) > 1:
+                remarks.append("apart")
+            if any(name not in written[0].text for name in map(_name_of, chat.tools)):
+                remarks.append("tools")
+            return [self._tokens(one, tuple(remarks)) for one in written]
+        except ValueError as error:
+            raise ValueError(f"{chat.where or repr(chat.prompt[:60])}: {error}") from error
+
+    def _tokens(self, written: Written, remarks: tuple[str, ...]) -> Tokens:
+        ids, places = self._encode(written.text, [begin for begin, _ in written.answers])
+        spans = [self._answer(ids, places, begin, end) for begin, end in written.answers]
+        begin, end = spans[-1]
+        if end == len(ids) and not self._ends(ids[-1]):  # nothing ends the answer
+            ids = [*ids, self.tokenizer.eos_token_id]
+            spans[-1] = begin, end + 1
+        return Tokens(tuple(ids), begin, tuple(spans), remarks=remarks)
+
+    def _encode(self, text: str, asked: Sequence[int] = ()) -> tuple[list[int], list[Span]]:
+        """Tokens, and the characters that each stands for.
+
+        An answer begins with a token of its own, as in generation: text is tokenised apart where one would reach
+        across (after a template that asks with a blank at its end, say).
+        """
+        ids, places = self._encode_whole(text)
+        cuts = [cut for cut in asked if any(begin < cut < end for begin, end in places)]
+        if not cuts:
+            return ids, places
+        ids, places = [], []
+        for begin, end in pairwise([0, *cuts, len(text)]):
+            more, there = self._encode_whole(text[begin:end])
+            ids += more
+            places += [(begin + a, begin + b) for a, b in there]
+        return ids, places
+
+    def _encode_whole(self, text: str) -> tuple[list[int], list[Span]]:
+        """The tokens of a text; where the tokenizer left blanks out of one's characters, it begins with them."""
+        made = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        places, before = [], 0
+        for begin, end in made["offset_mapping"]:
+            places.append((begin if begin < end else before, end))
+            before = end
+        return list(made["input_ids"]), places
+
+    def _answer(self, ids: Sequence[int], places: Sequence[Span], begin: int, end: int) -> Span:
+        """The tokens that begin within some characters, without the blanks after the one that ends the answer."""
+        inside = [i for i, (at, _) in enumerate(places) if begin <= at < end]
+        if not inside:
+            raise ValueError("the chat template writes nothing where it asks for an answer")
+        first, last = inside[0], inside[-1]
+        while last > first and not self._ends(ids[last]) and not self.tokenizer.decode([ids[last]]).strip():
+            last -= 1
+        return first, (last if self._ends(ids[last]) else inside[-1]) + 1
+
+    def _ends(self, token: int) -> bool:
+        """Whether a token may end an answer: a special one, or one that was added to the vocabulary."""
+        return token in self._enders
+
+    @cached_property
+    def _enders(self) -> frozenset[int]:
+        added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items()}
+        return frozenset({i for i, text in added.items() if text.strip()} | set(self.tokenizer.all_special_ids))
+
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """The token that ends an answer; None: none does, or the template takes more than a question and an answer."""
+        probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            tokens = self._tokens(self.write(probe, [], last_only=True)[-1], ())
+        except ValueError:
+            return None
+        end = tokens.ids[tokens.learnt[-1][1] - 1]
+        return end if self._ends(end) else None
+
+
+def _name_of(tool: Message) -> str:
+    return str(tool.get("function", tool).get("name", ""))

@@ -1,0 +1,96 @@
+"""Clients' examples made ready, and what a person is told about them: once a run, with whose they are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedseed.objectives.losses import Objective
+from fedseed.objectives.tokens import Tokens
+from fedseed.tasks.data import ClientData
+
+SHOWN = 6  # clients that are named
+REMARKS = {
+    "plain": 'are written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no chat template',
+    "apart": "are one for each answer of a chat: the chat template rewrites earlier answers",
+    "system": "have their system message in the first user's: the chat template has no place for it",
+    "tools": "have tools that the chat template leaves out",
+    "split": "are pieces of longer texts",
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A client's examples, ready to be learnt.
+
+    Args:
+        name: the client.
+        items: what its examples became.
+        dropped: how many of them can't be used.
+    """
+
+    name: str
+    items: list[Any]
+    dropped: int
+
+    @property
+    def cut(self) -> int:
+        """How many of its items were cut."""
+        return sum(isinstance(item, Tokens) and item.cut > 0 for item in self.items)
+
+    def remarked(self, remark: str) -> int:
+        """How many of its items were treated in a way (`REMARKS`)."""
+        return sum(isinstance(item, Tokens) and remark in item.remarks for item in self.items)
+
+
+def prepare_clients(objective: Objective, clients: Sequence[ClientData]) -> list[Prepared]:
+    """Make all clients' examples ready."""
+    made = []
+    for client in clients:
+        before = objective.dropped
+        items = objective.prepare(client.examples)
+        made.append(Prepared(client.name, items, objective.dropped - before))
+    return made
+
+
+def idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
+    """A line about the clients without a usable example, if there are some."""
+    names = [client.name for client in prepared if not client.items]
+    if not names:
+        return ()
+    verb = "has no usable example and sends" if len(names) == 1 else "have no usable example and send"
+    return (f"{len(names):,} of {len(prepared):,} clients {verb} nothing: {_named(names)}",)
+
+
+def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
+    """Lines about what was left out of the clients' examples, cut, or written in another way than asked for.
+
+    Args:
+        prepared: the clients' examples.
+        limit: what makes an example too long, for a person.
+    """
+    lines = []
+    dropped = _counted(prepared, lambda client: client.dropped)
+    if dropped:
+        lines.append(f"{dropped[0]:,} of the clients' examples left out (over {limit}){dropped[1]}")
+    cut = _counted(prepared, lambda client: client.cut)
+    if cut:
+        lines.append(f"{cut[0]:,} of the clients' examples cut (over {limit}){cut[1]}")
+    for remark, text in REMARKS.items():
+        found = sum(client.remarked(remark) for client in prepared)
+        if found:
+            lines.append(f"{found:,} of the clients' examples {text}")
+    return tuple(lines)
+
+
+def _counted(prepared: Sequence[Prepared], count: Callable[[Prepared], int]) -> tuple[int, str] | None:
+    """How many there are of something, and whose they are; nothing if there are none."""
+    found = [(client.name, n) for client in prepared if (n := count(client))]
+    if not found:
+        return None
+    whose = f"; whose: {_named([f'{name} {n:,}' for name, n in found])}" if len(prepared) > 1 else ""
+    return sum(n for _, n in found), whose
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")

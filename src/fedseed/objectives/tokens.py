@@ -1,0 +1,90 @@
+"""Tokenised examples: which tokens carry loss, and what is cut where there are too many."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Span = tuple[int, int]  # the number of its first token, and of the first one after it
+Truncate = Literal["drop", "left", "right", "split"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenised example.
+
+    Args:
+        ids: all tokens.
+        response_start: where the last response begins; what stands before it is what generation continues.
+        spans: the tokens that carry loss, in ascending order; none: all from `response_start` on.
+        cut: how many tokens were cut away.
+        remarks: what else was done to it (`fedseed.objectives.prepared.REMARKS`).
+    """
+
+    ids: tuple[int, ...]
+    response_start: int
+    spans: tuple[Span, ...] = ()
+    cut: int = 0
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def learnt(self) -> tuple[Span, ...]:
+        """The tokens that carry loss."""
+        return self.spans or ((self.response_start, len(self.ids)),)
+
+    @property
+    def terms(self) -> int:
+        """How many tokens carry loss."""
+        return sum(end - begin for begin, end in self.learnt)
+
+
+def fitted(tokens: Tokens, limit: int, how: Truncate, kept: int) -> list[Tokens]:
+    """What is left of an example that may have `limit` tokens.
+
+    "left" cuts at the beginning, but never into the last response; "right" cuts at the end, and leaves out what has
+    no token with loss then. "split" makes several examples of a text that has no prompt, and leaves out others.
+
+    Args:
+        tokens: the example.
+        limit: tokens that there may be.
+        how: what is cut.
+        kept: tokens at the beginning that stay (the beginning-of-sequence token).
+
+    Returns:
+        The example, or its pieces; none if it is left out.
+    """
+    over = len(tokens.ids) - limit
+    if over <= 0:
+        return [tokens]
+    whole = max(1, kept)  # where a text without a prompt begins to be learnt
+    if how == "left":
+        free = tokens.response_start <= whole
+        if not free and tokens.response_start - over < kept:
+            return []
+        return _with_loss(
+            replace(
+                tokens,
+                ids=tokens.ids[:kept] + tokens.ids[kept + over :],
+                response_start=max(whole, tokens.response_start - over),
+                spans=_moved(tokens.learnt, -over, whole, limit),
+                cut=over,
+            )
+        )
+    if how == "right":
+        spans = _moved(tokens.learnt, 0, 0, limit)
+        start = min(tokens.response_start, spans[-1][0]) if spans else 0
+        return _with_loss(replace(tokens, ids=tokens.ids[:limit], response_start=start, spans=spans, cut=over))
+    if how == "split" and tokens.response_start <= whole and limit > whole:
+        begin, body = tokens.ids[:kept], tokens.ids[kept:]
+        size = limit - kept
+        pieces = [begin + body[at : at + size] for at in range(0, len(body), size)]
+        return [Tokens(ids, whole, ((whole, len(ids)),), 0, ("split",)) for ids in pieces if len(ids) > whole]
+    return []
+
+
+def _moved(spans: tuple[Span, ...], by: int, first: int, end: int) -> tuple[Span, ...]:
+    """Spans moved along, without what is before `first` or from `end` on."""
+    moved = ((max(first, begin + by), min(end, stop + by)) for begin, stop in spans)
+    return tuple((begin, stop) for begin, stop in moved if begin < stop)
+
+
+def _with_loss(tokens: Tokens) -> list[Tokens]:
+    return [tokens] if tokens.spans else []

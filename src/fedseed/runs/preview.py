@@ -1,0 +1,200 @@
+"""A recipe's examples as its model will see them: tokens, and which of them count for the loss. No weights are read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from fedseed.errors import RecipeError
+from fedseed.objectives.evaluation import longest_input
+from fedseed.objectives.kinds import kind_of
+from fedseed.objectives.losses import Blank, Objective, Options
+from fedseed.objectives.prepared import Prepared, about, idle, prepare_clients
+from fedseed.objectives.tokens import Tokens
+from fedseed.runs.assembly import within
+from fedseed.runs.recipe import Recipe
+from fedseed.tasks.data import Picture, TaskData
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token: its text, and whether it counts for the loss."""
+
+    text: str
+    learnt: bool
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An example as tokens.
+
+    Args:
+        title: which one it is, and what became of it.
+        pieces: its tokens.
+        note: what else there is to know, such as the other options.
+    """
+
+    title: str
+    pieces: tuple[Piece, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a client has.
+
+    Args:
+        name: the client.
+        examples: how many examples.
+        items: what they became: more, where a chat or a text is learnt in parts.
+        dropped: examples left out.
+        cut: items cut.
+        median: tokens of the item in the middle.
+        longest: tokens of the longest item.
+        tokens: of all items.
+        learnt: tokens that count for the loss.
+    """
+
+    name: str
+    examples: int
+    items: int
+    dropped: int
+    cut: int
+    median: int
+    longest: int
+    tokens: int
+    learnt: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What there is to see of a recipe's data.
+
+    Args:
+        clients: what each has.
+        shown: some examples.
+        limit: what makes an example too long.
+        notes: about the data.
+    """
+
+    clients: list[Counts]
+    shown: list[Shown]
+    limit: str
+    notes: tuple[str, ...]
+
+
+def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_out: bool = False) -> Preview:
+    """Make a recipe's examples ready and look at some of them.
+
+    Args:
+        recipe: the recipe.
+        client: whose examples are shown; None: the first client's.
+        examples: how many are shown.
+        held_out: show held-out examples in place of a client's.
+
+    Raises:
+        RecipeError: the data or the tokenizer can't be had, there is no such client, or the examples are pictures.
+    """
+    data = recipe.task.load()
+    named = {one.name: one for one in data.clients}
+    if client is not None and client not in named:
+        raise RecipeError(f"--client {client}: there is no such client, but {', '.join(list(named)[:12])}")
+    objective, limit = _objective(recipe, data)
+    prepared = prepare_clients(objective, data.clients)
+    counted = [_counts(one, len(named[one.name].examples)) for one in prepared]
+    whose = named[client] if client is not None else data.clients[0]
+    held = [example for part in data.evaluation.values() for example in part]
+    wanted, name = (held, "held out") if held_out else (list(whose.examples), whose.name)
+    shown = []
+    for number, example in enumerate(wanted[:examples], 1):
+        place = f" ({example.where})" if getattr(example, "where", "") else ""
+        title = f"{name}, example {number} of {len(wanted):,}{place}"
+        items = objective.prepare([example])
+        if not items:
+            shown.append(Shown(f"{title}: left out (over {limit})", ()))
+        for at, item in enumerate(items, 1):
+            part = f", part {at} of {len(items)}" if len(items) > 1 else ""
+            shown.append(_shown(f"{title}{part}", item, objective, example))
+    notes = (*data.notes, *idle(prepared), *about(prepared, limit))
+    return Preview(counted, shown, limit, notes)
+
+
+def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
+    """What makes tokens of the examples, within the model's positions; and what makes one too long."""
+    from fedseed.models import adapters
+    from fedseed.models.loading import LOADERS, locate
+    from fedseed.models.outline import outline
+
+    settings = recipe.model
+    try:
+        kind = kind_of(data)
+    except ValueError as error:
+        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
+    if kind.example is Picture:
+        raise RecipeError(f'task.name = "{recipe.task.name}": its examples are pictures; a preview shows tokens')
+    model = outline(
+        settings.base, trust_remote_code=settings.trust_remote_code, architecture=kind.architecture, device="meta"
+    )
+    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
+    room = longest_input(model)
+    measured, limit = within(recipe.evaluation, None if room is None else room - adapters.virtual_tokens(adapter))
+    try:
+        processor = LOADERS[kind.architecture].processor(locate(settings.base), settings.trust_remote_code)
+        return kind.objective(processor, measured), limit
+    except (OSError, ValueError, ImportError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RecipeError(f'model.base = "{settings.base}": its tokenizer can\'t be used ({reason})') from error
+
+
+def _counts(client: Prepared, examples: int) -> Counts:
+    lengths = [len(_sequence(item).ids) for item in client.items]
+    return Counts(
+        client.name,
+        examples,
+        len(client.items),
+        client.dropped,
+        client.cut,
+        round(median(lengths)) if lengths else 0,
+        max(lengths, default=0),
+        sum(lengths),
+        sum(_sequence(item).terms for item in client.items),
+    )
+
+
+def _sequence(item: Any) -> Tokens:
+    """What an item shows: its tokens, its right option's, or its text with the blank."""
+    if isinstance(item, Options):
+        return item.sequences[item.gold]
+    if isinstance(item, Blank):
+        return Tokens(item.ids, item.mask, ((item.mask, item.mask + 1),))
+    if isinstance(item, Tokens):
+        return item
+    raise RecipeError(f"a preview shows tokens; these examples have none ({type(item).__name__})")
+
+
+def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
+    tokens = _sequence(item)
+    learnt = {at for begin, end in tokens.learnt for at in range(begin, end)}
+    texts = _texts(objective.tokenizer, tokens.ids)
+    pieces = tuple(Piece(text, at in learnt) for at, text in enumerate(texts))
+    if isinstance(item, Options):
+        counts = "the loss is which option follows"
+        if item.teacher_forcing:
+            counts = f"{tokens.terms:,} of them count"
+        note = f"options: {' / '.join(option.strip() for option in example.options)}"
+    elif isinstance(item, Blank):
+        counts, note = "the loss is which word stands there", f"words: {' / '.join(w.strip() for w in example.words)}"
+    else:
+        counts, note = f"{tokens.terms:,} of them count", ""
+    cut = f", {tokens.cut:,} more were cut" if tokens.cut else ""
+    return Shown(f"{title}: {len(tokens.ids):,} tokens, {counts}{cut}", pieces, note)
+
+
+def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text of each token; a decoder takes the blank before a text away, which is part of its first token."""
+    texts = []
+    for token, raw in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
+        text = tokenizer.decode([token])
+        blank = str(raw).startswith(("▁", "Ġ")) and not text.startswith(" ")
+        texts.append(f" {text}" if blank else text or str(raw))
+    return texts

@@ -1,0 +1,80 @@
+"""`fedseed preview`: what a person sees of the data."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedseed.reports.preview import tokens_text
+from fedseed.runs.preview import Piece
+from support.chat_bases import chat_base
+from support.command import fedseed
+from support.instruction_files import write_lines
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("preview")
+    chat_base(folder / "base", "qwen2")
+    for name in ("anna", "bert"):
+        said = ["Hello", "I am well.", "And of Italy?", "It is Rome."]
+        turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+        rows = [{"messages": turns} for _ in range(5)]
+        if name == "bert":
+            rows.append({"messages": [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "y"}]})
+        write_lines(folder / "chats" / f"{name}.jsonl", rows)
+    (folder / "my.toml").write_text(
+        'rounds = 1\n[model]\nbase = "base"\n[task]\nname = "files"\npath = "chats"\n[method]\nname = "ferret"\n'
+        "[method.training]\nlearning_rate = 0.1\n"
+    )
+    return folder
+
+
+def test_it_shows_tokens_what_counts_and_what_each_client_has(folder):
+    done = fedseed("preview", "my.toml", "--examples", 1, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "[[I| am| well|.|<|im_end|>]]⏎\n" in done.stdout and "[[I|t| is| Rome|.|<|im_end|>]]⏎\n" in done.stdout
+    lines = done.stdout.splitlines()
+    (anna,) = (line.split() for line in lines if line.strip().startswith("anna "))
+    (bert,) = (line.split() for line in lines if line.strip().startswith("bert "))
+    assert anna[1:5] == ["4", "0", "4", "0"] and bert[1:5] == ["5", "1", "4", "0"]
+    assert "anna, example 1 of 4 (chats/anna.jsonl line " in done.stdout
+    assert "1 of the clients' examples left out (over the model's 256 positions); whose: bert 1" in done.stdout
+    assert "5 of 9 held-out" not in done.stdout and "are in the training data, too" in done.stdout
+    assert max(map(len, (line for line in lines if "│" in line or "─" in line)), default=0) <= 80
+
+
+def test_whose_how_many_and_how_they_are_cut_can_be_chosen(folder):
+    words = ["preview", "my.toml", "--client", "bert", "--examples", 9, "--set", "evaluation.truncate=left"]
+    done = fedseed(*words, "--set", "task.loss_on=last", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("bert, example ") == 5 and "256 tokens, 2 of them count, " in done.stdout
+    assert "more were cut" in done.stdout
+    assert "[[I| am" not in done.stdout
+    held = fedseed("preview", "my.toml", "--held-out", "--examples", 1, cwd=folder)
+    assert "held out, example 1 of 2 " in held.stdout
+    wrong = fedseed("preview", "my.toml", "--client", "cem", cwd=folder)
+    assert wrong.returncode == 2 and "--client cem: there is no such client, but anna, bert" in wrong.stderr
+
+
+def test_other_kinds_of_examples(sst2, tmp_path):
+    sets = ["--set", f"task={{name='sst2',path='{sst2()}',examples=10,validation=2}}", "--examples", 1]
+    done = fedseed("preview", "small-ferret", *sets)
+    assert done.returncode == 0, done.stderr
+    assert "the loss is which option follows" in done.stdout and "options: terrible / great" in done.stdout
+    pictures = fedseed("preview", "digits-zo-fedsgd")
+    assert pictures.returncode == 2 and "its examples are pictures; a preview shows tokens" in pictures.stderr
+
+
+def test_on_a_terminal_colours_take_the_place_of_signs():
+    pieces = [Piece("Hi", False), Piece(" ⟶\n", False), Piece("yes", True), Piece("!", True)]
+    assert tokens_text(pieces, coloured=False).plain == "Hi| ⟶⏎\n[[yes|!]]"
+    text = tokens_text(pieces, coloured=True)
+    assert text.plain == "Hi ⟶⏎\nyes!"
+    assert [str(span.style) for span in text.spans if "green" in str(span.style)] == [
+        "bold black on green",
+        "bold black on bright_green",
+    ]
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, color_system="standard").print(text)
+    assert "\x1b[1;30;42m" in out.getvalue()

@@ -1,0 +1,189 @@
+"""Which tokens of a chat carry loss: exactly what the model has to write itself, by templates of three families."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedseed.errors import RecipeError
+from fedseed.objectives.losses import IGNORE, CausalLM
+from fedseed.tasks.chats import chat_of
+from fedseed.tasks.data import ChatStyle
+from support.chat_bases import END_OF_TURN, QWEN, TEMPLATES, chat_tokenizer
+
+ANSWERS = ["Paris, of course.", "It is Rome:\n\n größer."]
+TURNS = [("system", "Be short."), ("user", "What is the capital of France?"), ("assistant", ANSWERS[0]),
+         ("user", "And of Italy?"), ("assistant", ANSWERS[1])]  # fmt: skip
+MESSAGES = [{"role": role, "content": content} for role, content in TURNS]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {family: chat_tokenizer(family) for family in TEMPLATES}
+
+
+def prepared(tokenizer, messages, tools=(), **style):
+    return CausalLM(tokenizer).prepare([chat_of(messages, list(tools), ChatStyle(**style), "chats.jsonl line 7")])
+
+
+def learnt(tokenizer, item):
+    return [tokenizer.decode(item.ids[begin:end]) for begin, end in item.learnt]
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_the_answers_and_what_ends_them_carry_loss(tokenizers, family):
+    tokenizer = tokenizers[family]
+    (item,) = prepared(tokenizer, MESSAGES)
+    assert learnt(tokenizer, item) == [answer + END_OF_TURN[family] for answer in ANSWERS]
+    taken = MESSAGES
+    if family == "gemma":  # its template refuses a system message
+        taken = [{"role": "user", "content": f"Be short.\n\n{MESSAGES[1]['content']}"}, *MESSAGES[2:]]
+        assert item.remarks == ("system",)
+    assert list(item.ids) == tokenizer.apply_chat_template(taken, return_dict=False)
+    for i, (begin, _) in zip((-3, -1), item.learnt, strict=True):  # before an answer stands what generation is given
+        asked = tokenizer.apply_chat_template(taken[:i], add_generation_prompt=True, return_dict=False)
+        assert list(item.ids[:begin]) == asked
+    objective = CausalLM(tokenizer)
+    ids, _, labels = objective.collate([item], torch.device("cpu"))
+    inside = [any(begin <= at < end for begin, end in item.learnt) for at in range(len(item.ids))]
+    assert [label != IGNORE for label in labels[0].tolist()] == inside
+    assert labels[0][torch.tensor(inside)].tolist() == ids[0][torch.tensor(inside)].tolist()
+    assert objective.weight(item) == sum(inside)
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_of_the_last_answer_alone(tokenizers, family):
+    tokenizer = tokenizers[family]
+    (whole,), (item,) = prepared(tokenizer, MESSAGES), prepared(tokenizer, MESSAGES, loss_on="last")
+    assert item.ids == whole.ids and item.learnt == whole.learnt[-1:]
+    assert item.response_start == whole.response_start == item.learnt[0][0]
+
+
+@settings(max_examples=25)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1), min_size=1, max_size=3))
+def test_whatever_is_said(answers):
+    """Any text in it: an answer's tokens are those of the answer, and none of another's."""
+    tokenizer = TOKENIZER
+    turns = [m for text in answers for m in ({"role": "user", "content": text}, {"role": "assistant", "content": text})]
+    (item,) = prepared(tokenizer, turns)
+    assert list(item.ids) == tokenizer.apply_chat_template(turns, return_dict=False)
+    assert learnt(tokenizer, item) == [f"{text}<|im_end|>" for text in answers]
+
+
+TOKENIZER = chat_tokenizer("qwen2")
+
+
+def test_tools_are_seen_and_calls_are_learnt(tokenizers):
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Bonn"}}}
+    turns = [
+        {"role": "user", "content": "And in Bonn?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "sun"},
+        {"role": "assistant", "content": "It is sunny."},
+    ]
+    tokenizer = tokenizers["qwen2"]
+    (item,) = prepared(tokenizer, turns, [WEATHER])
+    assert learnt(tokenizer, item) == [
+        '<tool_call>weather {"city": "Bonn"}</tool_call><|im_end|>',
+        "It is sunny.<|im_end|>",
+    ]
+    assert '{"type": "function", "function": {"name": "weather"' in tokenizer.decode(item.ids)
+    assert item.remarks == ()
+    (item,) = prepared(tokenizers["llama"], turns[:1] + turns[3:], [WEATHER])
+    assert item.remarks == ("tools",)  # its template leaves them out
+
+
+def test_what_a_template_refuses_is_said_with_its_place_and_its_words(tokenizers):
+    twice = [MESSAGES[1], *MESSAGES[1:3]]
+    with pytest.raises(RecipeError, match=r"^chats.jsonl line 7: the chat template refuses it: Conversation roles"):
+        prepared(tokenizers["gemma"], twice)
+    chats = [chat_of(twice, [], ChatStyle(), f"line {i}") for i in range(3)]
+    with pytest.raises(RecipeError, match=r"^line 0: .*\(and 2 more chats\)$"):
+        CausalLM(tokenizers["gemma"]).prepare(chats)
+    with pytest.raises(RecipeError, match="no system message, and there is no user's that could hold it"):
+        prepared(tokenizers["gemma"], [MESSAGES[0], MESSAGES[2]])
+
+
+# only the last answer keeps its reasoning, as in templates of reasoning models
+FORGETFUL = QWEN.replace(
+    "+ message.content }}",
+    "+ (message.content if loop.last or message.role != 'assistant' else message.content.split('</think>')[-1]) }}",
+)
+
+
+def test_a_template_that_rewrites_earlier_answers_gives_an_example_for_each():
+    tokenizer = chat_tokenizer("qwen2", FORGETFUL)
+    thought = [f"<think>So.</think>{answer}" for answer in ANSWERS]
+    turns = [MESSAGES[1], {**MESSAGES[2], "content": thought[0]}, MESSAGES[3], {**MESSAGES[4], "content": thought[1]}]
+    items = prepared(tokenizer, turns)
+    assert [learnt(tokenizer, item) for item in items] == [[f"{text}<|im_end|>"] for text in thought]
+    assert [tokenizer.decode(item.ids).count("<think>") for item in items] == [1, 1]  # as when the answer is given
+    assert {item.remarks for item in items} == {("apart",)}
+    (last,) = prepared(tokenizer, turns, loss_on="last")
+    assert (last.ids, last.learnt, last.remarks) == (items[1].ids, items[1].learnt, ())
+
+
+def test_a_template_that_asks_for_something_else_than_it_writes_is_refused():
+    other = QWEN.replace("{{- '<|im_start|>assistant\n' }}", "{{- '<|im_start|>assistant\n<think>\n' }}")
+    assert other != QWEN
+    with pytest.raises(RecipeError, match=r"asks for message 3 with text that it does not write before it.*<think>"):
+        prepared(chat_tokenizer("qwen2", other), MESSAGES)
+
+
+MARKED = """{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- 'A:' }}{% generation %}{{ ' ' + message.content + '<|im_end|>' }}{% endgeneration %}{{- '\n' }}
+    {%- else %}{{- message.role + ':' + message.content + '\n' }}{% endif %}
+{%- endfor %}"""
+
+
+def test_a_template_that_marks_its_answers_is_believed():
+    tokenizer = chat_tokenizer("qwen2", MARKED)
+    (item,) = prepared(tokenizer, MESSAGES)
+    assert learnt(tokenizer, item) == [f" {answer}<|im_end|>" for answer in ANSWERS]
+    (item,) = prepared(tokenizer, MESSAGES, loss_on="last")
+    assert learnt(tokenizer, item) == [f" {ANSWERS[1]}<|im_end|>"]
+
+
+def test_where_no_token_ends_the_last_answer_the_end_of_sequence_does():
+    bare = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    asking = "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    tokenizer = chat_tokenizer("llama", bare + asking)
+    (item,) = prepared(tokenizer, MESSAGES)
+    assert learnt(tokenizer, item) == [f"{ANSWERS[0]}\n", f"{ANSWERS[1]}\n<|end_of_text|>"]
+
+
+def test_the_date_is_always_the_same():
+    dated = "{{ strftime_now('%d %b %Y') }}" + QWEN
+    tokenizer = chat_tokenizer("qwen2", dated)
+    (item,) = prepared(tokenizer, MESSAGES)
+    assert tokenizer.decode(item.ids).startswith("26 Jul 2024<|im_start|>system\nBe short.")
+
+
+def test_without_a_template_chats_are_plain_text_and_that_is_said(small):
+    tokenizer = small[1]
+    (item,) = prepared(tokenizer, MESSAGES)
+    assert item.remarks == ("plain",)
+    assert tokenizer.decode(item.ids[1 : item.response_start]).endswith("Assistant:")
+    assert item.ids[-1] == tokenizer.eos_token_id
+    (asked,) = prepared(tokenizer, MESSAGES, writing="plain")
+    assert (asked.ids, asked.remarks) == (item.ids, ())
+    first, last = prepared(tokenizer, MESSAGES, writing="plain", loss_on="all")
+    assert last == asked and first.ids[-1] == tokenizer.eos_token_id
+    assert first.ids[: first.response_start] == last.ids[: first.response_start]
+    with pytest.raises(
+        RecipeError, match=r'task.chat_template = "own": the base.s tokenizer has no chat template; give'
+    ):
+        prepared(tokenizer, MESSAGES, writing="own")
+    template = "{% for m in messages %}{{ m.role + ':' + m.content + '</s>' }}{% endfor %}"
+    (item,) = prepared(tokenizer, MESSAGES[1:3], writing="given", template=template)
+    assert learnt(tokenizer, item) == [tokenizer.decode(tokenizer(f"assistant:{ANSWERS[0]}</s>").input_ids)]
+
+
+def test_a_slow_tokenizer_is_refused(tokenizers):
+    class Slow:
+        is_fast, chat_template, eos_token_id, pad_token_id = False, "x", 1, 1
+
+    with pytest.raises(RecipeError, match=r'it is no fast one.*task.chat_template = "plain"'):
+        prepared(Slow(), MESSAGES)

@@ -1,0 +1,81 @@
+"""What is cut from examples with too many tokens, and what a person is told of it."""
+
+import pytest
+
+from fedseed.objectives.losses import CausalLM, Choices
+from fedseed.objectives.prepared import about, idle, prepare_clients
+from fedseed.objectives.tokens import Tokens, fitted
+from fedseed.tasks.chats import chat_of
+from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example
+
+LONG = Tokens(tuple(range(20)), 15, ((5, 8), (15, 20)))
+
+
+@pytest.mark.parametrize(
+    ("how", "limit", "kept", "expected"),
+    [
+        ("drop", 19, 1, []),
+        ("drop", 20, 1, [LONG]),
+        ("left", 14, 1, [((0, *range(7, 20)), 9, ((1, 2), (9, 14)))]),  # of the first answer one token is left
+        ("left", 14, 0, [(tuple(range(6, 20)), 9, ((1, 2), (9, 14)))]),  # a first token has nothing before it
+        ("left", 10, 1, [((0, *range(11, 20)), 5, ((5, 10),))]),
+        ("left", 5, 1, []),  # not into the last answer
+        ("right", 17, 1, [(tuple(range(17)), 15, ((5, 8), (15, 17)))]),
+        ("right", 10, 1, [(tuple(range(10)), 5, ((5, 8),))]),
+        ("right", 5, 1, []),  # nothing is left to learn
+        ("split", 10, 1, []),  # it has a prompt
+    ],
+)
+def test_the_rules(how, limit, kept, expected):
+    found = fitted(LONG, limit, how, kept)
+    if expected in ([], [LONG]):
+        assert found == expected
+    else:
+        assert [(t.ids, t.response_start, t.spans) for t in found] == expected
+        assert found[0].cut == 20 - limit
+
+
+def test_texts_are_cut_or_split_without_losing_a_token(small):
+    tokenizer = small[1]
+    text = Example("", "Sort these words : b a c " * 5)
+    (whole,) = CausalLM(tokenizer).prepare([text])
+    assert whole.response_start == 1 and whole.ids[0] == tokenizer.bos_token_id and whole.terms == len(whole.ids) - 1
+    pieces = CausalLM(tokenizer, 16, "split").prepare([text])
+    assert all(len(piece.ids) <= 16 and piece.ids[0] == tokenizer.bos_token_id for piece in pieces)
+    assert [i for piece in pieces for i in piece.ids[1:]] == list(whole.ids[1:])
+    assert sum(piece.terms for piece in pieces) == whole.terms
+    (left,) = CausalLM(tokenizer, 16, "left").prepare([text])
+    assert left.ids == (whole.ids[0], *whole.ids[-15:]) and left.terms == 15
+    (right,) = CausalLM(tokenizer, 16, "right").prepare([text])
+    assert right.ids == whole.ids[:16] and right.terms == 15
+
+
+def test_prompts_of_choices_are_cut_at_their_beginning(small):
+    tokenizer = small[1]
+    choice = Choice("a b c d e f g h i j k", (" yes", " no , never"), 1)
+    (whole,) = Choices(tokenizer).prepare([choice])
+    longest = max(len(s.ids) for s in whole.sequences)
+    (cut,) = Choices(tokenizer, longest - 3, "left").prepare([choice])
+    for sequence, before in zip(cut.sequences, whole.sequences, strict=True):
+        assert sequence.ids == (before.ids[0], *before.ids[4:])
+        assert sequence.ids[sequence.response_start :] == before.ids[before.response_start :]
+    for limit, how in ((longest - 3, "right"), (5, "left")):
+        objective = Choices(tokenizer, limit, how)
+        assert objective.prepare([choice]) == [] and objective.dropped == 1
+
+
+def test_what_was_done_is_said_once_with_whose_it_is(small):
+    short, long = Example("a", "b"), Example("a b c d e f g h i j" * 4, "k")
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    chat = chat_of(turns, [], ChatStyle(), "")
+    clients = [ClientData("anna", [short, long, long, chat]), ClientData("bert", [long]), ClientData("cem", [short])]
+    prepared = prepare_clients(CausalLM(small[1], 30), clients)
+    assert [(c.name, len(c.items), c.dropped) for c in prepared] == [("anna", 2, 2), ("bert", 0, 1), ("cem", 1, 0)]
+    assert idle(prepared) == ("1 of 3 clients has no usable example and sends nothing: bert",)
+    assert about(prepared, "30 tokens") == (
+        "3 of the clients' examples left out (over 30 tokens); whose: anna 2, bert 1",
+        '1 of the clients\' examples are written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no '
+        "chat template",
+    )
+    cut = prepare_clients(CausalLM(small[1], 30, "left"), clients)
+    assert idle(cut) == () and about(cut, "12")[0] == "3 of the clients' examples cut (over 12); whose: anna 2, bert 1"

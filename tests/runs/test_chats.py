@@ -1,0 +1,109 @@
+"""Runs on chats, from files of chats to a model that answers, by the chat templates of three families."""
+
+import json
+
+import pytest
+
+from fedseed import Federation, Orbit
+from fedseed.models.loading import load_model
+from fedseed.objectives.evaluation import generate
+from fedseed.objectives.losses import CausalLM
+from fedseed.reports.progress import Silent
+from fedseed.runs.recipe import read_recipe
+from support.chat_bases import END_OF_TURN, chat_base
+from support.command import fedseed
+from support.instruction_files import write_lines
+
+CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid"}
+METHODS = {
+    "fedavg": 'name = "fedavg"\n[method.training]\noptimizer = "adamw"\nlearning_rate = 0.01\nsteps = 15\nbatch = 9',
+    "ferret": 'name = "ferret"\ndirections = 100\n[method.training]\nlearning_rate = 0.1\nsteps = 2\nbatch = 6',
+}
+
+
+def chats(count):
+    rows = []
+    for i in range(count):
+        (first, capital), (second, other) = (list(CAPITALS.items())[(i + k) % 3] for k in (0, 1))
+        turns = [("system", "Be short."), ("user", f"What is the capital of {first}?"), ("assistant", f"{capital}."),
+                 ("user", f"And of {second}?"), ("assistant", f"It is {other}.")]  # fmt: skip
+        rows.append({"messages": [{"role": role, "content": content} for role, content in turns]})
+    return rows
+
+
+def recipe(folder, family, method="fedavg", rounds=2):
+    chat_base(folder / "base", family)
+    for name in ("anna", "bert"):
+        write_lines(folder / "chats" / f"{name}.jsonl", chats(9))
+    path = folder / "my.toml"
+    path.write_text(
+        f'rounds = {rounds}\n[model]\nbase = "{folder}/base"\n[task]\nname = "files"\npath = "{folder}/chats"\n'
+        f"[evaluation]\nevery = 4\nmax_new_tokens = 8\n[method]\n{METHODS[method]}"
+    )
+    return path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma"])
+def test_a_run_on_chats_ends_in_a_model_that_answers(tmp_path, quickly, family):
+    run = Federation.from_file(recipe(tmp_path, family), ["rounds=4"])
+    assert run.header.layout.size > 10_000
+    result = run.run()
+    assert result.summary["baseline"]["rouge_l"] < 50 < 90 < result.summary["final"]["rouge_l"]
+    moved = [note for note in result.summary["data_notes"] if "system message in the first user's" in note]
+    assert bool(moved) == (family == "gemma")
+    objective = run.worker.objective
+    tokenizer, model = objective.tokenizer, run.worker.space.model
+    example = run_example(tmp_path)
+    prompt = objective.prepare([example])[0]
+    ends = objective.encoder.ends_of(example)
+    spoken = tokenizer.convert_tokens_to_ids(END_OF_TURN[family])
+    assert ends == (() if spoken == tokenizer.eos_token_id else (spoken,))
+    asked = prompt.ids[: prompt.response_start]
+    assert generate(model, objective, [asked], 12, ends=ends) == [example.answers[0]]
+    if ends:  # without them it would go on behind its answer
+        assert len(generate(model, objective, [asked], 12)[0]) >= len(example.answers[0])
+
+
+def run_example(folder):
+    return read_recipe(folder / "my.toml").task.load().clients[0].examples[0]
+
+
+def test_a_run_in_kilobytes_on_chats_replays_to_the_same_bits(tmp_path, quickly):
+    path = recipe(tmp_path, "llama", "ferret")
+    done = fedseed("run", path, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "16 training, 0 validation and 2 held-out examples (messages)" in done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["final"]["loss"] < summary["baseline"]["loss"]
+    model, tokenizer = load_model(str(tmp_path / "base"))
+    assert Orbit.open(tmp_path / "run" / "model.orbit").replay(model) == summary["weights_digest"]
+    # what is measured is the loss of the answers' tokens alone, in every turn
+    objective, data = CausalLM(tokenizer), read_recipe(path).task.load()
+    items = objective.prepare(data.evaluation[""])
+    assert [len(item.learnt) for item in items] == [2, 2]
+
+
+class Heard(Silent):
+    """Remembers what it is told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, text):
+        self.lines.append(text)
+
+    warn = note
+
+
+def test_a_client_without_a_usable_example_is_named_once_a_run(tmp_path, quickly):
+    path = recipe(tmp_path, "llama", "ferret", rounds=3)
+    long = [{"role": "user", "content": "a" * 400}, {"role": "assistant", "content": "b"}]
+    write_lines(tmp_path / "chats" / "cem.jsonl", [{"messages": long}])
+    heard = Heard()
+    result = Federation.from_file(path, ["evaluation.rouge=false"], progress=heard).run()
+    assert [line for line in heard.lines if "cem" in line] == [
+        "1 of 3 clients has no usable example and sends nothing: cem",
+        "1 of the clients' examples left out (over the model's 256 positions); whose: cem 1",
+    ]
+    assert [line["skipped"] for line in result.metrics[1:]] == [[{"client": "cem", "reason": "no usable example"}]] * 3
