@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedseed.cli import network
+from fedseed.cli import network, results
 from fedseed.cli.common import (
     DeviceOption,
     PluginOption,
@@ -41,6 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(orbit_app, name="orbit")
 network.register(app)
+results.register(app)
 console = Console()
 
 

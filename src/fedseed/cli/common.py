@@ -1,9 +1,12 @@
 """Options that several commands share."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
 PluginOption = Annotated[
@@ -45,6 +48,17 @@ ThreadsOption = Annotated[
         help="Threads of each process. Default: torch's own choice, shared out among the workers.",
     ),
 ]
+
+
+@contextmanager
+def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar for a replay: what is handed out is told the number of each step that is applied, and of how many."""
+    if count is not None and not console.is_terminal:
+        console.print(f"replaying {count:,} steps", highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("replaying", total=count)
+        yield lambda number, total: bar.update(task, completed=number, total=total)
 
 
 def note(line: str) -> None:

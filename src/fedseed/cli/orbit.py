@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedseed.cli.common import PluginOption
+from fedseed.cli.common import PluginOption, stepping
 from fedseed.errors import RecipeError
 from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
 from fedseed.orbit.card import Facts
@@ -81,7 +80,7 @@ def verify(
         _say(f"the signature is that of {key.name}")
     if replay:
         recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
-        digest = _replay(orbit, orbit.last, base, device, check_all=True)[2]
+        digest = _replay(path, orbit, orbit.last, base, device, check_all=True)[2]
         _say(f"replayed: {recorded} recorded digests are right; the last is {digest}")
 
 
@@ -98,7 +97,7 @@ def replay(
     orbit = _open(path, plugin)
     count = orbit.check_upto(upto)
     check_free(out)
-    model, tokenizer, digest = _replay(orbit, count, base, device)
+    model, tokenizer, digest = _replay(path, orbit, count, base, device)
     facts = Facts(count, digest, orbit.last, path.name, orbit.size)
     export_model(out, model, tokenizer, orbit.header, facts)
     _say(f"{count} steps applied; digest {digest}")
@@ -178,23 +177,13 @@ def _digest(digest: str) -> str:
     return "not recorded" if digest == NO_DIGEST else digest
 
 
-def _replay(orbit: Orbit, count: int, base: str | None, device: str, check_all: bool = False) -> tuple[Any, Any, str]:
+def _replay(
+    path: Path, orbit: Orbit, count: int, base: str | None, device: str, check_all: bool = False
+) -> tuple[Any, Any, str]:
     """Load the base and replay onto it, with a bar; returns model, tokenizer and digest."""
-    from fedseed.models.heads import Head
-    from fedseed.models.loading import find_base, load_model, quiet
+    from fedseed.models.loading import quiet
+    from fedseed.runs.tuned import replayed
 
     quiet()
-    header = orbit.header
-    head = Head(header.classes, header.seed) if header.classes else None
-    if base is None:
-        model, tokenizer = load_model(header.base, header.dtype, head=head, device=device)
-    else:
-        model, tokenizer = find_base(base, header.dtype, header.base_digest, head, header.digest_kind, device)
-    model = orbit.equip(model)
-    if not console.is_terminal:
-        _say(f"replaying {count:,} steps")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("replaying", total=count)
-        digest = orbit.replay(model, count, lambda number: bar.update(task, completed=number), check_all)
-    return model, tokenizer, digest
+    with stepping(console, count) as tell:
+        return replayed(orbit, path, count, base, device, tell, check_all)

@@ -74,7 +74,9 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     parts = [
         "\n".join(["---", *front, "---"]),
         f"# {name}",
-        "The weights are those of the federated run, bit for bit; the digest says so.",
+        "The base's weights with those of the federated run's adapter added, rounded once."
+        if form == "merged"
+        else "The weights are those of the federated run, bit for bit; the digest says so.",
         _table(("", ""), rows),
         *_metrics(facts),
         "## How to load it",
@@ -110,7 +112,7 @@ def _loading(base: str, form: Form, kind: str) -> str:
         )
     if form == "adapter":
         return (
-            f'from peft import PeftModel\nfrom transformers import {auto}, {processor}\n\n'
+            f"from peft import PeftModel\nfrom transformers import {auto}, {processor}\n\n"
             f'base = {auto}.from_pretrained("{base}")  # or the folder where the base is\n'
             f'model = PeftModel.from_pretrained(base, "this folder")\n'
             f'processor = {processor}.from_pretrained("this folder")'

@@ -102,22 +102,12 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     from fedseed.models.heads import Head, head_parameters
     from fedseed.models.loading import choose_trainable, load_model
     from fedseed.objectives.evaluation import longest_input
-    from fedseed.objectives.kinds import kind_of
-    from fedseed.tasks.data import Example
 
     settings = recipe.model
-    try:
-        kind = kind_of(data)
-    except ValueError as error:
-        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
-    if recipe.evaluation.metrics and kind.example is not Example:
-        raise RecipeError(
-            f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
-            "answers to score; leave it out"
-        )
+    kind = _kind(recipe, data)
     head = Head(data.classes, recipe.seed) if data.classes else None
     base_files = BaseFiles.before(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
-    model, tokenizer = load_model(
+    model, processor = load_model(
         settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device,
         settings.attention,
     )  # fmt: skip
@@ -131,17 +121,59 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         raise RecipeError(
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
         )
+    positions = longest_input(model)
+    room = None if positions is None else positions - adapters.virtual_tokens(adapter)
+    objective, measured, limit = _objective(recipe, kind, processor, room)
+    return Equipment(model, trainable, objective, kind, measured, limit, positions, base_files)
+
+
+def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
+    """What measures a model that is there already, an adapter in it included, on examples like these.
+
+    Raises:
+        RecipeError: the model does not fit the data.
+    """
+    from fedseed.models.base_files import BaseFiles
+    from fedseed.models.loading import LOADERS
+    from fedseed.objectives.evaluation import longest_input
+
+    kind = _kind(recipe, data)
+    loader = LOADERS[kind.architecture]
+    whole = model.get_base_model() if hasattr(model, "peft_config") else model
+    if type(whole).__name__ not in loader.classes():
+        raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
+    room = longest_input(model)
+    objective, measured, limit = _objective(recipe, kind, processor, room)
+    return Equipment(model, None, objective, kind, measured, limit, room, BaseFiles(None, [], {}))
+
+
+def _kind(recipe: Recipe, data: TaskData) -> "ExampleKind":
+    from fedseed.objectives.kinds import kind_of
+    from fedseed.tasks.data import Example
+
+    try:
+        kind = kind_of(data)
+    except ValueError as error:
+        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
+    if recipe.evaluation.metrics and kind.example is not Example:
+        raise RecipeError(
+            f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
+            "answers to score; leave it out"
+        )
+    return kind
+
+
+def _objective(
+    recipe: Recipe, kind: "ExampleKind", processor: Any, positions: int | None
+) -> tuple["Objective", EvaluationSettings, str]:
+    """The objective for a model of so many positions, the evaluation settings within them, and what is too long."""
     measured, limit = recipe.evaluation, f"evaluation.max_length = {recipe.evaluation.max_length:,} tokens"
-    positions = room = longest_input(model)
-    if positions is not None:
-        positions -= adapters.virtual_tokens(adapter)
     if positions is not None and positions < measured.max_length:
         measured, limit = measured.model_copy(update={"max_length": positions}), f"the model's {positions:,} positions"
     try:
-        objective = kind.objective(tokenizer, measured)
+        return kind.objective(processor, measured), measured, limit
     except ValueError as error:
-        raise RecipeError(f'model.base = "{settings.base}": {error}') from error
-    return Equipment(model, trainable, objective, kind, measured, limit, room, base_files)
+        raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
 
 
 def evaluation_of(
