@@ -13,7 +13,7 @@ a folder that has it is finished.
 import fcntl
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class RunFolder:
                 f"{path} holds {what} already ({', '.join(there)}): {remedy}choose another folder with --out"
             )
         if recipe is not None and "recipe.toml" in there:
-            self._compare(recipe)
+            compare_recipes(path, recipe)
         if self.finished:
             return
         try:
@@ -187,20 +187,30 @@ class RunFolder:
         self._progress.close()
         self._metrics.close()
 
-    def _compare(self, recipe: str) -> None:
-        """Check that the folder's recipe is the one given. Raises RecipeError."""
-        file = self.path / "recipe.toml"
-        try:
-            written = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{file}: not valid TOML: {error}") from error
-        there, here = map(flat, _complete(written, tomllib.loads(recipe)))
-        for key in [*there, *(k for k in here if k not in there)]:
-            if key.removeprefix("federation.") in TRANSPORT_KEYS or key in ELSEWHERE:  # not what the run is
-                continue
-            if there.get(key) != here.get(key):
-                a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
-                raise RecipeError(f"{self.path} was started with another recipe: {key} is {a} there, {b} here")
+
+def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> None:
+    """Check that a folder's recipe is the one given, key by key.
+
+    Args:
+        path: the folder; it has a recipe.toml.
+        recipe: the recipe as TOML.
+        besides: keys that may differ.
+
+    Raises:
+        RecipeError: it is another one; names the key and both values.
+    """
+    file = path / "recipe.toml"
+    try:
+        written = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{file}: not valid TOML: {error}") from error
+    there, here = map(flat, _complete(written, tomllib.loads(recipe)))
+    for key in [*there, *(k for k in here if k not in there)]:
+        if key.removeprefix("federation.") in TRANSPORT_KEYS or key in ELSEWHERE or key in besides:
+            continue  # not what the run is
+        if there.get(key) != here.get(key):
+            a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
+            raise RecipeError(f"{path} was started with another recipe: {key} is {a} there, {b} here")
 
 
 def _complete(*tables: dict[str, Any]) -> list[dict[str, Any]]:

@@ -32,8 +32,10 @@ from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import make_learner
-from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
+from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.orders import Evaluate, Train, Work
+from fedseed.runs.result import RunResult
+from fedseed.runs.settings import RunSettings
 from fedseed.runs.store import STORES, StepStore
 from fedseed.runs.threads import limited
 from fedseed.runs.workers import Team, Workers
@@ -196,12 +198,13 @@ class Simulation(Backend):
         """About the data."""
         return self.settings.notes
 
-    def run(self, resume: bool = False) -> RunResult:
+    def run(self, resume: bool = False, extend: bool = False) -> RunResult:
         """Run all rounds; returns (and writes, if there is a folder) metrics and summary.
 
         Args:
             resume: go on where the run in the folder stopped, whatever stopped it, to the same end as if it had not;
                 start if the folder is empty. A finished run's results are returned as they are.
+            extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to as many as this one.
 
         Raises:
             FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
@@ -210,7 +213,7 @@ class Simulation(Backend):
             self.progress.note(self._about_workers)
         try:
             with limited(self.threads):
-                return self.loop.run(resume)
+                return self.loop.run(resume, extend)
         finally:
             if self.team is not None:
                 self.team.close()
@@ -332,6 +335,10 @@ class Simulation(Backend):
         """Close the file of steps as it is."""
         if self._store is not None:
             self._store.release()
+
+    def tuned(self) -> Any:
+        """The model at the weights of the run."""
+        return self.worker.space.model
 
     def about(self) -> dict[str, Any]:
         """Devices, memory and threads."""

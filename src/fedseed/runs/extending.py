@@ -1,0 +1,97 @@
+"""A run that is to have more rounds than it was to have: its folder becomes that of one that was interrupted.
+
+What it will leave are the weights, steps and metrics of a run that had all rounds from the start. Nothing in a round
+depends on how many there will be: sampling, data order, directions and schedules know the round's number only. What the
+end of the run has added is taken back: the evaluation of its last round, if a longer run has none there, and the
+orbit's end. A step-by-step method's line of metrics for its last rounds stays a line of its own.
+
+Each file is replaced as a whole, and summary.json goes last: whoever is interrupted here does it again.
+"""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedseed.durable import sync_folder, write_whole
+from fedseed.errors import OrbitError, RecipeError
+from fedseed.orbit import NO_DIGEST, Orbit
+from fedseed.orbit.file import scan, write_orbit
+from fedseed.reports.results import read_metrics, read_summary
+from fedseed.runs.folder import compare_recipes
+from fedseed.runs.settings import RunSettings
+
+
+def extend(settings: RunSettings) -> str | None:
+    """Let the run in a folder have the rounds that the settings say, if it was to have fewer.
+
+    Args:
+        settings: what the run is to be; `out` is its folder.
+
+    Returns:
+        What was done, for a person; None: nothing (there is no run yet, or it has so many rounds already).
+
+    Raises:
+        RecipeError: another recipe, or fewer rounds than the run has.
+        OrbitError: the orbit is damaged, or compacted.
+    """
+    path = settings.out
+    if path is None or not (path / "metrics.jsonl").is_file():
+        return None
+    if settings.recipe_text is not None and (path / "recipe.toml").is_file():
+        compare_recipes(path, settings.recipe_text, besides=("rounds",))
+    lines = read_metrics(path) if (path / "summary.json").is_file() else []
+    summary = read_summary(path) if lines else {}
+    had = int(summary.get("rounds", 0))
+    if had > settings.rounds:
+        raise RecipeError(
+            f"--rounds {settings.rounds}: the run in {path} has had {had}; fedseed export --upto goes back"
+        )
+    if summary and (had == settings.rounds or (summary.get("stopped") or {}).get("early")):
+        return None  # one that stopped early would stop at the same round
+    _write_rounds(path / "recipe.toml", settings.rounds)
+    if not summary:  # it was interrupted, and goes on anyhow
+        return None
+    _take_back_evaluation(path, lines, settings)
+    _open_orbit(path / "model.orbit", settings, had)
+    (path / "summary.json").unlink()
+    sync_folder(path)
+    return f"the run in {path} had {had} rounds: it goes on to {settings.rounds}"
+
+
+def _write_rounds(file: Path, rounds: int) -> None:
+    if file.is_file():
+        recipe = tomllib.loads(file.read_text(encoding="utf-8"))
+        if recipe.get("rounds") != rounds:
+            write_whole(file, tomli_w.dumps({**recipe, "rounds": rounds}).encode())
+
+
+def _take_back_evaluation(path: Path, lines: list[dict[str, Any]], settings: RunSettings) -> None:
+    last = lines[-1]
+    if settings.evaluates(last["round"]):
+        return
+    measured = [name for name, value in lines[0].items() if isinstance(value, float)]
+    kept = {name: value for name, value in last.items() if name not in measured}
+    kept["seconds"] = {phase: spent for phase, spent in last["seconds"].items() if phase != "evaluation"}
+    if not settings.digests(last["round"]):
+        kept["weights_digest"] = None
+    text = "".join(json.dumps(line) + "\n" for line in [*lines[:-1], kept])
+    write_whole(path / "metrics.jsonl", text.encode())
+
+
+def _open_orbit(path: Path, settings: RunSettings, had: int) -> None:
+    if not path.is_file():
+        return
+    orbit, damage = scan(path.read_bytes(), str(path))
+    if damage is not None:
+        raise OrbitError(damage.text)
+    if orbit.header.first > 1:
+        raise OrbitError(f"{path} is compacted: a run can't go on from it")
+    parts = list(orbit.parts)
+    if parts and not settings.digests(had):
+        parts[-1] = replace(parts[-1], digest=NO_DIGEST)
+    write_orbit(path, orbit.start, parts)
+    assert not Orbit.open(path).complete
