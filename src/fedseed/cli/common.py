@@ -1,5 +1,7 @@
 """Options that several commands share."""
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -48,6 +50,22 @@ ThreadsOption = Annotated[
         help="Threads of each process. Default: torch's own choice, shared out among the workers.",
     ),
 ]
+
+
+@contextmanager
+def interruptible(resume: str = "") -> Iterator[None]:
+    """Ctrl-C ends a run with one line that says how it goes on, and exit code 130.
+
+    Args:
+        resume: the option that the same command needs to go on; "": none.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        given = [word for word in sys.argv[1:] if word != "--fresh"]  # which would begin again
+        words = ["fedseed", *given, *([resume] if resume and resume not in given else [])]
+        print(f"fedseed: interrupted; it goes on with: {shlex.join(words)}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 @contextmanager

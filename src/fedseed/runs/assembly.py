@@ -10,7 +10,7 @@ from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.objectives.settings import EvaluationSettings
-from fedseed.reports.progress import Progress
+from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.learner import make_learner
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Evaluation, Simulation
@@ -32,7 +32,7 @@ class Federation(Simulation):
         path: str | Path,
         overrides: Sequence[str] = (),
         out: Path | str | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         plugins: Sequence[str | Path] = (),
         trust_plugins: bool = False,
         workers: int | None = None,
@@ -44,7 +44,8 @@ class Federation(Simulation):
             path: the file or name.
             overrides: "key=value" pairs that replace values of the recipe, such as "method.directions=1000".
             out: folder for the run's files; None: nothing is written.
-            progress: shows the run going on.
+            progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a
+                terminal.
             plugins: files and modules with methods, tasks, ... of others, to be loaded first.
             trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of its author.
             workers: local processes that the clients are dealt to; None: all is done in this one.
@@ -54,9 +55,9 @@ class Federation(Simulation):
         Raises:
             RecipeError: the recipe is wrong; names key, value and what is allowed.
         """
-        note = None if progress is None else progress.note
+        note = None if progress is None or isinstance(progress, bool) else progress.note
         recipe = read_recipe(path, overrides, plugins, trust_plugins, note)
-        return build(recipe, out, progress, workers, threads)
+        return build(recipe, out, shown_by(progress), workers, threads)
 
 
 @dataclass(frozen=True)

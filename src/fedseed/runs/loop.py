@@ -120,7 +120,7 @@ class Loop:
         if resume and self.settings.out is None:
             raise RecipeError("resume needs a folder (out)")
         if extend and not resume:
-            raise RecipeError("--rounds goes with --resume: a new run has them from its recipe (--set rounds=N)")
+            raise RecipeError("extend goes with resume: a new run has as many rounds as its recipe says")
         if extend and (said := extended(self.settings)):
             self.progress.note(said)
         folder = None if self.settings.out is None else RunFolder(self.settings.out, self.settings.recipe_text, resume)

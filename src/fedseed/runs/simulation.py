@@ -29,7 +29,7 @@ from fedseed.objectives.losses import Objective
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import begin
 from fedseed.reports.memory import resident_memory
-from fedseed.reports.progress import Progress
+from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import make_learner
 from fedseed.runs.loop import Backend, Loop
@@ -75,7 +75,7 @@ class Simulation(Backend):
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
         offload_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
             temporary file (weights on a GPU: in the host's memory); "auto": where that costs next to nothing.
-        progress: shows the run going on.
+        progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
             noise of another batch size.
         aggregation: how the clients' answers become one; the weighted mean by default.
@@ -111,7 +111,7 @@ class Simulation(Backend):
         recipe_text: str | None = None,
         notes: Sequence[str] = (),
         offload_base: Offload = "auto",
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         joint: bool = True,
         aggregation: AggregationRule | None = None,
         trackers: Sequence[Tracker] = (),
@@ -145,7 +145,7 @@ class Simulation(Backend):
             method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text, tuple(notes),
             patience, attack, byzantine, tuple(trackers), digest_every,
         )  # fmt: skip
-        self.loop = Loop(self.settings, self, progress)
+        self.loop = Loop(self.settings, self, shown_by(progress))
         self.progress = self.loop.progress
         self._attack: AttackKind | None = attack
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
