@@ -360,7 +360,7 @@ class Supervised:
         losses = self.loss(model(inputs), targets)
         if losses.shape != (len(items),):  # a mean would be taken for a sum, and train with a rate of its own
             raise RecipeError(
-                f"Supervised: the loss of {len(items)} pairs has shape {tuple(losses.shape)}, not ({len(items)},): give one "
-                'for each pair, such as CrossEntropyLoss(reduction="none")'
+                f"Supervised: the loss of {len(items)} pairs has shape {tuple(losses.shape)}, not ({len(items)},): "
+                'give one for each pair, such as CrossEntropyLoss(reduction="none")'
             )
         return losses

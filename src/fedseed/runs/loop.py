@@ -142,6 +142,7 @@ class Loop:
         metrics: list[dict[str, Any]] = []
         pending: list[dict[str, Any]] = []  # a step-by-step method's rounds since the last line
         began = time.perf_counter()
+        self.progress.write("began", command())
         with self.progress.running(self.settings.method.name, self.settings.rounds):
             for note in self.settings.notes:
                 self.progress.note(note)
@@ -151,7 +152,6 @@ class Loop:
                 metrics, pending = folder.take_up(done)
                 earlier = sum(spent for line in [*metrics, *pending] for spent in line["seconds"].values())
                 began -= earlier  # what earlier sessions took, but for loading
-            self.progress.write("began", command())
             self.progress.open(None if folder is None else folder.path)
             # an interrupted run may have its last round's step, but not yet its line of metrics
             first = done if pending or not metrics else done + 1
