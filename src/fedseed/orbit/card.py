@@ -14,7 +14,16 @@ AUTO = {
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
 }
-Form = Literal["whole", "adapter", "merged"]  # the model; an adapter for the base; the base with an adapter added in
+# the model; an adapter for the base; the base with an adapter added in; the orbit alone
+Form = Literal["whole", "adapter", "merged", "orbit"]
+LIBRARY: dict[Form, str] = {"whole": "transformers", "adapter": "peft", "merged": "transformers", "orbit": "fedseed"}
+_EXACT = "The weights are those of the federated run, bit for bit; the digest says so."
+ABOUT: dict[Form, str] = {
+    "whole": _EXACT,
+    "adapter": _EXACT,
+    "merged": "The base's weights with those of the federated run's adapter added, rounded once.",
+    "orbit": "An orbit: what turns the base into the tuned model, bit for bit, on every machine.",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Facts:
         clients: data holders; None: not known here.
         baseline: the base's metrics, by name; none: not known here.
         final: the tuned model's.
+        repo: the hub's repository that the orbit is in; "": none.
     """
 
     steps: int
@@ -40,6 +50,7 @@ class Facts:
     clients: int | None = None
     baseline: Mapping[str, float] = field(default_factory=dict)
     final: Mapping[str, float] = field(default_factory=dict)
+    repo: str = ""
 
 
 def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> str:
@@ -54,7 +65,7 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     layout, method = header.layout, header.method
     base = _short(header.base)
     front = [f"base_model: {base}"] if "/" in base else []
-    front += ["library_name: peft" if form == "adapter" else "library_name: transformers", "tags:", "- fedseed"]
+    front += [f"library_name: {LIBRARY[form]}", "tags:", "- fedseed"]
     name = f"{base or 'model'} + {facts.orbit_name or method.name}"
     total = facts.steps if facts.of is None else facts.of
     known = "" if header.digest_kind == "blake2b" else f" ({header.digest_kind}, as are all digests here)"
@@ -74,16 +85,14 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     parts = [
         "\n".join(["---", *front, "---"]),
         f"# {name}",
-        "The base's weights with those of the federated run's adapter added, rounded once."
-        if form == "merged"
-        else "The weights are those of the federated run, bit for bit; the digest says so.",
+        ABOUT[form],
         _table(("", ""), rows),
         *_metrics(facts),
         "## How to load it",
-        f"```python\n{_loading(base, form, kind)}\n```",
+        f"```\n{_pulling(facts)}\n```" if form == "orbit" else f"```python\n{_loading(base, form, kind)}\n```",
         "## Settings of the method",
         _table(("setting", "value"), [(key, f"`{json.dumps(value)}`") for key, value in method.model_dump().items()]),
-        made,
+        "" if form == "orbit" else made,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -120,6 +129,14 @@ def _loading(base: str, form: Form, kind: str) -> str:
     return (
         f"from transformers import {auto}, {processor}\n\n"
         f'model = {auto}.from_pretrained("this folder")\nprocessor = {processor}.from_pretrained("this folder")'
+    )
+
+
+def _pulling(facts: Facts) -> str:
+    file = f" --file {facts.orbit_name}" if facts.orbit_name != "model.orbit" else ""
+    return (
+        f"fedseed orbit pull {facts.repo or 'REPOSITORY'}{file} --out {facts.orbit_name}\n"
+        f"fedseed export {facts.orbit_name} --out FOLDER    # a folder that transformers loads"
     )
 
 
