@@ -1,5 +1,6 @@
 """Whether a base can be had from the hub, found out at once: its client would try for most of a minute, and say so."""
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def reach(place: str) -> str:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
-        HfApi().model_info(place, timeout=PATIENCE_SECONDS)
+        HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(place, timeout=PATIENCE_SECONDS)
         return place
     except HFValidationError as error:
         raise _not_there(place, "and this is no name of the hub") from error

@@ -106,15 +106,18 @@ def _asking(repo: str) -> "Iterator[HfApi]":
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
     except ImportError as error:
         raise FedseedError("this needs huggingface_hub: pip install 'fedseed[train]'") from error
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     except HFValidationError as error:
         raise RecipeError(f'{repo}: a repository of the hub is "OWNER/NAME" ({_first_line(error)})') from error
+    except RepositoryNotFoundError as error:
+        raise FedseedError(f"{repo}: the hub has no such repository, or it is not open to you (HF_TOKEN)") from error
     except HfHubHTTPError as error:
-        raise FedseedError(f"{repo}: the hub refuses: {_first_line(error)}") from error
+        said = getattr(error, "server_message", None) or _first_line(error)
+        raise FedseedError(f"{repo}: the hub refuses: {said}") from error
     except (FedseedError, OSError):
         raise
     except Exception as error:  # a transport's own: what the client is built on has changed before

@@ -1,7 +1,7 @@
 """From a recipe to a federation: model, data, objective and evaluation, put together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -321,7 +321,16 @@ def _put_together(
         threads=threads,
     )
     federation.settings.notes += equipment.dropped
+    federation.header = replace(federation.header, base_folder=base_folder(settings.base))
     return federation
+
+
+def base_folder(base: str) -> str:
+    """Where a base is that a recipe names by a path which is another one from elsewhere; "" for all others."""
+    from fedseed.models.loading import PACKAGED
+
+    path = Path(base).expanduser()
+    return "" if base in PACKAGED or path.is_absolute() or not path.is_dir() else str(path.resolve())
 
 
 def host(

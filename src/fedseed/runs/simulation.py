@@ -27,6 +27,7 @@ from fedseed.models.base_files import BaseFiles
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import NO_DIGEST
+from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, shown_by
@@ -328,7 +329,11 @@ class Simulation(Backend):
     def complete(self) -> int | None:
         """End the file of steps, and save an adapter."""
         if self.header.adapter is not None and self.settings.out is not None:
-            adapters.save(self.worker.space.model, self.settings.out / "adapter")
+            folder, model = self.settings.out / "adapter", self.tuned()
+            adapters.save(model, folder)
+            about = Facts(self.rounds, self.worker.space.digest(), clients=len(self.names))
+            kind = type(model.get_base_model()).__name__
+            (folder / "README.md").write_text(card(self.header, about, "adapter", kind), encoding="utf-8")
         return None if self._store is None else self._store.complete()
 
     def release(self) -> None:
