@@ -12,7 +12,6 @@ import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -20,7 +19,7 @@ from fedseed.durable import sync_folder, write_whole
 from fedseed.errors import OrbitError, RecipeError
 from fedseed.orbit import NO_DIGEST, Orbit
 from fedseed.orbit.file import scan, write_orbit
-from fedseed.reports.results import read_metrics, read_summary
+from fedseed.reports.results import read_summary
 from fedseed.runs.folder import compare_recipes
 from fedseed.runs.settings import RunSettings
 
@@ -43,8 +42,7 @@ def extend(settings: RunSettings) -> str | None:
         return None
     if settings.recipe_text is not None and (path / "recipe.toml").is_file():
         compare_recipes(path, settings.recipe_text, besides=("rounds",))
-    lines = read_metrics(path) if (path / "summary.json").is_file() else []
-    summary = read_summary(path) if lines else {}
+    summary = read_summary(path) if (path / "summary.json").is_file() else {}
     had = int(summary.get("rounds", 0))
     if had > settings.rounds:
         raise RecipeError(
@@ -52,11 +50,13 @@ def extend(settings: RunSettings) -> str | None:
         )
     if summary and (had == settings.rounds or (summary.get("stopped") or {}).get("early")):
         return None  # one that stopped early would stop at the same round
+    orbit = _orbit(path / "model.orbit")
     _write_rounds(path / "recipe.toml", settings.rounds)
+    _take_back_evaluation(path / "metrics.jsonl", settings)
+    if orbit is not None:
+        _open_orbit(path / "model.orbit", orbit, settings)
     if not summary:  # it was interrupted, and goes on anyhow
         return None
-    _take_back_evaluation(path, lines, settings)
-    _open_orbit(path / "model.orbit", settings, had)
     (path / "summary.json").unlink()
     sync_folder(path)
     return f"the run in {path} had {had} rounds: it goes on to {settings.rounds}"
@@ -69,29 +69,39 @@ def _write_rounds(file: Path, rounds: int) -> None:
             write_whole(file, tomli_w.dumps({**recipe, "rounds": rounds}).encode())
 
 
-def _take_back_evaluation(path: Path, lines: list[dict[str, Any]], settings: RunSettings) -> None:
-    last = lines[-1]
-    if settings.evaluates(last["round"]):
+def _take_back_evaluation(file: Path, settings: RunSettings) -> None:
+    """Take what was measured after the last round out of its line, if a longer run measures nothing there."""
+    texts = file.read_bytes().split(b"\n")[:-1]  # whole lines
+    try:
+        first, last = json.loads(texts[0]), json.loads(texts[-1])
+        number = int(last["round"])
+    except (ValueError, LookupError, TypeError):
+        return  # a damaged file: taking the run up says so
+    if settings.evaluates(number):
         return
-    measured = [name for name, value in lines[0].items() if isinstance(value, float)]
+    measured = [name for name, value in first.items() if isinstance(value, float)]
     kept = {name: value for name, value in last.items() if name not in measured}
     kept["seconds"] = {phase: spent for phase, spent in last["seconds"].items() if phase != "evaluation"}
-    if not settings.digests(last["round"]):
+    if not settings.digests(number):
         kept["weights_digest"] = None
-    text = "".join(json.dumps(line) + "\n" for line in [*lines[:-1], kept])
-    write_whole(path / "metrics.jsonl", text.encode())
+    write_whole(file, b"".join(text + b"\n" for text in [*texts[:-1], json.dumps(kept).encode()]))
 
 
-def _open_orbit(path: Path, settings: RunSettings, had: int) -> None:
+def _orbit(path: Path) -> Orbit | None:
+    """The orbit whose end is to be taken off; None: there is none, or an interrupted write, which resuming cuts off."""
     if not path.is_file():
-        return
+        return None
     orbit, damage = scan(path.read_bytes(), str(path))
-    if damage is not None:
+    if damage is not None and not damage.torn:
         raise OrbitError(damage.text)
     if orbit.header.first > 1:
         raise OrbitError(f"{path} is compacted: a run can't go on from it")
+    return orbit if damage is None else None
+
+
+def _open_orbit(path: Path, orbit: Orbit, settings: RunSettings) -> None:
+    """Take the end off an orbit, and the last digest if a longer run has none there."""
     parts = list(orbit.parts)
-    if parts and not settings.digests(had):
+    if parts and not settings.digests(orbit.last):
         parts[-1] = replace(parts[-1], digest=NO_DIGEST)
     write_orbit(path, orbit.start, parts)
-    assert not Orbit.open(path).complete
