@@ -9,7 +9,6 @@ from fedseed.errors import RecipeError
 PATIENCE_SECONDS = 10.0  # for the hub's one answer
 
 
-@lru_cache
 def reach(place: str) -> str:
     """A place from which `transformers` can load without waiting for what will not come.
 
@@ -22,8 +21,12 @@ def reach(place: str) -> str:
     Raises:
         RecipeError: there is no such folder, and the hub can't be reached or has no such model.
     """
-    if Path(place).is_dir():
-        return place
+    return place if Path(place).is_dir() else _ask(place)
+
+
+@lru_cache
+def _ask(place: str) -> str:
+    """What the hub says; it is asked once for a name."""
     # what the hub's client is built on has changed before: its errors are told apart by what all of them are
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
