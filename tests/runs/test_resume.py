@@ -93,7 +93,7 @@ def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, nam
         result = problem.federation(method, out=moved, **settings).run(resume=True)
         assert without_seconds(result.metrics) == without_seconds(whole.metrics)
         assert without_seconds(read_metrics(moved)) == without_seconds(whole.metrics)
-        for key in set(whole.summary) - {"seconds", "seconds_per_client", "peak_memory_bytes"}:
+        for key in set(whole.summary) - {"seconds", "seconds_per_client", "peak_memory_bytes", "started", "ended"}:
             assert result.summary[key] == whole.summary[key], key
         assert {p.name for p in moved.iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}
         if method.catch_up != "newest":
@@ -230,6 +230,24 @@ def test_a_federation_runs_once_and_one_process_runs_in_a_folder(problem, tmp_pa
         federation.run(resume=True)
     with pytest.raises(RecipeError, match="needs a folder"):
         problem.federation(problem.ferret()).run(resume=True)
+
+
+def test_a_checkpoint_of_before_a_setting_was_there_is_taken_up(problem, tmp_path):
+    """What it does not say of its method is as by default; where this run has it otherwise, it is another one."""
+    from safetensors import safe_open
+
+    method = FedAvg(training=problem.training)
+    stop_after(problem.federation(method, out=tmp_path), 3)
+    path = tmp_path / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["fedseed"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del about["run"]["method"]["server_eps"], about["run"]["method"]["training"]["clip"], about["header"]
+    save_file(tensors, path, {"format": "pt", "fedseed": json.dumps(about)})
+    with pytest.raises(OrbitError, match="of another run: its method differs"):
+        problem.federation(FedAvg(training=problem.training, server_eps=1e-2), out=tmp_path).run(resume=True)
+    result = problem.federation(method, out=tmp_path).run(resume=True)
+    assert result.summary["weights_digest"] == problem.federation(method).run().summary["weights_digest"]
 
 
 def test_weights_of_another_run_or_damaged_ones_are_refused(problem, tmp_path):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedseed.cli import network, preview
+from fedseed.cli import network, preview, results
 from fedseed.cli.common import (
     DeviceOption,
     PluginOption,
@@ -19,6 +19,7 @@ from fedseed.cli.common import (
     ThreadsOption,
     TrustOption,
     WorkersOption,
+    interruptible,
     note,
     settings,
 )  # fmt: skip
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.add_typer(orbit_app, name="orbit")
 network.register(app)
 preview.register(app)
+results.register(app)
 console = Console()
 
 
@@ -61,6 +63,10 @@ def run(
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, help="How many rounds. With --resume, a finished run goes on to so many."),
+    ] = None,
     device: DeviceOption = None,
     workers: WorkersOption = None,
     threads: ThreadsOption = None,
@@ -69,7 +75,19 @@ def run(
 ) -> None:
     """Run a federation on this machine: in this process, or with --workers in several."""
     folder = out or Path("runs") / Path(recipe).stem
-    summary = _run(recipe, settings(set_, device), folder, resume, plugin or [], trust_plugins, workers, threads)
+    changes = [*settings(set_, device), *([] if rounds is None else [f"rounds={rounds}"])]
+    with interruptible("--resume"):
+        summary = _run(
+            recipe,
+            changes,
+            folder,
+            resume,
+            plugin or [],
+            trust_plugins,
+            workers,
+            threads,
+            resume and rounds is not None,
+        )
     from fedseed.reports.tables import comparison_table
 
     console.print(comparison_table([(summary["method"], summary)]))
@@ -98,7 +116,8 @@ def compare(
     plugins, changes = plugin or [], settings(set_, device)
     sweep = find_sweep(recipes[0]) if len(recipes) == 1 else None
     if sweep is not None or seeds is not None or grid:
-        _sweep(sweep, recipes, out, changes, seeds, grid or [], jobs, workers, threads, plugins, trust_plugins)
+        with interruptible():
+            _sweep(sweep, recipes, out, changes, seeds, grid or [], jobs, workers, threads, plugins, trust_plugins)
         return
     if jobs > 1:
         raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
@@ -112,10 +131,11 @@ def compare(
         raise RecipeError("compare: two recipes have the same name, so their folders would be the same")
     for recipe in recipes:  # all are checked before the first one runs
         read_recipe(recipe, changes, plugins, trust_plugins, lambda line: None)  # said when it runs
-    summaries = [
-        _run(recipe, changes, out / name, True, plugins, trust_plugins, workers, threads)
-        for recipe, name in zip(recipes, names, strict=True)
-    ]
+    with interruptible():
+        summaries = [
+            _run(recipe, changes, out / name, True, plugins, trust_plugins, workers, threads)
+            for recipe, name in zip(recipes, names, strict=True)
+        ]
     methods = [summary["method"] for summary in summaries]
     labels = methods if len(set(methods)) == len(methods) else names
     draw_runs({label: read_metrics(out / name) for label, name in zip(labels, names, strict=True)}, out / "compare.png")
@@ -253,6 +273,7 @@ def _run(
     trust_plugins: bool,
     workers: int | None,
     threads: int | None,
+    extend: bool = False,
 ) -> dict[str, Any]:
     from fedseed.reports.progress import Shown
     from fedseed.runs.assembly import build
@@ -261,7 +282,7 @@ def _run(
     checked = read_recipe(recipe, overrides, plugins, trust_plugins, note)
     _quiet()
     federation = build(checked, folder, Shown(console), workers, threads)
-    return federation.run(resume).summary
+    return federation.run(resume, extend).summary
 
 
 @app.command("list")

@@ -1,9 +1,14 @@
 """Options that several commands share."""
 
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Replace a recipe's value: key=value, repeatable.")]
 PluginOption = Annotated[
@@ -45,6 +50,33 @@ ThreadsOption = Annotated[
         help="Threads of each process. Default: torch's own choice, shared out among the workers.",
     ),
 ]
+
+
+@contextmanager
+def interruptible(resume: str = "") -> Iterator[None]:
+    """Ctrl-C ends a run with one line that says how it goes on, and exit code 130.
+
+    Args:
+        resume: the option that the same command needs to go on; "": none.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        given = [word for word in sys.argv[1:] if word != "--fresh"]  # which would begin again
+        words = ["fedseed", *given, *([resume] if resume and resume not in given else [])]
+        print(f"fedseed: interrupted; it goes on with: {shlex.join(words)}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar for a replay: what is handed out is told the number of each step that is applied, and of how many."""
+    if count is not None and not console.is_terminal:
+        console.print(f"replaying {count:,} steps", highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("replaying", total=count)
+        yield lambda number, total: bar.update(task, completed=number, total=total)
 
 
 def note(line: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, note, settings
+from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, interruptible, note, settings
 from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.protocol import listed, read_json
 from fedseed.transport import transport
@@ -58,7 +58,8 @@ def serve(
         summary = read_summary(folder)
     else:
         reach = replace(access(checked, nats, key, ca, "coordinator"), server_log=server_log)
-        summary = coordinate(checked, name, transport(reach, name), folder, fresh, Shown(console)).summary
+        with interruptible():
+            summary = coordinate(checked, name, transport(reach, name), folder, fresh, Shown(console)).summary
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
 
@@ -95,8 +96,9 @@ def join(
 
     quiet()
     way = transport(access(checked, nats, key, ca, client[0]), name)
-    process = joining(checked, name, way, client, examples, Shown(console))
-    console.print(f"weights digest: {process.run()}", highlight=False)
+    with interruptible():
+        digest = joining(checked, name, way, client, examples, Shown(console)).run()
+    console.print(f"weights digest: {digest}", highlight=False)
 
 
 def status(

@@ -5,17 +5,16 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedseed.cli.common import PluginOption
-from fedseed.errors import FedseedError, RecipeError
-from fedseed.models import adapters
+from fedseed.cli.common import PluginOption, stepping
+from fedseed.errors import RecipeError
 from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
-from fedseed.orbit.card import card
+from fedseed.orbit.card import Facts
+from fedseed.orbit.export import check_free, export_model
 from fedseed.registry import load_plugin
 
-app = typer.Typer(help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True)
+app = typer.Typer(help="Look at, check, replay, cut, compare, sign and share orbits.", no_args_is_help=True)
 console = Console()
 
 PathArgument = Annotated[Path, typer.Argument(help="The orbit file.")]
@@ -81,7 +80,7 @@ def verify(
         _say(f"the signature is that of {key.name}")
     if replay:
         recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
-        digest = _replay(orbit, orbit.last, base, device, check_all=True)[2]
+        digest = _replay(path, orbit, orbit.last, base, device, check_all=True)[2]
         _say(f"replayed: {recorded} recorded digests are right; the last is {digest}")
 
 
@@ -97,15 +96,10 @@ def replay(
     """Rebuild the model (or the adapter) and write a folder that transformers (or peft) loads, with a model card."""
     orbit = _open(path, plugin)
     count = orbit.check_upto(upto)
-    if (out / "config.json").exists() or (out / "adapter_config.json").exists():
-        raise FedseedError(f"{out} holds a model already: choose another folder with --out")
-    model, tokenizer, digest = _replay(orbit, count, base, device)
-    if orbit.header.adapter is None:
-        model.save_pretrained(out)
-    else:
-        adapters.save(model, out)
-    tokenizer.save_pretrained(out)
-    (out / "README.md").write_text(card(orbit, count, digest, path.name), encoding="utf-8")
+    check_free(out)
+    model, tokenizer, digest = _replay(path, orbit, count, base, device)
+    facts = Facts(count, digest, orbit.last, path.name, orbit.size)
+    export_model(out, model, tokenizer, orbit.header, facts)
     _say(f"{count} steps applied; digest {digest}")
     _say(f"{'Model' if orbit.header.adapter is None else 'Adapter'}: {out}")
 
@@ -157,6 +151,42 @@ def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private
     _say(f"signature: {signature.sign(path, key)}")
 
 
+@app.command()
+def push(
+    path: Annotated[Path, typer.Argument(help="The orbit file, or a run's folder.")],
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub; made if it is not there.")],
+    private: Annotated[bool, typer.Option("--private", help="Make it a private one.")] = False,
+    file: Annotated[str, typer.Option("--file", help="The orbit's name there.")] = "model.orbit",
+    revision: Annotated[str | None, typer.Option("--revision", help="A branch. Default: the main one.")] = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Put an orbit (and its signature) into a repository of the hub, with a model card. The token: HF_TOKEN."""
+    from fedseed.orbit import hub
+
+    _load(plugin)
+    found = path / "model.orbit" if path.is_dir() else path
+    if path.is_dir() and not found.is_file():
+        raise RecipeError(f"{path}: no model.orbit there: a run of whole weights is shared as a model (fedseed export)")
+    _say(hub.push(found, repository, private, file, revision))
+
+
+@app.command()
+def pull(
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub.")],
+    out: NewFile,
+    file: Annotated[str, typer.Option("--file", help="The orbit's name there.")] = "model.orbit",
+    revision: Annotated[str | None, typer.Option("--revision", help="A branch, tag or commit.")] = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Fetch an orbit (and its signature) from a repository of the hub, and check it."""
+    from fedseed.orbit import hub
+
+    _load(plugin)
+    orbit = hub.pull(repository, out, file, revision)
+    _say(f"{out}: {orbit.last:,} steps of {orbit.header.method.name}, {orbit.size:,} bytes")
+    _say(_state(orbit))
+
+
 def _load(plugins: list[str] | None) -> None:
     for plugin in plugins or []:
         load_plugin(plugin)
@@ -183,23 +213,13 @@ def _digest(digest: str) -> str:
     return "not recorded" if digest == NO_DIGEST else digest
 
 
-def _replay(orbit: Orbit, count: int, base: str | None, device: str, check_all: bool = False) -> tuple[Any, Any, str]:
+def _replay(
+    path: Path, orbit: Orbit, count: int, base: str | None, device: str, check_all: bool = False
+) -> tuple[Any, Any, str]:
     """Load the base and replay onto it, with a bar; returns model, tokenizer and digest."""
-    from fedseed.models.heads import Head
-    from fedseed.models.loading import find_base, load_model, quiet
+    from fedseed.models.loading import quiet
+    from fedseed.runs.tuned import replayed
 
     quiet()
-    header = orbit.header
-    head = Head(header.classes, header.seed) if header.classes else None
-    if base is None:
-        model, tokenizer = load_model(header.base, header.dtype, head=head, device=device)
-    else:
-        model, tokenizer = find_base(base, header.dtype, header.base_digest, head, header.digest_kind, device)
-    model = orbit.equip(model)
-    if not console.is_terminal:
-        _say(f"replaying {count:,} steps")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("replaying", total=count)
-        digest = orbit.replay(model, count, lambda number: bar.update(task, completed=number), check_all)
-    return model, tokenizer, digest
+    with stepping(console, count) as tell:
+        return replayed(orbit, path, count, base, device, tell, check_all)

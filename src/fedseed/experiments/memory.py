@@ -19,6 +19,7 @@ from fedseed.experiments.rehearsal import Asked, Rehearsed, rehearse
 from fedseed.models import adapters
 from fedseed.models.checkpointing import checkpoint_activations
 from fedseed.models.heads import Head, head_parameters
+from fedseed.models.hub import reach
 from fedseed.models.loading import LOADERS, choose_trainable, locate
 from fedseed.models.outline import outline
 from fedseed.models.placement import find_device
@@ -314,7 +315,7 @@ class _Examples:
         settings = recipe.evaluation
         processor = None
         try:
-            place = locate(recipe.model.base)
+            place = reach(locate(recipe.model.base))
             processor = LOADERS[kind.architecture].processor(place, recipe.model.trust_remote_code)
         except (OSError, ValueError, ImportError) as error:
             if kind.architecture == "image":

@@ -196,6 +196,29 @@ def save(model: Any, folder: Path) -> None:
         model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub for the base
 
 
+def load(model: Any, folder: Path) -> Any:
+    """The base with the adapter of a folder, as `save` has written it. Raises RecipeError if they do not fit."""
+    import peft
+
+    try:
+        with hushed():
+            return peft.PeftModel.from_pretrained(model, folder).eval()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RecipeError(f"{folder}: the adapter does not fit its base: {str(error).splitlines()[0]}") from error
+
+
+def merged(model: Any) -> Any:
+    """The base with an adapter's changes added to its weights: a model without an adapter. Changes `model`.
+
+    Raises:
+        RecipeError: there is no adapter, or one whose virtual tokens no weights of the base can stand for.
+    """
+    if not is_installed(model) or has_virtual_tokens(model):
+        raise RecipeError("--merge: only a LoRA adapter can be added to the base's weights; leave it out")
+    with hushed():
+        return model.merge_and_unload()
+
+
 @contextmanager
 def hushed() -> Iterator[None]:
     """Keep peft's advice about the base and deprecations inside other libraries off the screen."""

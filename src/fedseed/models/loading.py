@@ -23,6 +23,7 @@ from transformers.models.auto import modeling_auto
 
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
+from fedseed.models.hub import reach
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.weights.layout import DigestKind
 
@@ -131,8 +132,8 @@ def load_model(
         RecipeError: this machine has no such device; or the base is not found, not loadable, of another kind than the
             task needs, or with weights or a tokenizer missing.
     """
-    place = locate(base)
     where = find_device(device)
+    place = reach(locate(base))
     try:
         config, _ = PretrainedConfig.get_config_dict(place)  # reads config.json, runs nothing
     except (OSError, ValueError) as error:

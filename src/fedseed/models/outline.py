@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
+from fedseed.models.hub import reach
 from fedseed.models.loading import LOADERS, Architecture, architecture_of, locate
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
@@ -45,7 +46,7 @@ def outline(
     Raises:
         RecipeError: the configuration can't be had, or no model can be made from it.
     """
-    place = locate(base)
+    place = reach(locate(base))
     options: dict[str, Any] = {} if head is None else head.options()
     options.pop("ignore_mismatched_sizes", None)
     attended = {} if attention is None else {"attn_implementation": attention}

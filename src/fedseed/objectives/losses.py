@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedseed.errors import RecipeError
 from fedseed.models import adapters
 from fedseed.objectives.encoding import Encoder
 from fedseed.objectives.tokens import Tokens, Truncate, fitted
@@ -363,8 +364,18 @@ class Supervised:
         return 1
 
     def losses(self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """The pairs' losses."""
+        """The pairs' losses.
+
+        Raises:
+            RecipeError: the loss function does not return one for each pair.
+        """
         device = next(model.parameters()).device
         inputs = torch.stack([x for x, _ in items]).to(device)
         targets = torch.stack([y for _, y in items]).to(device)
-        return self.loss(model(inputs), targets)
+        losses = self.loss(model(inputs), targets)
+        if losses.shape != (len(items),):  # a mean would be taken for a sum, and train with a rate of its own
+            raise RecipeError(
+                f"Supervised: the loss of {len(items)} pairs has shape {tuple(losses.shape)}, not ({len(items)},): "
+                'give one for each pair, such as CrossEntropyLoss(reduction="none")'
+            )
+        return losses

@@ -143,7 +143,7 @@ class Orbit:
         """
         from fedseed.orbit.replay import equip
 
-        return equip(self, model)
+        return equip(self.header, model)
 
     def replay(
         self,

@@ -52,6 +52,8 @@ class Header:
             is no classifier, or was loaded with the head it has. With the seed they give a new head (`models.heads`).
         adapter: the adapter that is tuned in place of the model, None for none.
         digest_kind: how the base and the weights are hashed (`weights.digest`); "blake2b" is not written down.
+        base_folder: where the base was on the machine of the run, if the recipe gave a path that is another one from
+            elsewhere; "" is not written down.
     """
 
     base: str
@@ -65,6 +67,7 @@ class Header:
     classes: tuple[str, ...] = ()
     adapter: AdapterStart | None = None
     digest_kind: DigestKind = "blake2b"
+    base_folder: str = ""
 
     def encode(self) -> bytes:
         """The header's bytes, without the link."""
@@ -84,6 +87,8 @@ class Header:
             data["adapter"] = {"settings": orbit_dump(self.adapter.settings), "digest": self.adapter.digest}
         if self.digest_kind != "blake2b":
             data["digest_kind"] = self.digest_kind
+        if self.base_folder:
+            data["base_folder"] = self.base_folder
         packed = zlib.compress(json.dumps(data, sort_keys=True, separators=(",", ":")).encode(), 9)
         return START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
 
@@ -118,6 +123,7 @@ class Header:
                 classes=tuple(map(str, data.get("classes", ()))),
                 adapter=_adapter(data.get("adapter")),
                 digest_kind=data.get("digest_kind", "blake2b"),
+                base_folder=str(data.get("base_folder", "")),
             )
             header.check()
             return header
@@ -161,7 +167,9 @@ class Header:
         Digests of two kinds can't be compared: that they are of two kinds is what differs then.
         """
         lines = []
-        left_out = {"base", "first"} | ({"base_digest"} if self.digest_kind != other.digest_kind else set())
+        left_out = {"base", "base_folder", "first"} | (
+            {"base_digest"} if self.digest_kind != other.digest_kind else set()
+        )
         for field in sorted(fields(self), key=lambda field: field.name != "digest_kind"):
             a, b = getattr(self, field.name), getattr(other, field.name)
             if a == b or field.name in left_out:

@@ -16,6 +16,7 @@ from fedseed.weights.space import ParameterSpace
 
 if TYPE_CHECKING:
     from fedseed.orbit.file import Orbit
+    from fedseed.orbit.header import Header
 
 OnStep = Callable[[int], None]
 
@@ -29,12 +30,12 @@ def replay(
     count = orbit.check_upto(upto)
     header = orbit.header
     if header.adapter is None:
-        check_base(orbit, base_digest(model, header.digest_kind))
+        check_base(header, base_digest(model, header.digest_kind))
         choose_trainable(model, header.trainable)
     elif not adapters.is_installed(model):
         raise OrbitError("this orbit tunes an adapter: replay it onto orbit.equip(base), which returns a peft model")
     else:
-        check_base(orbit, adapters.base_digest(model, header.digest_kind))
+        check_base(header, adapters.base_digest(model, header.digest_kind))
     method = header.method
     space = ParameterSpace(model, method.blocks, header.digest_kind)
     if space.layout != header.layout:
@@ -47,12 +48,11 @@ def replay(
     return space.digest()
 
 
-def equip(orbit: "Orbit", model: torch.nn.Module) -> torch.nn.Module:
-    """What `Orbit.equip` does."""
+def equip(header: "Header", model: torch.nn.Module) -> torch.nn.Module:
+    """What `Orbit.equip` does, for the orbit's header."""
     from fedseed.models.loading import choose_trainable
 
-    header = orbit.header
-    check_base(orbit, base_digest(model, header.digest_kind))
+    check_base(header, base_digest(model, header.digest_kind))
     if header.adapter is None:
         return model
     equipped: torch.nn.Module = adapters.install(model, header.adapter.settings, header.seed, header.base)
@@ -63,10 +63,10 @@ def equip(orbit: "Orbit", model: torch.nn.Module) -> torch.nn.Module:
     return equipped
 
 
-def check_base(orbit: "Orbit", found: str) -> None:
+def check_base(header: "Header", found: str) -> None:
     """Raise OrbitError if the base has another digest than the orbit's."""
-    if found != orbit.header.base_digest:
-        raise OrbitError(f"another base: its digest is {found}, the orbit's base has {orbit.header.base_digest}")
+    if found != header.base_digest:
+        raise OrbitError(f"another base: its digest is {found}, the orbit's base has {header.base_digest}")
 
 
 def catch_up(

@@ -56,6 +56,15 @@ class Silent:
         """Nothing to show."""
 
 
+def shown_by(progress: "Progress | bool | None") -> Progress:
+    """What shows a run: as given; True: a console; False: nothing; None: a console if somebody sees it."""
+    if not isinstance(progress, bool) and progress is not None:
+        return progress
+    console = Console(stderr=True)
+    wanted = console.is_terminal or console.is_jupyter if progress is None else progress
+    return Shown(console) if wanted else Silent()
+
+
 def describe(line: Mapping[str, Any]) -> str:
     """One round in a few words."""
     parts = []

@@ -1,7 +1,7 @@
 """From a recipe to a federation: model, data, objective and evaluation, put together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.objectives.settings import EvaluationSettings
-from fedseed.reports.progress import Progress
+from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.learner import make_learner
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Evaluation, Simulation
@@ -32,7 +32,7 @@ class Federation(Simulation):
         path: str | Path,
         overrides: Sequence[str] = (),
         out: Path | str | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         plugins: Sequence[str | Path] = (),
         trust_plugins: bool = False,
         workers: int | None = None,
@@ -44,7 +44,8 @@ class Federation(Simulation):
             path: the file or name.
             overrides: "key=value" pairs that replace values of the recipe, such as "method.directions=1000".
             out: folder for the run's files; None: nothing is written.
-            progress: shows the run going on.
+            progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a
+                terminal.
             plugins: files and modules with methods, tasks, ... of others, to be loaded first.
             trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of its author.
             workers: local processes that the clients are dealt to; None: all is done in this one.
@@ -54,9 +55,9 @@ class Federation(Simulation):
         Raises:
             RecipeError: the recipe is wrong; names key, value and what is allowed.
         """
-        note = None if progress is None else progress.note
+        note = None if progress is None or isinstance(progress, bool) else progress.note
         recipe = read_recipe(path, overrides, plugins, trust_plugins, note)
-        return build(recipe, out, progress, workers, threads)
+        return build(recipe, out, shown_by(progress), workers, threads)
 
 
 @dataclass(frozen=True)
@@ -96,22 +97,12 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     from fedseed.models.heads import Head, head_parameters
     from fedseed.models.loading import choose_trainable, load_model
     from fedseed.objectives.evaluation import longest_input
-    from fedseed.objectives.kinds import kind_of
-    from fedseed.tasks.data import Example
 
     settings = recipe.model
-    try:
-        kind = kind_of(data)
-    except ValueError as error:
-        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
-    if recipe.evaluation.metrics and (kind.example is not Example or not data.scores):
-        raise RecipeError(
-            f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
-            "answers to score; leave it out"
-        )
+    kind = _kind(recipe, data)
     head = Head(data.classes, recipe.seed) if data.classes else None
     base_files = BaseFiles.before(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
-    model, tokenizer = load_model(
+    model, processor = load_model(
         settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device,
         settings.attention,
     )  # fmt: skip
@@ -125,13 +116,57 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         raise RecipeError(
             'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
         )
+    positions = longest_input(model)
+    room = None if positions is None else positions - adapters.virtual_tokens(adapter)
+    objective, measured, limit = _objective(recipe, kind, processor, room)
+    return Equipment(model, trainable, objective, kind, measured, limit, positions, base_files)
+
+
+def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
+    """What measures a model that is there already, an adapter in it included, on examples like these.
+
+    Raises:
+        RecipeError: the model does not fit the data.
+    """
+    from fedseed.models.base_files import BaseFiles
+    from fedseed.models.loading import LOADERS
+    from fedseed.objectives.evaluation import longest_input
+
+    kind = _kind(recipe, data)
+    loader = LOADERS[kind.architecture]
+    whole = model.get_base_model() if hasattr(model, "peft_config") else model
+    if type(whole).__name__ not in loader.classes():
+        raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
     room = longest_input(model)
-    measured, limit = within(recipe.evaluation, None if room is None else room - adapters.virtual_tokens(adapter))
+    objective, measured, limit = _objective(recipe, kind, processor, room)
+    return Equipment(model, None, objective, kind, measured, limit, room, BaseFiles(None, [], {}))
+
+
+def _kind(recipe: Recipe, data: TaskData) -> "ExampleKind":
+    from fedseed.objectives.kinds import kind_of
+    from fedseed.tasks.data import Example
+
     try:
-        objective = kind.objective(tokenizer, measured)
+        kind = kind_of(data)
     except ValueError as error:
-        raise RecipeError(f'model.base = "{settings.base}": {error}') from error
-    return Equipment(model, trainable, objective, kind, measured, limit, room, base_files)
+        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
+    if recipe.evaluation.metrics and (kind.example is not Example or not data.scores):
+        raise RecipeError(
+            f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
+            "answers to score; leave it out"
+        )
+    return kind
+
+
+def _objective(
+    recipe: Recipe, kind: "ExampleKind", processor: Any, positions: int | None
+) -> tuple["Objective", EvaluationSettings, str]:
+    """The objective for a model of so many positions, the evaluation settings within them, and what is too long."""
+    measured, limit = within(recipe.evaluation, positions)
+    try:
+        return kind.objective(processor, measured), measured, limit
+    except ValueError as error:
+        raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
 
 
 def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
@@ -289,7 +324,16 @@ def _put_together(
         threads=threads,
     )
     federation.settings.notes += about(federation.prepared, equipment.limit)
+    federation.header = replace(federation.header, base_folder=base_folder(settings.base))
     return federation
+
+
+def base_folder(base: str) -> str:
+    """Where a base is that a recipe names by a path which is another one from elsewhere; "" for all others."""
+    from fedseed.models.loading import PACKAGED
+
+    path = Path(base).expanduser()
+    return "" if base in PACKAGED or path.is_absolute() or not path.is_dir() else str(path.resolve())
 
 
 def host(

@@ -1,5 +1,6 @@
 """Checkpoints of methods whose steps are whole weights: the newest weights in a safetensors file."""
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,13 +9,16 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedseed.durable import replacing
 from fedseed.errors import OrbitError, StorageError
 from fedseed.orbit import Header
-from fedseed.renaming import orbit_dump
+from fedseed.orbit.file import scan
+from fedseed.renaming import orbit_dump, quietly
+from fedseed.runs import dense_files
 from fedseed.weights.space import ParameterSpace
 
 KEPT = "coordinator."  # what the coordinator keeps has names that begin so
@@ -43,7 +47,10 @@ def save(path: Path, space: ParameterSpace, header: Header, at: Checkpoint) -> N
     """
     named = {e.name: p.detach() for e, p in zip(space.layout.tensors, space.parameters, strict=True)}
     named.update({KEPT + name: torch.from_numpy(array) for name, array in at.kept.items()})
-    about = {"round": at.round, "changed": at.changed, "run": _run(header), "digest": space.digest()}
+    about = {
+        "round": at.round, "changed": at.changed, "run": _run(header), "digest": space.digest(),
+        **dense_files.about_run(header),
+    }  # fmt: skip
     with replacing(path) as temporary:
         try:
             save_file(named, temporary, {"format": "pt", "fedseed": json.dumps(about)})
@@ -60,7 +67,7 @@ def load(path: Path, space: ParameterSpace, header: Header) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["fedseed"])
-            differing = [key for key, value in _run(header).items() if about["run"].get(key) != value]
+            differing = [key for key, value in _run(header).items() if _settled(about["run"].get(key), header) != value]
             if differing:
                 raise OrbitError(f"{path} holds the weights of another run: its {differing[0]} differs")
             with torch.no_grad():
@@ -74,6 +81,43 @@ def load(path: Path, space: ParameterSpace, header: Header) -> Checkpoint:
     if space.digest() != about["digest"]:
         raise OrbitError(f"{path}: the weights' digest differs from the one written with them")
     return at
+
+
+def open_weights(path: Path) -> tuple[Header, int, str, Mapping[str, torch.Tensor]]:
+    """What a run's file of weights holds, for one who has the file alone.
+
+    Args:
+        path: `model.safetensors` of a run's folder.
+
+    Returns:
+        What the run is, the round, the weights' digest, and the trained tensors by name.
+
+    Raises:
+        OrbitError: it can't be read, is no such file, or an older fedseed has written it, which did not say what it is.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["fedseed"])
+            tensors = {name: file.get_tensor(name) for name in file.keys() if not name.startswith(KEPT)}  # noqa: SIM118
+        start = base64.b64decode(about["header"])
+        return scan(start, str(path))[0].header, int(about["round"]), str(about["digest"]), tensors
+    except KeyError as error:
+        raise OrbitError(
+            f"{path}: it does not say which run it is of (an older fedseed has written it): run the recipe again"
+        ) from error
+    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
+        raise OrbitError(f"{path}: not a checkpoint of a run, or damaged: {error}") from error
+
+
+def _settled(written: object, header: Header) -> object:
+    """What a file says of its method, with settings that it does not know yet as they are by default."""
+    if not isinstance(written, dict):
+        return written
+    try:
+        with quietly():
+            return orbit_dump(type(header.method).model_validate(written))
+    except ValidationError:
+        return written
 
 
 def _run(header: Header) -> dict[str, object]:

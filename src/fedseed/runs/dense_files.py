@@ -1,5 +1,6 @@
 """Files of a coordinator without torch whose method's steps are whole weights: what it remembers, and the weights."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import numpy as np
 from fedseed.durable import replacing
 from fedseed.errors import FedseedError
 from fedseed.federation.coordinator import Coordinator
-from fedseed.weights.layout import ITEM_BYTES, Layout
+from fedseed.orbit import Header
+from fedseed.orbit.file import begin
+from fedseed.weights.layout import ITEM_BYTES
 
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}  # as safetensors calls them
 
@@ -42,8 +45,22 @@ def remove_state(folder: Path) -> None:
         path.unlink()
 
 
-def write_weights(path: Path, layout: Layout, weights: bytes, digest: str) -> None:
-    """Weights as a safetensors file."""
+def about_run(header: Header) -> dict[str, str]:
+    """What a file of weights says of its run, so that a model can be made of it: how an orbit of it would begin."""
+    return {"header": base64.b64encode(begin(header)).decode()}
+
+
+def write_weights(path: Path, header: Header, weights: bytes, digest: str, number: int) -> None:
+    """Weights as a safetensors file.
+
+    Args:
+        path: the file.
+        header: what the run is.
+        weights: the trained tensors' bytes, one after the other.
+        digest: hex digest of the weights.
+        number: the round after which they are these.
+    """
+    layout = header.layout
     about: dict[str, Any] = {}
     position = 0
     for entry in layout.tensors:
@@ -51,7 +68,10 @@ def write_weights(path: Path, layout: Layout, weights: bytes, digest: str) -> No
         offsets = [position, position + size]
         about[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": list(entry.shape), "data_offsets": offsets}
         position += size
-    about["__metadata__"] = {"format": "pt", "digest": digest}
+    about["__metadata__"] = {
+        "format": "pt", "digest": digest,
+        "fedseed": json.dumps({"round": number, "digest": digest, **about_run(header)}),
+    }  # fmt: skip
     text = json.dumps(about).encode()
     text += b" " * (-len(text) % 8)
     with replacing(path) as temporary, open(temporary, "wb") as file:

@@ -13,7 +13,9 @@ a folder that has it is finished.
 import fcntl
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +76,7 @@ class RunFolder:
                 f"{path} holds {what} already ({', '.join(there)}): {remedy}choose another folder with --out"
             )
         if recipe is not None and "recipe.toml" in there:
-            self._compare(recipe)
+            compare_recipes(path, recipe)
         if self.finished:
             return
         try:
@@ -187,27 +189,56 @@ class RunFolder:
         self._progress.close()
         self._metrics.close()
 
-    def _compare(self, recipe: str) -> None:
-        """Check that the folder's recipe is the one given. Raises RecipeError."""
-        file = self.path / "recipe.toml"
-        try:
-            written = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{file}: not valid TOML: {error}") from error
-        there, here = map(flat, _complete(written, tomllib.loads(recipe)))
-        for key in [*there, *(k for k in here if k not in there)]:
-            if key.removeprefix("federation.") in TRANSPORT_KEYS or key in ELSEWHERE:  # not what the run is
-                continue
-            if there.get(key) != here.get(key):
-                a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
-                raise RecipeError(f"{self.path} was started with another recipe: {key} is {a} there, {b} here")
+
+def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> None:
+    """Check that a folder's recipe is the one given, key by key.
+
+    Args:
+        path: the folder; it has a recipe.toml.
+        recipe: the recipe as TOML.
+        besides: keys that may differ.
+
+    Raises:
+        RecipeError: it is another one; names the key and both values.
+    """
+    file = path / "recipe.toml"
+    try:
+        written = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{file}: not valid TOML: {error}") from error
+    there, here = map(flat, _complete(written, tomllib.loads(recipe)))
+    for key in [*there, *(k for k in here if k not in there)]:
+        if key.removeprefix("federation.") in TRANSPORT_KEYS or key in ELSEWHERE or key in besides:
+            continue  # not what the run is
+        if there.get(key) != here.get(key):
+            a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
+            raise RecipeError(f"{path} was started with another recipe: {key} is {a} there, {b} here")
 
 
 def _complete(*tables: dict[str, Any]) -> list[dict[str, Any]]:
-    """Recipes with all keys by the names they have now: an older fedseed may have written one of them."""
+    """Recipes with all keys by the names they have now, defaults filled in: an older fedseed may have written one."""
     for table in tables:
         modernise(table, [Recipe])
     try:
         return [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
     except ValidationError:  # of a plug-in that is not there any more, say: they are compared as they stand
-        return list(tables)
+        written, given = tables
+        return [_with_defaults(written, given), given]
+
+
+def _with_defaults(written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A recipe with the keys that only the other one has, where these are as by default."""
+    there, filled = flat(written), flat(written)
+    for key, value in flat(given).items():
+        if key not in there:
+            without = deepcopy(given)
+            *tables, last = key.split(".")
+            inner = without
+            for name in tables:
+                inner = inner[name]
+            del inner[last]
+            with suppress(ValidationError):
+                by_default = flat(Recipe.model_validate(without).model_dump(exclude_none=True))
+                if by_default.get(key) == value:
+                    filled[key] = value
+    return filled

@@ -8,7 +8,6 @@ summary and picture are the same code for both.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,79 +17,24 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import rounding_warning
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
-from fedseed.methods import Method
 from fedseed.methods.content import Content
 from fedseed.orbit import Header
+from fedseed.reports.best import best_rounds
+from fedseed.reports.log import Logged, first_stamp, stamp
+from fedseed.reports.machine import command, host, versions
 from fedseed.reports.progress import Progress, Silent
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.downloads import Downloads, restored
+from fedseed.runs.extending import extend as extended
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.per_client import exchanged, mean_exchanged, seconds_per_client
-from fedseed.tracking import Start, Tracker, Trackers
+from fedseed.runs.result import RunResult
+from fedseed.runs.settings import RunSettings
+from fedseed.tracking import Start, Trackers
 
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
 NOISE_WARNING = 0.1
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a run returns.
-
-    Args:
-        summary: what summary.json holds.
-        metrics: what metrics.jsonl holds, a line a round, round 0 first.
-        folder: where the files are, None if the run wrote none.
-    """
-
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    folder: Path | None
-
-
-@dataclass
-class RunSettings:
-    """What a run is, besides its clients.
-
-    Args:
-        method: the method and its settings.
-        rounds: how many.
-        seed: decides client sampling, data order and directions.
-        evaluate_every: rounds between evaluations.
-        out: folder for the run's files; None: nothing is written.
-        recipe_text: the complete recipe, written beside the results.
-        notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
-        patience: evaluations without a better validation loss after which the run ends; None: it does not.
-        attack: what Byzantine clients do.
-        attackers: their numbers.
-        trackers: where else the metrics go.
-        digest_every: rounds between digests of the weights, besides those after evaluations.
-    """
-
-    method: Method
-    rounds: int
-    seed: int
-    evaluate_every: int = 1
-    out: Path | None = None
-    recipe_text: str | None = None
-    notes: tuple[str, ...] = ()
-    patience: int | None = None
-    attack: str | None = None
-    attackers: frozenset[int] = frozenset()
-    trackers: Sequence[Tracker] = ()
-    digest_every: int = 1
-
-    def evaluates(self, number: int) -> bool:
-        """Whether there is an evaluation after a round."""
-        return number % self.evaluate_every == 0 or number == self.rounds
-
-    def logs(self, number: int) -> bool:
-        """Whether a round gets a line of metrics of its own."""
-        return self.evaluates(number) or not self.method.stepwise
-
-    def digests(self, number: int) -> bool:
-        """Whether the weights are hashed after a round: always where it is evaluated, as the last one is."""
-        return self.evaluates(number) or (number % self.digest_every == 0 and self.logs(number))
 
 
 class Backend(ABC):
@@ -130,6 +74,10 @@ class Backend(ABC):
     def release(self) -> None:  # noqa: B027
         """Close files and connections as they are."""
 
+    def tuned(self) -> Any:
+        """The tuned model; None: it is not here."""
+        return None
+
     def about(self) -> dict[str, Any]:
         """What the summary says about the process."""
         return {}
@@ -147,20 +95,22 @@ class Loop:
     def __init__(self, settings: RunSettings, backend: Backend, progress: Progress | None = None) -> None:
         self.settings = settings
         self.backend = backend
-        self.progress = progress or Silent()
+        self.progress = progress if isinstance(progress, Logged) else Logged(progress or Silent())
         self._trackers = Trackers(settings.trackers, self.progress.warn)
         self._downloads = Downloads(settings.method, len(backend.names))
         self._warned = False
         self._started = False
+        self._began = ""
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self, resume: bool = False) -> RunResult:
+    def run(self, resume: bool = False, extend: bool = False) -> RunResult:
         """Run all rounds; returns (and writes, if there is a folder) metrics and summary.
 
         Args:
             resume: go on where the run in the folder stopped, whatever stopped it, to the same end as if it had not;
                 start if the folder is empty. A finished run's results are returned as they are.
+            extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to as many as this one.
 
         Raises:
             FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
@@ -169,11 +119,16 @@ class Loop:
             raise FedseedError("this federation has run already: its model is no longer the base; make a new one")
         if resume and self.settings.out is None:
             raise RecipeError("resume needs a folder (out)")
+        if extend and not resume:
+            raise RecipeError("extend goes with resume: a new run has as many rounds as its recipe says")
+        if extend and (said := extended(self.settings)):
+            self.progress.note(said)
         folder = None if self.settings.out is None else RunFolder(self.settings.out, self.settings.recipe_text, resume)
         if folder is not None and folder.finished:
             self.progress.note(f"the run in {folder.path} is finished: nothing is changed")
             return RunResult(read_summary(folder.path), read_metrics(folder.path), folder.path)
         self._started = True
+        self._began = stamp()
         try:
             return self._run(folder)
         finally:
@@ -181,11 +136,13 @@ class Loop:
                 folder.release()
             self._trackers.close()
             self.backend.release()
+            self.progress.close()
 
     def _run(self, folder: RunFolder | None) -> RunResult:
         metrics: list[dict[str, Any]] = []
         pending: list[dict[str, Any]] = []  # a step-by-step method's rounds since the last line
         began = time.perf_counter()
+        self.progress.write("began", command())
         with self.progress.running(self.settings.method.name, self.settings.rounds):
             for note in self.settings.notes:
                 self.progress.note(note)
@@ -195,6 +152,7 @@ class Loop:
                 metrics, pending = folder.take_up(done)
                 earlier = sum(spent for line in [*metrics, *pending] for spent in line["seconds"].values())
                 began -= earlier  # what earlier sessions took, but for loading
+            self.progress.open(None if folder is None else folder.path)
             # an interrupted run may have its last round's step, but not yet its line of metrics
             first = done if pending or not metrics else done + 1
             where = None if folder is None else folder.path
@@ -234,7 +192,9 @@ class Loop:
             self.backend.draw(folder, metrics)
             folder.finish(summary)
         self._trackers.finish(summary)
-        return RunResult(summary, metrics, None if folder is None else folder.path)
+        self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
+        where = None if folder is None else folder.path
+        return RunResult(summary, metrics, where, None if self.backend.tuned() is None else self.backend.tuned)
 
     def _take_up(self, folder: RunFolder) -> int:
         """Take up an interrupted run; returns the last round that counts, 0 in a new folder."""
@@ -319,6 +279,7 @@ class Loop:
             "data_notes": list(settings.notes),
             "baseline": {name: metrics[0][name] for name in measured},
             "final": {name: final[name] for name in measured},
+            "best": best_rounds(metrics),
             "payload_bytes_up": mean("bytes_up"),
             "payload_bytes_down": mean("bytes_down"),
             "frame_bytes": FRAME_BYTES,
@@ -337,6 +298,11 @@ class Loop:
             "base_digest": header.base_digest,
             "weights_digest": metrics[-1]["weights_digest"],
             "orbit_bytes": orbit_bytes,
+            "versions": versions(),
+            "host": host(),
+            "command": command(),
+            "started": first_stamp(settings.out) or self._began,
+            "ended": stamp(),
             **self.backend.about(),
         }
 

@@ -17,12 +17,15 @@ from fedseed.federation.session import CoordinatorSettings
 from fedseed.methods.content import Content
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.apart import draw_apart
+from fedseed.reports.log import Logged
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
+from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.network_store import STORES, NetworkStore
 from fedseed.runs.recipe import Recipe
+from fedseed.runs.result import RunResult
+from fedseed.runs.settings import RunSettings
 from fedseed.transport.base import Transport
 
 T = TypeVar("T")
@@ -47,9 +50,10 @@ def coordinate(
     """
     for tracker in recipe.tracking:
         tracker.check()
-    backend = NetworkBackend(recipe, run, transport, out, fresh, progress)
+    logged = Logged(progress or Silent())
+    backend = NetworkBackend(recipe, run, transport, out, fresh, logged)
     try:
-        return Loop(backend.settings, backend, progress).run(resume=True)
+        return Loop(backend.settings, backend, logged).run(resume=True)
     finally:
         backend.close()
 

@@ -135,12 +135,15 @@ class OrbitStore(NetworkStore):
 class WeightsStore(NetworkStore):
     """What the coordinator remembers besides the weights, which the log has; at the end the weights."""
 
+    _round = 0  # the last that counts
+
     async def restore(self, waits: bool, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
         """Take the newest weights from the log."""
         if self.folder.has_rounds and not self.log.steps:
             raise FedseedError(f"{self.folder.path}: the server has lost this run's weights; start again elsewhere")
         sizes, newest = await self.log.newest()
         held = Content() if newest is None else self.coordinator.catch_up([newest])[0]
+        self._round = len(sizes)
         if sizes:
             restore_state(self.folder.path, len(sizes), self.coordinator)
         return len(sizes), [held if size else Content() for size in sizes]  # whole weights: all are of one size
@@ -149,12 +152,17 @@ class WeightsStore(NetworkStore):
         """Write what is not in the step."""
         keep_state(self.folder.path, number, self.coordinator)
 
+    def after(self, number: int, step: bytes, waits: bool) -> None:
+        """Remember which it is."""
+        self._round = number
+
     def complete(self) -> int | None:
         """Write the weights."""
         weights = self.coordinator.weights
         if weights is not None:
             digest = self.log.digest or NO_DIGEST
-            write_weights(self.folder.path / "model.safetensors", self.header.layout, weights, digest)
+            path = self.folder.path / "model.safetensors"
+            write_weights(path, self.header, weights, digest, self._round)
         remove_state(self.folder.path)
         return None
 

@@ -28,13 +28,16 @@ from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import idle, prepare_clients
 from fedseed.orbit import NO_DIGEST
+from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
 from fedseed.reports.memory import resident_memory
-from fedseed.reports.progress import Progress
+from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import make_learner
-from fedseed.runs.loop import Backend, Loop, RunResult, RunSettings
+from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.orders import Evaluate, Train, Work
+from fedseed.runs.result import RunResult
+from fedseed.runs.settings import RunSettings
 from fedseed.runs.store import STORES, StepStore
 from fedseed.runs.threads import limited
 from fedseed.runs.workers import Team, Workers
@@ -74,7 +77,7 @@ class Simulation(Backend):
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
         offload_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
             temporary file (weights on a GPU: in the host's memory); "auto": where that costs next to nothing.
-        progress: shows the run going on.
+        progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
             noise of another batch size.
         aggregation: how the clients' answers become one; the weighted mean by default.
@@ -110,7 +113,7 @@ class Simulation(Backend):
         recipe_text: str | None = None,
         notes: Sequence[str] = (),
         offload_base: Offload = "auto",
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         joint: bool = True,
         aggregation: AggregationRule | None = None,
         trackers: Sequence[Tracker] = (),
@@ -145,7 +148,7 @@ class Simulation(Backend):
             method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text,
             (*notes, *idle(self.prepared)), patience, attack, byzantine, tuple(trackers), digest_every,
         )  # fmt: skip
-        self.loop = Loop(self.settings, self, progress)
+        self.loop = Loop(self.settings, self, shown_by(progress))
         self.progress = self.loop.progress
         self._attack: AttackKind | None = attack
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
@@ -198,12 +201,13 @@ class Simulation(Backend):
         """About the data."""
         return self.settings.notes
 
-    def run(self, resume: bool = False) -> RunResult:
+    def run(self, resume: bool = False, extend: bool = False) -> RunResult:
         """Run all rounds; returns (and writes, if there is a folder) metrics and summary.
 
         Args:
             resume: go on where the run in the folder stopped, whatever stopped it, to the same end as if it had not;
                 start if the folder is empty. A finished run's results are returned as they are.
+            extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to as many as this one.
 
         Raises:
             FedseedError: the folder holds a run already; with `resume`: another one, or a damaged one.
@@ -212,7 +216,7 @@ class Simulation(Backend):
             self.progress.note(self._about_workers)
         try:
             with limited(self.threads):
-                return self.loop.run(resume)
+                return self.loop.run(resume, extend)
         finally:
             if self.team is not None:
                 self.team.close()
@@ -328,13 +332,21 @@ class Simulation(Backend):
     def complete(self) -> int | None:
         """End the file of steps, and save an adapter."""
         if self.header.adapter is not None and self.settings.out is not None:
-            adapters.save(self.worker.space.model, self.settings.out / "adapter")
+            folder, model = self.settings.out / "adapter", self.tuned()
+            adapters.save(model, folder)
+            about = Facts(self.rounds, self.worker.space.digest(), clients=len(self.names))
+            kind = type(model.get_base_model()).__name__
+            (folder / "README.md").write_text(card(self.header, about, "adapter", kind), encoding="utf-8")
         return None if self._store is None else self._store.complete()
 
     def release(self) -> None:
         """Close the file of steps as it is."""
         if self._store is not None:
             self._store.release()
+
+    def tuned(self) -> Any:
+        """The model at the weights of the run."""
+        return self.worker.space.model
 
     def about(self) -> dict[str, Any]:
         """Devices, memory and threads."""

@@ -1,0 +1,108 @@
+"""Text that a language model writes for a person: after a prompt, or as the next turn of a conversation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.models import adapters
+from fedseed.objectives.evaluation import longest_input
+
+Turns = Sequence[Mapping[str, str]]  # {"role": ..., "content": ...} each
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How text is drawn.
+
+    Args:
+        max_tokens: the most new tokens.
+        temperature: 0: always the likeliest token; above: drawn, the more evenly the higher.
+        top_p: draw from the likeliest tokens that together have this probability.
+        seed: of what is drawn: the same text for the same seed on one machine.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+class Writer:
+    """A model that writes.
+
+    Args:
+        model: a causal (or encoder-decoder) language model, with an adapter or without.
+        tokenizer: its tokenizer.
+
+    Raises:
+        RecipeError: the model writes no text.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        whole = model.get_base_model() if adapters.is_installed(model) else model
+        if not getattr(whole, "can_generate", lambda: False)():
+            raise RecipeError(f"a {type(whole).__name__} writes no text: take a causal language model")
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self._encodes = bool(getattr(whole.config, "is_encoder_decoder", False))
+        ends = getattr(whole.generation_config, "eos_token_id", None)
+        self._ends = sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+
+    def after(self, prompt: str, writing: Writing) -> str:
+        """What follows a prompt, which the model sees as training has shown it prompts: as it stands."""
+        start = [] if self._encodes or self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
+        return self._write(start + self._ids(prompt, self._encodes), writing)
+
+    def answer(self, turns: Turns, writing: Writing) -> str:
+        """The assistant's next turn, by the tokenizer's chat template.
+
+        Args:
+            turns: the conversation so far.
+            writing: how text is drawn.
+
+        Raises:
+            RecipeError: the tokenizer has no chat template, or it takes no such turns.
+        """
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise RecipeError(
+                "--chat: the model's tokenizer has no chat template; without --chat a prompt is used as it is"
+            )
+        from jinja2.exceptions import TemplateError
+
+        try:
+            text = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise RecipeError(f"the chat template does not take these turns: {error}") from error
+        return self._write(self._ids(text, False), writing)
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        found: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return found
+
+    @torch.no_grad()
+    def _write(self, ids: Sequence[int], writing: Writing) -> str:
+        if not ids:
+            raise RecipeError("the prompt is empty")
+        limit = None if self._encodes else longest_input(self.model)
+        room = writing.max_tokens if limit is None else min(writing.max_tokens, limit - len(ids))
+        if room < 1:
+            raise FedseedError(f"the prompt has {len(ids):,} tokens, the model has {limit:,} positions: shorten it")
+        device = next(self.model.parameters()).device
+        drawn: dict[str, Any] = {"do_sample": False}
+        if writing.temperature > 0:
+            drawn = {"do_sample": True, "temperature": writing.temperature, "top_p": writing.top_p, "top_k": 0}
+        tokens = torch.tensor([ids], device=device)
+        pad = self.tokenizer.pad_token_id
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), adapters.at_home(self.model, device), adapters.hushed():
+            torch.manual_seed(writing.seed)
+            output = self.model.generate(
+                input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=room, num_beams=1,
+                pad_token_id=self._ends[0] if pad is None and self._ends else pad, eos_token_id=self._ends or None,
+                **drawn,
+            )  # fmt: skip
+        new = output[0, 0 if self._encodes else len(ids) :].tolist()
+        return str(self.tokenizer.decode(new, skip_special_tokens=True))

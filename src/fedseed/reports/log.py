@@ -1,0 +1,97 @@
+"""What a run says while it goes on, kept in log.txt of its folder: notes, warnings, when sessions began and ended."""
+
+import io
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedseed.reports.progress import Progress
+
+NAME = "log.txt"
+
+
+class Logged:
+    """Passes on what it is told, and writes it down once it knows where. A disk that is full stops no run.
+
+    Args:
+        shown: shows the run going on.
+    """
+
+    def __init__(self, shown: Progress) -> None:
+        self.shown = shown
+        self._early: list[str] | None = []  # what was said before the folder was known to be the run's
+        self._file: io.TextIOWrapper | None = None
+
+    def open(self, folder: Path | None) -> None:
+        """From now on lines go into a run's folder; None: nowhere."""
+        early, self._early = self._early or [], None
+        if folder is None or self._file is not None:
+            return
+        with suppress(OSError):
+            self._file = open(folder / NAME, "a", encoding="utf-8")  # noqa: SIM115
+        for line in early:
+            self._put(line)
+
+    def close(self) -> None:
+        """Write nothing more."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+        self._file = None
+
+    def write(self, kind: str, text: str) -> None:
+        """Write a line, without showing it."""
+        self._put(f"{stamp()} {kind:<8}{' '.join(text.split())}\n")
+
+    def running(self, name: str, rounds: int) -> AbstractContextManager[Any]:
+        """A context that lasts as long as the run."""
+        shown: AbstractContextManager[Any] = self.shown.running(name, rounds)
+        return shown
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Shown only: metrics.jsonl has it."""
+        self.shown.round(line)
+
+    def advance(self, number: int) -> None:
+        """Shown only."""
+        self.shown.advance(number)
+
+    def note(self, text: str) -> None:
+        """Shown and written."""
+        self.shown.note(text)
+        self.write("note", text)
+
+    def warn(self, text: str) -> None:
+        """Shown and written."""
+        self.shown.warn(text)
+        self.write("warning", text)
+
+    def _put(self, line: str) -> None:
+        if self._early is not None:
+            self._early.append(line)
+        elif self._file is not None:
+            with suppress(OSError):
+                self._file.write(line)
+                self._file.flush()
+
+
+def stamp() -> str:
+    """The time in seconds, such as 2026-01-31T12:00:00Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def first_stamp(folder: Path | None) -> str | None:
+    """When the first session of a folder's run began, as its log.txt has it."""
+    try:
+        lines = [] if folder is None else (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        word, _, rest = line.partition(" ")
+        with suppress(ValueError):
+            datetime.strptime(word, "%Y-%m-%dT%H:%M:%SZ")
+            if rest.startswith("began"):
+                return word
+    return None

@@ -1,0 +1,53 @@
+"""What a run is, besides its clients. Free of torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedseed.methods import Method
+from fedseed.tracking import Tracker
+
+
+@dataclass
+class RunSettings:
+    """What a run is, besides its clients.
+
+    Args:
+        method: the method and its settings.
+        rounds: how many.
+        seed: decides client sampling, data order and directions.
+        evaluate_every: rounds between evaluations.
+        out: folder for the run's files; None: nothing is written.
+        recipe_text: the complete recipe, written beside the results.
+        notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
+        patience: evaluations without a better validation loss after which the run ends; None: it does not.
+        attack: what Byzantine clients do.
+        attackers: their numbers.
+        trackers: where else the metrics go.
+        digest_every: rounds between digests of the weights, besides those after evaluations.
+    """
+
+    method: Method
+    rounds: int
+    seed: int
+    evaluate_every: int = 1
+    out: Path | None = None
+    recipe_text: str | None = None
+    notes: tuple[str, ...] = ()
+    patience: int | None = None
+    attack: str | None = None
+    attackers: frozenset[int] = frozenset()
+    trackers: Sequence[Tracker] = ()
+    digest_every: int = 1
+
+    def evaluates(self, number: int) -> bool:
+        """Whether there is an evaluation after a round."""
+        return number % self.evaluate_every == 0 or number == self.rounds
+
+    def logs(self, number: int) -> bool:
+        """Whether a round gets a line of metrics of its own."""
+        return self.evaluates(number) or not self.method.stepwise
+
+    def digests(self, number: int) -> bool:
+        """Whether the weights are hashed after a round: always where it is evaluated, as the last one is."""
+        return self.evaluates(number) or (number % self.digest_every == 0 and self.logs(number))

@@ -1,0 +1,275 @@
+"""A tuned model from what there is of it: a run's folder, an orbit, a run's weights, an exported folder, a base's name.
+
+What `fedseed export`, `evaluate`, `generate` and `RunResult.model` begin with. A run that has an orbit is replayed; one
+of a method whose steps are whole weights has its newest ones loaded onto the base.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedseed.errors import FedseedError, OrbitError, RecipeError
+from fedseed.orbit import Header, Orbit
+from fedseed.orbit.card import Facts
+from fedseed.orbit.header import MAGIC
+from fedseed.reports.best import best_rounds
+from fedseed.reports.results import read_metrics, read_summary
+
+OnStep = Callable[[int, int], None]  # a step is applied: its number, and how many there are to be
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tuned model comes from.
+
+    Args:
+        name: as it was given.
+        orbit: the orbit's file, if it is replayed.
+        weights: the file of a run's weights, if these are loaded.
+        model: a folder or hub name that holds the model itself.
+        folder: the run's folder, if it comes from one: metrics and recipe are there.
+    """
+
+    name: str
+    orbit: Path | None = None
+    weights: Path | None = None
+    model: str | None = None
+    folder: Path | None = None
+
+    @property
+    def recipe(self) -> Path | None:
+        """The run's complete recipe, if there is one."""
+        path = None if self.folder is None else self.folder / "recipe.toml"
+        return path if path is not None and path.is_file() else None
+
+
+@dataclass
+class Tuned:
+    """A tuned model.
+
+    Args:
+        model: a `transformers` model, or the `peft` model around one; in evaluation mode.
+        processor: its tokenizer or image processor.
+        header: what the run is; None: not known, the model was loaded as it is.
+        facts: what came of the run; None with `header`.
+        source: where it comes from.
+    """
+
+    model: Any
+    processor: Any
+    header: Header | None
+    facts: Facts | None
+    source: Source
+
+
+def find_source(name: str) -> Source:
+    """What a name given on the command line means.
+
+    Args:
+        name: a run's folder, an orbit file, a run's `model.safetensors`, a folder with a model, a base's name.
+
+    Raises:
+        RecipeError: there is such a folder or file, but nothing in it that a model could be made of.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        with open(path, "rb") as file:
+            start = file.read(len(MAGIC))
+        folder = path.parent if (path.parent / "recipe.toml").is_file() and path.stem == "model" else None
+        if start == MAGIC:
+            return Source(name, orbit=path, folder=folder)
+        if path.suffix == ".safetensors":
+            return Source(name, weights=path, folder=folder)
+        raise RecipeError(f"{name}: neither an orbit nor a run's model.safetensors")
+    if path.is_dir():
+        if (path / "model.orbit").is_file():
+            return Source(name, orbit=path / "model.orbit", folder=path)
+        if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
+            return Source(name, model=str(path))
+        if (path / "model.safetensors").is_file():
+            return Source(name, weights=path / "model.safetensors", folder=path)
+        raise RecipeError(
+            f"{name}: this folder holds no run (model.orbit, model.safetensors) and no model (config.json)"
+        )
+    if path.suffix in (".orbit", ".safetensors", ".toml") or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise RecipeError(f"{name}: there is no such folder or file")
+    return Source(name, model=name)
+
+
+def open_tuned(
+    source: Source,
+    base: str | None = None,
+    upto: int | None = None,
+    device: str = "cpu",
+    progress: OnStep | None = None,
+) -> Tuned:
+    """Load a tuned model.
+
+    Args:
+        source: where it comes from.
+        base: where the base is: a name, its folder, or a folder with several; None: where the run had it.
+        upto: number of the last step to apply; None: all.
+        device: where the model is to lie.
+        progress: told of each step of a replay.
+
+    Raises:
+        RecipeError: the base is not found; the round can't be had.
+        OrbitError: the file is damaged, or of another base.
+    """
+    if source.orbit is not None:
+        orbit = Orbit.open(source.orbit)
+        count = orbit.check_upto(upto)
+        model, processor, digest = replayed(orbit, source.orbit, count, base, device, progress)
+        facts = Facts(count, digest, orbit.last, source.orbit.name, orbit.size, **_measured(source.folder, count))
+        return Tuned(model, processor, orbit.header, facts, source)
+    if source.weights is not None:
+        return _from_weights(source, source.weights, base, upto, device)
+    if upto is not None or base is not None:
+        given = "--upto" if upto is not None else "--base"
+        raise RecipeError(f"{given}: {source.name} is a model as it is, neither a run nor an orbit")
+    assert source.model is not None
+    return Tuned(*_as_it_is(source.model, device), None, None, source)
+
+
+def replayed(
+    orbit: Orbit,
+    path: Path,
+    count: int,
+    base: str | None = None,
+    device: str = "cpu",
+    progress: OnStep | None = None,
+    check_all: bool = False,
+) -> tuple[Any, Any, str]:
+    """Load an orbit's base and replay the orbit onto it.
+
+    Args:
+        orbit: the orbit.
+        path: its file: a base of a relative path is looked for from there, too.
+        count: number of the last step to apply.
+        base: where the base is; None: where the run had it.
+        device: where the model is to lie.
+        progress: told of each step.
+        check_all: compare with every recorded digest.
+
+    Returns:
+        Model, tokenizer (or image processor), and the weights' digest.
+    """
+    model, processor = _equipped(orbit.header, path, base, device)
+    told = None if progress is None else lambda number: progress(number, count)
+    return model, processor, orbit.replay(model, count, told, check_all)
+
+
+def best_round(source: Source, metric: str) -> int:
+    """The round that was best by a metric.
+
+    Raises:
+        RecipeError: there are no metrics beside the model, or none of this name.
+    """
+    path = None if source.folder is None else source.folder / "metrics.jsonl"
+    if path is None or not path.is_file():
+        raise RecipeError(f"--best {metric}: there is no metrics.jsonl beside it: name the run's folder")
+    best = best_rounds(read_metrics(path.parent))
+    if metric not in best:
+        raise RecipeError(f"--best {metric}: the run has measured {', '.join(best) or 'nothing'}")
+    return int(best[metric]["round"])
+
+
+def _equipped(header: Header, path: Path, base: str | None, device: str) -> tuple[Any, Any]:
+    """The base that a header names, with the adapter that is tuned, at the first weights."""
+    from fedseed.models.heads import Head
+    from fedseed.models.loading import find_base, load_model
+    from fedseed.orbit.replay import equip
+
+    head = Head(header.classes, header.seed) if header.classes else None
+    if base is not None:
+        model, processor = find_base(base, header.dtype, header.base_digest, head, header.digest_kind, device)
+    else:
+        try:
+            model, processor = load_model(_place(header, path), header.dtype, head=head, device=device)
+        except RecipeError as error:
+            raise RecipeError(f"{path}: its base: {error}; or say where it is with --base") from error
+    return equip(header, model), processor
+
+
+def _place(header: Header, path: Path) -> str:
+    """Where a base is: as the recipe gave it, where it was then, or as the recipe gave it from where the file is."""
+    from fedseed.models.loading import PACKAGED
+
+    if header.base in PACKAGED or not header.base:
+        return header.base
+    given = Path(header.base).expanduser()
+    places = [given, *([Path(header.base_folder)] if header.base_folder else [])]
+    if not given.is_absolute():
+        places += [above / given for above in path.resolve().parents]
+    return next((str(place) for place in places if (place / "config.json").is_file()), header.base)
+
+
+def _from_weights(source: Source, path: Path, base: str | None, upto: int | None, device: str) -> Tuned:
+    import torch
+
+    from fedseed.runs.checkpoint import open_weights
+    from fedseed.weights.space import ParameterSpace
+
+    header, number, digest, tensors = open_weights(path)
+    if upto is not None and upto != number:
+        raise RecipeError(
+            f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest weights alone, "
+            f"which are those of round {number}"
+        )
+    model, processor = _equipped(header, path, base, device)
+    from fedseed.models.loading import choose_trainable
+
+    if header.adapter is None:
+        choose_trainable(model, header.trainable)
+    space = ParameterSpace(model, header.method.blocks, header.digest_kind)
+    if space.layout != header.layout:
+        raise OrbitError(f"{path}: the base's trainable tensors or blocks are not those of the run")
+    with torch.no_grad():
+        for entry, parameter in zip(space.layout.tensors, space.parameters, strict=True):
+            parameter.copy_(tensors[entry.name])
+    if space.digest() != digest:
+        raise OrbitError(f"{path}: the weights' digest is {space.digest()}, the run's was {digest}")
+    model.eval()
+    return Tuned(model, processor, header, Facts(number, digest, number, **_measured(source.folder, number)), source)
+
+
+def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
+    """A model's folder or name; an adapter's folder, with the base that it names."""
+    from fedseed.models import adapters
+    from fedseed.models.loading import load_model
+
+    folder = Path(place).expanduser()
+    config = folder / "adapter_config.json"
+    if not config.is_file():
+        return load_model(place, _dtype(folder), device=device)
+    try:
+        base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"] or "")
+    except (ValueError, LookupError) as error:
+        raise FedseedError(f"{config}: not valid: {error}") from error
+    model, processor = load_model(base, device=device)
+    return adapters.load(model, folder), processor
+
+
+def _dtype(folder: Path) -> str:
+    """The dtype that a model was saved in, where its folder says so."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = config.get("dtype", config.get("torch_dtype"))
+    except (OSError, ValueError, AttributeError):
+        found = None
+    return found if found in ("float32", "bfloat16", "float16") else "float32"
+
+
+def _measured(folder: Path | None, number: int) -> dict[str, Any]:
+    """What a run's files say of a round: for `Facts`."""
+    if folder is None or not (folder / "metrics.jsonl").is_file():
+        return {}
+    lines: dict[int, Mapping[str, Any]] = {line["round"]: line for line in read_metrics(folder)}
+    names = [name for name, value in lines.get(0, {}).items() if isinstance(value, float)]
+    final = {name: lines[number][name] for name in names if isinstance(lines.get(number, {}).get(name), float)}
+    known: dict[str, Any] = {"baseline": {name: lines[0][name] for name in final}, "final": final}
+    if (folder / "summary.json").is_file():
+        known["clients"] = read_summary(folder)["clients"]
+    return known

@@ -1,0 +1,544 @@
+"""From a run to a model in one's hands: export, evaluate, generate, push and pull; one small run of each kind."""
+
+import io
+import json
+import shlex
+import shutil
+import signal
+import sys
+
+import pytest
+import torch
+
+from fedseed import FedAvg, Orbit, ParameterSpace
+from fedseed.errors import RecipeError
+from fedseed.runs.dense_files import write_weights
+from fedseed.runs.folder import RunFolder
+from support.command import fedseed
+from support.hub import Hub
+
+RECIPE = """
+rounds = 3
+seed = 5
+[model]
+base = "{base}"
+[task]
+name = "files"
+path = "data"
+[evaluation]
+every = 1
+max_new_tokens = 2
+[method]
+name = "{method}"
+{settings}
+"""
+FERRET = "directions = 64\n[method.training]\nlearning_rate = 0.02\nbatch = 4\naccumulation = 1\nsteps = 1"
+ADAM = "[method.training]\noptimizer = 'adam'\nlearning_rate = {}\nbatch = 4\naccumulation = 1\nsteps = 1"
+KINDS = {"ferret": FERRET, "fedavg": ADAM.format(1e-3), "fedit": ADAM.format(1e-2)}
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder of somebody's: data of two clients, a copy of a base beside it, a finished run of each kind."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "data").mkdir()
+    for name in ("north", "south"):
+        rows = [{"prompt": f"Say {name} {i}.", "completion": f"{name}{i}"} for i in range(10)]
+        (folder / "data" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from importlib.resources import files
+
+    shutil.copytree(str(files("fedseed") / "base" / "small"), folder / "bases" / "mine")
+    for method, settings in KINDS.items():
+        text = RECIPE.format(method=method, settings=settings, base="bases/mine" if method == "ferret" else "small")
+        (folder / f"{method}.toml").write_text(text)
+        done = fedseed("run", f"{method}.toml", "--out", f"runs/{method}", "--threads", 1, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(place, tmp_path_factory):
+    """The exported folder of each kind, written from elsewhere than where the run was made."""
+    out = tmp_path_factory.mktemp("exported")
+    for method in KINDS:
+        done = fedseed("export", place / "runs" / method, "--out", out / method, cwd=out)
+        assert done.returncode == 0, done.stderr
+        assert summary(place, method)["weights_digest"] in done.stdout
+    return out
+
+
+def summary(place, method):
+    return json.loads((place / "runs" / method / "summary.json").read_text())
+
+
+def measured(*words, cwd=None):
+    done = fedseed("evaluate", *words, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("method", ["ferret", "fedavg"])
+def test_an_exported_run_loads_in_transformers_with_the_runs_bits(place, exported, method):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(exported / method)
+    assert ParameterSpace(model, "packed").digest() == summary(place, method)["weights_digest"]
+    assert AutoTokenizer.from_pretrained(exported / method).eos_token_id is not None
+    assert (exported / method / "generation_config.json").is_file()
+    assert not any(path.name.startswith(".") for path in (exported / method).iterdir())
+
+
+def test_an_exported_adapter_loads_in_peft_and_merged_it_is_a_model(place, exported, tmp_path, small):
+    import copy
+
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base, tokenizer = small
+    ids = tokenizer("Say north 3.", return_tensors="pt")["input_ids"]
+    adapted = PeftModel.from_pretrained(copy.deepcopy(base), exported / "fedit").eval()
+    done = fedseed("export", place / "runs" / "fedit", "--merge", "--out", tmp_path / "merged")
+    assert done.returncode == 0, done.stderr
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    with torch.no_grad():
+        wanted = adapted(ids).logits
+        assert torch.allclose(merged(ids).logits, wanted, atol=1e-4)
+        assert not torch.allclose(base(ids).logits, wanted, atol=1e-2)  # it has learnt something
+    assert AutoTokenizer.from_pretrained(exported / "fedit").eos_token_id == tokenizer.eos_token_id
+    refused = fedseed("export", place / "runs" / "fedavg", "--merge", "--out", tmp_path / "none")
+    assert refused.returncode == 2 and "only a LoRA adapter" in refused.stderr
+    assert not (tmp_path / "none" / "config.json").exists()
+
+
+@pytest.mark.parametrize("method", list(KINDS))
+def test_the_card_says_what_the_model_is(place, exported, method):
+    card = (exported / method / "README.md").read_text()
+    about = summary(place, method)
+    for text in (
+        f"`{method}`", about["weights_digest"], about["base_digest"], "| rounds | 3 of 3 |", "| clients | 2 |",
+        f"| loss | {about['baseline']['loss']:.4g} | {about['final']['loss']:.4g} |", "from_pretrained(",
+    ):  # fmt: skip
+        assert text in card, text
+    assert str(place) not in card
+    if method == "fedit":  # also the one that the run itself has left
+        own = (place / "runs" / "fedit" / "adapter" / "README.md").read_text()
+        assert about["weights_digest"] in own and "library_name: peft" in own and "More Information" not in own
+
+
+def test_the_best_round_and_rounds_before_the_last(place, tmp_path):
+    lines = [json.loads(t) for t in (place / "runs" / "ferret" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines]
+    best = losses.index(min(losses))
+    assert summary(place, "ferret")["best"]["loss"] == {"round": best, "value": min(losses)}
+    done = fedseed("export", place / "runs" / "ferret", "--best", "loss", "--out", tmp_path / "best")
+    assert done.returncode == 0 and lines[best]["weights_digest"] in done.stdout
+    done = fedseed("export", place / "runs" / "ferret" / "model.orbit", "--upto", 1, "--out", tmp_path / "one")
+    assert done.returncode == 0 and lines[1]["weights_digest"] in done.stdout
+    card = (tmp_path / "one" / "README.md").read_text()
+    assert "| rounds | 1 of 3 |" in card and "--upto 1" in card and f"{losses[1]:.4g} |" in card
+    for words, text in (
+        (["fedavg", "--upto", 1], "keeps its newest weights alone, which are those of round 3"),
+        (["ferret", "--best", "beauty"], "--best beauty: the run has measured loss, perplexity, rouge_l"),
+        (["ferret", "--best", "loss", "--upto", 1], "--best or --upto, not both"),
+    ):
+        done = fedseed("export", place / "runs" / words[0], *words[1:], "--out", tmp_path / "no")
+        assert done.returncode == 2 and text in done.stderr
+        assert not (tmp_path / "no").exists()
+
+
+def test_weights_of_a_coordinator_without_torch_are_exported_too(place, tmp_path):
+    """What a networked run of a dense method leaves: a file that it wrote from bytes."""
+    from fedseed.runs.checkpoint import open_weights
+    from fedseed.runs.tuned import find_source, open_tuned
+
+    run = tmp_path / "run"
+    run.mkdir()
+    for method in ("fedavg", "fedit"):
+        header, number, digest, tensors = open_weights(place / "runs" / method / "model.safetensors")
+        data = b"".join(tensors[entry.name].numpy().tobytes() for entry in header.layout.tensors)
+        write_weights(run / "model.safetensors", header, data, digest, number)
+        tuned = open_tuned(find_source(str(run)))
+        assert tuned.facts.digest == digest == summary(place, method)["weights_digest"] and tuned.facts.steps == 3
+        done = fedseed("export", run, "--out", tmp_path / method)
+        assert done.returncode == 0, done.stderr
+
+
+def test_sources_that_are_none(place, exported, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.orbit").write_text("no orbit")
+    damaged = tmp_path / "model.safetensors"
+    data = bytearray((place / "runs" / "fedavg" / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    for source, code, text in (
+        (tmp_path / "empty", 2, "holds no run"),
+        (tmp_path / "text.orbit", 2, "neither an orbit nor"),
+        (tmp_path / "none.orbit", 2, "no such folder or file"),
+        (exported / "ferret", 2, "is a model already"),
+        (exported / "ferret" / "model.safetensors", 1, "does not say which run it is of"),
+        (damaged, 1, "the weights' digest is"),
+    ):
+        done = fedseed("export", source, "--out", tmp_path / "no")
+        assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    done = fedseed("export", place / "runs" / "ferret", "--out", exported / "ferret")
+    assert done.returncode == 1 and "holds a model already" in done.stderr
+
+
+# -- evaluate ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", list(KINDS))
+def test_evaluation_gives_what_the_run_measured(place, exported, method):
+    found = measured(place / "runs" / method, cwd=place)
+    assert found["metrics"]["files"] == pytest.approx(summary(place, method)["final"], rel=1e-5)
+    assert found["round"] == 3 and found["weights_digest"] == summary(place, method)["weights_digest"]
+    again = measured(exported / method, "--recipe", place / f"{method}.toml", cwd=place)
+    assert again["metrics"]["files"] == pytest.approx(summary(place, method)["final"], rel=1e-4)
+
+
+def test_evaluation_of_other_rounds_tasks_and_bases(place):
+    lines = [json.loads(t) for t in (place / "runs" / "ferret" / "metrics.jsonl").read_text().splitlines()]
+    found = measured("runs/ferret", "--upto", 1, "--set", "evaluation.rouge=false", cwd=place)
+    assert found["metrics"]["files"]["loss"] == pytest.approx(lines[1]["loss"], rel=1e-5)
+    assert "rouge_l" not in found["metrics"]["files"]
+    few = [
+        "--set",
+        "task.evaluation=1",
+        "--set",
+        "task.unseen=1",
+        "--set",
+        "task.clients=2",
+        "--set",
+        "task.examples=5",
+    ]
+    done = fedseed("evaluate", "small", "--task", "instructions", *few, "--set", "evaluation.rouge=false")
+    assert done.returncode == 0 and "unseen_loss" in done.stdout, done.stderr
+
+
+def test_what_can_not_be_evaluated(place, exported, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)  # as where it is not installed
+    for words, code, text in (
+        ([exported / "ferret"], 2, "give --recipe, or --task NAME"),
+        (["runs/ferret", "--task", "nothing"], 2, "--task nothing: choose one of"),
+        (["runs/ferret", "--lm-eval", "lambada", "--task", "files"], 2, "--lm-eval goes without"),
+        (["runs/ferret", "--limit", 3], 2, "go with --lm-eval"),
+        (["runs/ferret", "--lm-eval", "lambada"], 1, "pip install 'fedseed[lm-eval]'"),
+        (["runs/ferret", "--task", "digits"], 2, "needs an image classifier"),
+    ):
+        done = fedseed("evaluate", *words, cwd=place)
+        assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.long
+def test_a_task_of_the_harness(place, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [{"question": f"Is it {i}?", "answer": i % 2} for i in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.yaml").write_text(
+        f"task: mine\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {tmp_path}/rows.jsonl\n"
+        'test_split: test\noutput_type: multiple_choice\ndoc_to_text: "{{question}}"\n'
+        'doc_to_choice: ["yes", "no"]\ndoc_to_target: "{{answer}}"\nmetric_list:\n  - metric: acc\n'
+    )
+    words = ["runs/ferret", "--lm-eval", "mine", "--lm-eval-path", tmp_path, "--limit", 4]
+    done = fedseed("evaluate", *words, "--json", cwd=place)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout[done.stdout.index("{") :])["metrics"]["mine"]
+    assert 0 <= found["acc,none"] <= 1 and found["sample_len"] == 4
+    done = fedseed("evaluate", "runs/ferret", "--lm-eval", "none_such", cwd=place)
+    assert done.returncode == 2 and "knows no task none_such" in done.stderr
+
+
+# -- generate ------------------------------------------------------------------------------------------------------
+
+
+def test_generation(place, exported, tmp_path, monkeypatch):
+    words = ["generate", place / "runs" / "fedavg", "--max-tokens", 6]
+    said = fedseed(*words, "Say north 3.")
+    assert said.returncode == 0 and said.stdout.strip(), said.stderr
+    (tmp_path / "prompt.txt").write_text("Say north 3.\n")
+    assert fedseed(*words, "--file", tmp_path / "prompt.txt").stdout == said.stdout
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Say north 3.\n"))
+    assert fedseed(*words).stdout == said.stdout
+    drawn = [fedseed(*words, "Say north 3.", "--temperature", 3, "--seed", seed).stdout for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Say north 3."}\n{"prompt": "Say south 4."}\n')
+    done = fedseed("generate", exported / "fedavg", "--max-tokens", 6, "--file", tmp_path / "prompts.jsonl")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["prompt"] for line in lines] == ["Say north 3.", "Say south 4."]
+    assert lines[0]["response"] == said.stdout.removesuffix("\n")
+
+
+def test_what_is_generated_is_what_the_model_finds_likeliest(place, exported, small):
+    """Token by token from the adapter's own logits, by hand."""
+    from peft import PeftModel
+
+    model, tokenizer = small
+    import copy
+
+    model = PeftModel.from_pretrained(copy.deepcopy(model), exported / "fedit").eval()
+    ids = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    ids += tokenizer("Say north 3.", add_special_tokens=False)["input_ids"]
+    start = len(ids)
+    with torch.no_grad():
+        while len(ids) < start + 5 and ids[-1] != tokenizer.eos_token_id:
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    said = fedseed("generate", place / "runs" / "fedit", "Say north 3.", "--max-tokens", 5)
+    assert said.stdout == tokenizer.decode(ids[start:], skip_special_tokens=True) + "\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_conversation(place, exported, tmp_path, monkeypatch):
+    """By the template; the model is told all turns so far."""
+    from fedseed.objectives.generation import Writer
+
+    no = fedseed("generate", exported / "fedavg", "Hello", "--chat")
+    assert no.returncode == 2 and "has no chat template" in no.stderr
+    shutil.copytree(exported / "fedavg", tmp_path / "chat")
+    config = json.loads((tmp_path / "chat" / "tokenizer_config.json").read_text())
+    (tmp_path / "chat" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    seen, ids = [], Writer._ids
+
+    def heard(self, text, special):
+        seen.append(text)
+        return ids(self, text, special)
+
+    monkeypatch.setattr(Writer, "_ids", heard)
+    monkeypatch.setattr(sys, "stdin", Terminal("Hello\nAgain\n\n"))
+    words = ["generate", tmp_path / "chat", "--chat", "--max-tokens", 3]
+    talk = fedseed(*words, "--system", "Be brief.")
+    assert talk.returncode == 0, talk.stderr
+    assert seen[0] == "<system> Be brief.\n<user> Hello\n<assistant>"
+    first = fedseed(*words, "Hello", "--system", "Be brief.").stdout.removesuffix("\n")
+    assert seen[1] == f"<system> Be brief.\n<user> Hello\n<assistant> {first}\n<user> Again\n<assistant>"
+    assert talk.stdout.startswith(f"> {first}\n> ")
+    turns = [{"role": "user", "content": "Hello"}]
+    (tmp_path / "turns.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    done = fedseed(*words, "--system", "Be brief.", "--file", tmp_path / "turns.jsonl")
+    assert json.loads(done.stdout) == {"prompt": turns, "response": first}
+    done = fedseed("generate", tmp_path / "chat", "--file", tmp_path / "turns.jsonl")
+    assert done.returncode == 2 and '"messages" need --chat' in done.stderr
+
+
+def test_what_can_not_be_generated(place, tmp_path, monkeypatch, image_base):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    long = "word " * 3000
+    for words, code, text in (
+        (["runs/ferret"], 2, "no prompt"),
+        (["runs/ferret", "a", "--file", "b"], 2, "a PROMPT or --file"),
+        (["runs/ferret", "a", "--system", "b"], 2, "--system goes with --chat"),
+        (["runs/ferret", "--file", "none.txt"], 2, "none.txt: can't be read"),
+        (["runs/ferret", long], 1, "positions: shorten it"),
+        ([image_base("vit"), "a"], 2, "writes no text"),
+    ):
+        done = fedseed("generate", *words, cwd=place)
+        assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+# -- bases and the hub ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    made = Hub()
+    monkeypatch.setenv("HF_ENDPOINT", made.url)
+    monkeypatch.setenv("HF_TOKEN", "hf_made_up")
+    yield made
+    made.close()
+
+
+def test_a_base_of_a_relative_path_is_found_again(place, tmp_path, hub):
+    """Where it was; else beside the orbit, as the recipe has it; else it is said at once how to name it."""
+    orbit = place / "runs" / "ferret" / "model.orbit"
+    header = Orbit.open(orbit).header
+    assert header.base == "bases/mine" and header.base_folder == str(place / "bases" / "mine")
+    assert Orbit.open(orbit).start != b"" and "base_folder" not in header.differences(header)
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(place, moved)
+    aside = place / "aside"
+    (place / "bases").rename(aside)
+    try:
+        done = fedseed("export", moved / "runs" / "ferret", "--out", tmp_path / "found", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        for command in (["export"], ["orbit", "replay"]):
+            done = fedseed(*command, orbit, "--out", tmp_path / "lost", cwd=tmp_path)
+            assert done.returncode == 2 and done.stderr.count("\n") == 1
+            assert "the hub has no model of this name" in done.stderr and "--base" in done.stderr
+        done = fedseed("export", orbit, "--base", aside, "--out", tmp_path / "named", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    finally:
+        aside.rename(place / "bases")
+
+
+def test_orbits_with_bases_of_other_names_have_the_bytes_they_had(place):
+    from fedseed.runs.assembly import base_folder
+
+    assert [base_folder(name) for name in ("small", "digits", "owner/name", str(place / "bases" / "mine"))] == [""] * 4
+
+
+def test_an_unknown_base_is_said_at_once(hub, monkeypatch):
+    from fedseed.models.loading import load_model
+
+    with pytest.raises(RecipeError, match=r'base = "nobody/one": there is no such folder, and the hub has no model'):
+        load_model("nobody/one")
+    assert [path for _, path in hub.asked if "nobody/one" in path] == ["/api/models/nobody/one"]  # asked once
+    with pytest.raises(RecipeError, match="and this is no name of the hub"):
+        load_model("no body")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")  # nobody listens there
+    with pytest.raises(RecipeError, match=r"nobody/two.*the hub can't be reached"):
+        load_model("nobody/two")
+
+
+def test_without_the_hub_a_base_in_its_cache_is_used(place, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    from fedseed.models.hub import reach
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    config = str(place / "bases" / "mine" / "config.json")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: config)
+    assert reach("owner/cached") == str(place / "bases" / "mine")
+
+
+def test_push_and_pull(place, tmp_path, hub):
+    run = place / "runs" / "ferret"
+    done = fedseed("orbit", "push", run, "me/tuned")
+    assert done.returncode == 0 and "/me/tuned/commit/" in done.stdout, done.stderr
+    files = hub.repositories["me/tuned"]
+    card = files["README.md"].decode()
+    assert "fedseed orbit pull me/tuned" in card and summary(place, "ferret")["weights_digest"] in card
+    assert str(place).encode() not in b"".join(files.values())
+    done = fedseed("orbit", "pull", "me/tuned", "--out", tmp_path / "pulled.orbit")
+    assert done.returncode == 0 and "3 steps of ferret" in done.stdout, done.stderr
+    pulled, own = Orbit.open(tmp_path / "pulled.orbit"), Orbit.open(run / "model.orbit")
+    assert pulled.complete and pulled.parts == own.parts and not pulled.header.base_folder
+    done = fedseed("export", tmp_path / "pulled.orbit", "--base", place / "bases", "--out", tmp_path / "model")
+    assert done.returncode == 0 and summary(place, "ferret")["weights_digest"] in done.stdout, done.stderr
+    done = fedseed("orbit", "pull", "me/tuned", "--out", tmp_path / "pulled.orbit")
+    assert done.returncode == 1 and "exists" in done.stderr
+
+    assert fedseed("orbit", "keygen", tmp_path / "key").returncode == 0  # a signed orbit goes as it is
+    shutil.copy(run / "model.orbit", tmp_path / "signed.orbit")
+    assert fedseed("orbit", "sign", tmp_path / "signed.orbit", "--key", tmp_path / "key").returncode == 0
+    assert fedseed("orbit", "push", tmp_path / "signed.orbit", "me/signed", "--file", "a.orbit").returncode == 0
+    words = ["orbit", "pull", "me/signed", "--file", "a.orbit", "--out", tmp_path / "again.orbit"]
+    assert fedseed(*words).returncode == 0
+    done = fedseed("orbit", "verify", tmp_path / "again.orbit", "--key", tmp_path / "key.pub")
+    assert done.returncode == 0 and "the signature is that of key.pub" in done.stdout, done.stderr
+
+    hub.repositories["me/tuned"]["model.orbit"] = files["model.orbit"][:-40]
+    for words, code, text in (
+        (["pull", "me/tuned", "--file", "b.orbit"], 1, "me/tuned has no b.orbit; it has model.orbit"),
+        (["pull", "me/tuned"], 1, "cut short"),
+        (["pull", "me/none"], 1, "has no such repository"),
+        (["pull", "a b c"], 2, "OWNER/NAME"),
+    ):
+        done = fedseed("orbit", *words, "--out", tmp_path / "no.orbit")
+        assert done.returncode == code and text in done.stderr and not (tmp_path / "no.orbit").exists(), done.stderr
+    done = fedseed("orbit", "push", place / "runs" / "fedavg", "me/tuned")
+    assert done.returncode == 2 and "no model.orbit there" in done.stderr
+
+
+# -- what a run leaves ---------------------------------------------------------------------------------------------
+
+
+def test_the_summary_says_what_the_run_was_made_with(place):
+    import platform
+
+    import numpy
+    import transformers
+
+    for method in KINDS:
+        about = summary(place, method)
+        assert about["versions"]["torch"] == torch.__version__ and about["versions"]["numpy"] == numpy.__version__
+        assert about["versions"]["transformers"] == transformers.__version__ and about["versions"]["fedseed"]
+        assert about["versions"]["python"] == platform.python_version()
+        assert about["host"]["cores"] >= 1 and about["host"]["processor"] is not None
+        assert platform.node() not in json.dumps(about["host"]).split('"')
+        assert about["command"] == f"fedseed run {method}.toml --out runs/{method} --threads 1"
+        assert about["started"] <= about["ended"]
+
+
+def test_notes_and_warnings_are_in_a_file(place, tmp_path):
+    words = ["run", "ferret.toml", "--out", tmp_path / "run", "--threads", 1, "--rounds", 1]
+    wild = [*words, "--set", "method.training.learning_rate=0.5", "--set", "evaluation.rouge=false"]
+    shown = fedseed(*wild, cwd=place)
+    assert shown.returncode == 0 and "warning" in shown.stdout
+    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert log[0].split()[1] == "began" and log[-1].split()[1] == "ended"
+    assert sum(" warning round 1: the step's expected norm" in line for line in log) == 1
+    assert any(" note " in line and "2 clients hold" in line for line in log)
+    again = fedseed(*wild, "--resume", "--rounds", 2, cwd=place)
+    assert again.returncode == 0, again.stderr
+    about = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert about["rounds"] == 2 and about["started"] == log[0].split()[0]
+    more = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert more[: len(log)] == log and any("it goes on to 2" in line for line in more[len(log) :])
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_ctrl_c_says_how_it_goes_on(place, tmp_path, monkeypatch, command):
+    """A real SIGINT, once the first round's line is on disk; the command that is named goes on to the same bits."""
+    added = RunFolder.add_metrics
+
+    def add(self, line):
+        added(self, line)
+        if line["round"] == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    words = [command, "ferret.toml", "--out", tmp_path / "out", "--threads", 1, "--set", "evaluation.rouge=false"]
+    monkeypatch.setattr(RunFolder, "add_metrics", add)
+    done = fedseed(*words, cwd=place)
+    monkeypatch.undo()
+    resume = ["--resume"] if command == "run" else []
+    wanted = shlex.join(["fedseed", *map(str, words), *resume])
+    assert (done.returncode, done.stderr) == (130, f"fedseed: interrupted; it goes on with: {wanted}\n")
+    done = fedseed(*words, *resume, cwd=place)
+    assert done.returncode == 0 and "resumed after round 1 of 3" in done.stdout, done.stderr
+    folder = tmp_path / "out" / ("" if command == "run" else "ferret")
+    assert (
+        json.loads((folder / "summary.json").read_text())["weights_digest"]
+        == summary(place, "ferret")["weights_digest"]
+    )
+
+
+# -- Python --------------------------------------------------------------------------------------------------------
+
+
+def test_the_tuned_model_of_a_result(problem, tmp_path, quickly):
+    federation = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=2)
+    result = federation.run()
+    assert ParameterSpace(result.model).digest() == result.summary["weights_digest"]
+    dense = problem.federation(FedAvg(training=problem.training), rounds=1).run()
+    assert ParameterSpace(dense.model).digest() == dense.summary["weights_digest"]
+
+
+def test_a_finished_runs_model_is_made_of_its_files(place, monkeypatch):
+    from fedseed import Federation
+
+    monkeypatch.chdir(place)
+    for method in ("ferret", "fedit"):
+        result = Federation.from_file(f"{method}.toml", out=f"runs/{method}").run(resume=True)
+        assert result.summary == summary(place, method)
+        space = ParameterSpace(result.model, "packed" if method == "ferret" else "one")
+        assert space.digest() == result.summary["weights_digest"]
+
+
+def test_python_shows_progress_where_somebody_sees_it(problem, monkeypatch, capsys, quickly):
+    def run(**settings):
+        problem.federation(problem.ferret(), rounds=1, **settings).run()
+        return capsys.readouterr()
+
+    assert run() == ("", "")
+    shown = run(progress=True)
+    assert shown.out == "" and "ferret: 1 rounds" in shown.err and "round 1  held-out loss" in shown.err
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
+    assert "round 1" in run().err and run(progress=False) == ("", "")

@@ -1,0 +1,119 @@
+"""A finished run that goes on for more rounds ends as one that had them from the start: the same bits."""
+
+import json
+import shutil
+
+import pytest
+
+from fedseed import FedAvg, FedKSeed, FeedSign, Orbit
+from fedseed.errors import OrbitError, RecipeError
+from fedseed.orbit import edit
+from fedseed.reports.results import read_metrics, read_summary
+from fedseed.runs.extending import extend
+
+pytestmark = pytest.mark.usefixtures("quickly")
+
+UNLIKE = {"seconds", "seconds_per_client", "peak_memory_bytes", "started", "ended"}
+
+
+def without_seconds(lines):
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def methods(problem):
+    fast = {"basis": "rademacher", "batch": 8, "scale": 1e-3, "learning_rate": 1e-2}
+    return {
+        "ferret": (problem.ferret(allocation="previous", blocks=2), {"digest_every": 4}),
+        "fedkseed": (FedKSeed(**fast, candidates=64, steps=2, importance=True), {}),
+        "feedsign": (FeedSign(**fast, optimizer="adam"), {"evaluate_every": 4}),
+        "fedavg": (FedAvg(training=problem.training, global_rate=0.05, server="adam"), {}),
+    }
+
+
+@pytest.mark.parametrize("name", ["ferret", "fedkseed", "feedsign", "fedavg"])
+@pytest.mark.parametrize("first", [3, 4])  # the shorter run's last round is one of no evaluation, or of one
+def test_the_same_bits_as_with_all_rounds_from_the_start(make_problem, tmp_path, name, first):
+    problem = make_problem()
+    method, settings = methods(problem)[name]
+    whole = problem.federation(method, out=tmp_path / "whole", **{**settings, "rounds": 7}).run()
+    shorter = problem.federation(method, out=tmp_path / "run", **{**settings, "rounds": first}).run()
+    assert shorter.summary["rounds"] == first
+    result = problem.federation(method, out=tmp_path / "run", **{**settings, "rounds": 7}).run(resume=True, extend=True)
+    steps = name == "feedsign"  # whose lines stand for several rounds: one for the shorter run's last ones stays
+    lines = without_seconds(result.metrics)
+    if steps and first == 3:
+        extra = next(line for line in lines if line["round"] == 3)
+        assert "loss" not in extra and extra["rounds"] == 3
+        assert lines[0] == without_seconds(whole.metrics)[0]
+        assert lines[-1]["loss"] == whole.metrics[-1]["loss"]
+    else:
+        assert lines == without_seconds(whole.metrics) == without_seconds(read_metrics(tmp_path / "run"))
+        for key in set(whole.summary) - UNLIKE:
+            assert result.summary[key] == whole.summary[key], key
+    assert result.summary["weights_digest"] == whole.summary["weights_digest"]
+    if name != "fedavg":
+        assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
+        assert Orbit.open(tmp_path / "run" / "model.orbit").complete
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}
+
+
+def test_an_extension_that_is_interrupted_is_done_again(problem, tmp_path, monkeypatch):
+    problem.federation(problem.ferret(), out=tmp_path / "run", rounds=3).run()
+    longer = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=5)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+
+    def fails(*words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedseed.runs.extending.sync_folder", fails)
+    with pytest.raises(KeyboardInterrupt):
+        extend(longer.settings)
+    monkeypatch.undo()
+    # as if it had stopped one write earlier: all but the summary is that of an interrupted run
+    shutil.copy(tmp_path / "copy" / "summary.json", tmp_path / "run" / "summary.json")
+    result = longer.run(resume=True, extend=True)
+    whole = problem.federation(problem.ferret(), out=tmp_path / "whole", rounds=5).run()
+    assert without_seconds(result.metrics) == without_seconds(whole.metrics)
+    assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
+
+
+def test_what_can_not_go_on_says_so_and_is_left_alone(problem, tmp_path):
+    recipe = 'rounds = 3\nseed = 3\n[method]\nname = "ferret"\n'
+    out = tmp_path / "run"
+    problem.federation(problem.ferret(), out=out, rounds=3, recipe_text=recipe).run()
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+
+    def attempt(match, error=RecipeError, method=None, **settings):
+        federation = problem.federation(method or problem.ferret(), out=out, **settings)
+        with pytest.raises(error, match=match):
+            federation.run(resume=True, extend=True)
+        assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+    attempt("--rounds 2: the run in .* has had 3", rounds=2)
+    other = recipe.replace("seed = 3", "seed = 4").replace("rounds = 3", "rounds = 5")
+    attempt("another recipe: seed is 3 there, 4 here", rounds=5, recipe_text=other)
+    with pytest.raises(RecipeError, match="extend goes with resume"):
+        problem.federation(problem.ferret(), out=out, rounds=5).run(extend=True)
+    again = problem.federation(problem.ferret(), out=out, rounds=3).run(resume=True, extend=True)
+    assert again.summary == read_summary(out) and {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+    fast = FedKSeed(basis="rademacher", batch=8, candidates=64, steps=2, learning_rate=1e-2)
+    problem.federation(fast, out=tmp_path / "pro", rounds=2).run()
+    edit.compact(tmp_path / "pro" / "model.orbit", tmp_path / "compact.orbit")
+    shutil.move(tmp_path / "compact.orbit", tmp_path / "pro" / "model.orbit")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "pro").iterdir()}
+    with pytest.raises(OrbitError, match="is compacted: a run can't go on from it"):
+        problem.federation(fast, out=tmp_path / "pro", rounds=4).run(resume=True, extend=True)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "pro").iterdir()} == before
+
+
+def test_a_run_that_was_interrupted_and_one_that_is_not_there_get_their_rounds(problem, tmp_path):
+    recipe = 'rounds = 3\n[method]\nname = "ferret"\n'
+    out = tmp_path / "run"
+    problem.federation(problem.ferret(), out=out, rounds=3, recipe_text=recipe).run()
+    (out / "summary.json").unlink()  # stopped before its very end
+    longer = problem.federation(problem.ferret(), out=out, rounds=4, recipe_text=recipe.replace("3", "4"))
+    assert longer.run(resume=True, extend=True).summary["rounds"] == 4
+    assert "rounds = 4" in (out / "recipe.toml").read_text()
+    new = problem.federation(problem.ferret(), out=tmp_path / "new", rounds=2).run(resume=True, extend=True)
+    assert new.summary["rounds"] == 2 and json.loads((tmp_path / "new" / "summary.json").read_text())["rounds"] == 2
