@@ -217,12 +217,13 @@ def partition(
 ) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
     from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
+    from fedseed.runs.parties import load_data
     from fedseed.runs.recipe import read_recipe
 
-    task = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note).task
+    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
     if out is not None and out.suffix != ".png":
         raise RecipeError(f"--out {out}: the picture is a .png file")
-    data = task.load()
+    data = load_data(checked)
     held = partition_statistics(data)
     for part in partition_table(held):
         console.print(part, highlight=False)
@@ -230,7 +231,7 @@ def partition(
         console.print(text, highlight=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        draw_partition(held, _partition_title(task), out)
+        draw_partition(held, _partition_title(checked.task), out)
         console.print(f"Picture: {out}")
 
 

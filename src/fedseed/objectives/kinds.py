@@ -92,17 +92,30 @@ def usable_sets(
     """
     kept: dict[str, list[Any]] = {}
     notes = []
-    before = objective.dropped
     for prefix, examples in sets.items():
         name = f'the evaluation set "{prefix.rstrip("_")}"' if prefix else "the evaluation set"
-        kept[prefix] = [example for example in examples if objective.prepare([example])]
-        left_out = len(examples) - len(kept[prefix])
+        kept[prefix], more = usable_of(objective, examples, name, limit)
+        notes += more
         if not kept[prefix]:
             raise ValueError(f"none of the {len(examples):,} examples of {name} is usable (over {limit})")
-        if left_out:
-            notes.append(f"{left_out:,} of {len(examples):,} examples of {name} left out (over {limit})")
-    objective.dropped = before  # counts what is left out of training
     return kept, notes
+
+
+def usable_of(objective: Objective, examples: Sequence[Any], name: str, limit: str) -> tuple[list[Any], list[str]]:
+    """The examples that the objective can use, and a line about those that it can't, if there are some.
+
+    Args:
+        objective: decides which examples are usable.
+        examples: the examples.
+        name: what the line calls them.
+        limit: what makes an example too long, for the line.
+    """
+    before = objective.dropped
+    kept = [example for example in examples if objective.prepare([example])]
+    objective.dropped = before  # counts what is left out of training
+    left_out = len(examples) - len(kept)
+    line = f"{left_out:,} of {len(examples):,} examples of {name} left out (over {limit})"
+    return kept, [line] if left_out else []
 
 
 def short_answers(

@@ -2,7 +2,8 @@ r"""The user's own data: a folder with one jsonl file per client, or one file an
 
 A line is an object in one of these forms; all lines of a task are of the same:
 
-    {"prompt": "...", "completion": "..."}                       as they are
+    {"prompt": "...", "completion": "..."}                       as they are; "response" will do too
+    {"prompt": "...", "options": ["...", ...], "gold": 0}        the right option is chosen among them
     {"instruction": "...", "input": "...", "output": "..."}      Alpaca's template; "context" and "response" will do too
     {"messages": [{"role": "user", "content": "..."}, ...]}      a chat; the last answer carries the loss
     {"text": "...", "label": "..."}                              the label is chosen among all labels
@@ -12,6 +13,7 @@ assistant, which is the response (what a tokenizer's chat template would make of
 becomes "{text}\nLabel:", and " {label}" is chosen by its log-probability.
 """
 
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +24,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.base import Task
-from fedseed.tasks.data import Choice, ClientData, Example, TaskData
+from fedseed.tasks.data import Choice, ClientData, Example, OwnData, TaskData
 from fedseed.tasks.files import Record, read_records
 from fedseed.tasks.instruction_data import HELD_OUT, Labelled, Share, deal_clients, names_dealt, share_of
 from fedseed.tasks.partition import IID, AnyPartition, ByField
+from fedseed.tasks.party import party_files
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
 
 HINT = "give a folder with a .jsonl file for each client, or one .jsonl or .json file (see docs/data.md)"
@@ -54,11 +57,20 @@ class Form:
 
     fields: str
     key: str
-    read: Callable[[Record, Template], Example | ToLabel]
+    read: Callable[[Record, Template], Example | Choice | ToLabel]
 
 
 def _completion(row: Record, template: Template) -> Example:
-    return Example(row.field("prompt", str), row.field("completion", str))
+    answer = "response" if "response" in row.values and "completion" not in row.values else "completion"
+    return Example(row.field("prompt", str), row.field(answer, str))
+
+
+def _choice(row: Record, template: Template) -> Choice:
+    options = tuple(map(str, row.field("options", list)))
+    try:
+        return Choice(row.field("prompt", str), options, row.field("gold", int))
+    except ValueError as error:
+        raise RecipeError(f"{row.where}: {error}") from error
 
 
 def _instruction(row: Record, template: Template) -> Example:
@@ -89,6 +101,7 @@ def _label(row: Record, template: Template) -> ToLabel:
 
 
 FORMS = (
+    Form("prompt, options, gold", "options", _choice),
     Form("prompt, completion", "prompt", _completion),
     Form("instruction, input, output", "instruction", _instruction),
     Form("messages", "messages", _chat),
@@ -100,7 +113,7 @@ FORMS = (
 class SourceLine:
     """An example of a file, with its fields for a partitioner."""
 
-    made: Example | ToLabel
+    made: Example | Choice | ToLabel
     row: Record
 
 
@@ -108,7 +121,8 @@ class FilesTask(Task):
     """Settings of the "files" task.
 
     Args:
-        path: a folder, each .jsonl file in it a client with the file's name; or one .jsonl or .json file.
+        path: a folder, each .jsonl file in it a client with the file's name; or one .jsonl or .json file. Left out
+            where each client names its own data over a network.
         clients: of one file: data holders; None: 5, or as many as `partition.field` has values.
         partition: of one file: how it is dealt; default: at random.
         label_field: of one file: the field that "dirichlet" deals by; None: "label" of texts to label.
@@ -123,8 +137,9 @@ class FilesTask(Task):
 
     name: Literal["files"] = "files"
     about: ClassVar[str] = "your own data: a folder with a .jsonl file per client, or one file to deal out"
+    own_data: ClassVar[bool] = True
 
-    path: str
+    path: str = ""
     clients: PositiveInt | None = None
     partition: AnyPartition | None = None
     label_field: str | None = None
@@ -176,6 +191,43 @@ class FilesTask(Task):
         notes = (alone,) if not self.evaluation_file else ()
         return replace(data, clients=(), notes=notes)
 
+    # -- parties with data of their own ------------------------------------------------------------------------------
+
+    @property
+    def each_its_own(self) -> bool:
+        """Whether there is no path: each client names its own."""
+        return not self.path
+
+    def names_here(self) -> list[str] | None:
+        """The files' names in a folder, as far as it lies here; one file is the same everywhere."""
+        place = Path(self.path).expanduser()
+        if self.path and place.is_dir():
+            return [file.stem for file in self._files(place)]
+        return None if place.suffix else []
+
+    @property
+    def shares_evaluation(self) -> bool:
+        """Whether there is an evaluation file for all."""
+        return self.evaluation_file is not None
+
+    def load_shared(self, file: Path | None = None) -> TaskData:
+        """What is in that file."""
+        self._check()
+        found = self._load(Path(), [], [], str(file or self.evaluation_file), partly=True)
+        return replace(found, clients=(), notes=())
+
+    def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
+        """A file's examples, or those of all files of a folder; of a shared one, those of the client's file."""
+        self._check()
+        settings = self.model_copy(update={"path": str(own.path or self.path)})
+        if own.evaluation_file is not None:
+            settings = settings.model_copy(update={"evaluation_file": str(own.evaluation_file)})
+        if own.evaluation is not None:
+            settings = settings.model_copy(update={"evaluation": own.evaluation})
+        # one that all share is opened by whoever is asked to evaluate
+        opens = own.evaluation_file is not None and not self.shares_evaluation
+        return read_own(settings, name, alone, opens)
+
     def _check(self) -> None:
         if self.evaluate_on == "validation" and not self.validation:
             raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
@@ -219,7 +271,7 @@ class FilesTask(Task):
         validation: list[SourceLine] = []
         training: list[list[SourceLine]] = []
         for number, part in zip(numbers, lines, strict=True):
-            rest, held, chosen = self._hold_out(part, share, number, files[number])
+            rest, held, chosen = self.hold_out(part, share, number, files[number])
             training.append(rest)
             test += held
             validation += chosen
@@ -257,6 +309,8 @@ class FilesTask(Task):
 
     def _files(self, place: Path) -> list[Path]:
         wanted = f'task.path = "{self.path}"'
+        if not self.path:
+            raise RecipeError(f"task.path: not set; {HINT}, or, over a network, each client its own (join --data)")
         if place.is_file():
             return [place]
         if not place.is_dir():
@@ -271,7 +325,7 @@ class FilesTask(Task):
             raise RecipeError(f"{wanted}: the folder has no .jsonl file for a client (it has {found}); {HINT}")
         return files
 
-    def _hold_out(
+    def hold_out(
         self, lines: list[SourceLine], share: float, number: int, file: Path
     ) -> tuple[list[SourceLine], list[SourceLine], list[SourceLine]]:
         """Lines for training, evaluation and validation; one at least of each share, as far as the lines go round."""
@@ -364,7 +418,48 @@ def _finisher(lines: Sequence[SourceLine], wanted: Sequence[str]) -> Callable[[A
         raise RecipeError(f"{texts[0].where}: all labels are {labels[0]!r}; there must be two at least to choose among")
     options = tuple(f" {label}" for label in labels)
 
-    def finish(made: Example | ToLabel) -> Example | Choice:
-        return made if isinstance(made, Example) else Choice(f"{made.text}\nLabel:", options, number[made.label])
+    def finish(made: Example | Choice | ToLabel) -> Example | Choice:
+        return made if not isinstance(made, ToLabel) else Choice(f"{made.text}\nLabel:", options, number[made.label])
 
     return finish
+
+
+# -- one party's own data ------------------------------------------------------------------------------------------
+
+
+def read_own(settings: FilesTask, name: str, alone: bool = True, opens: bool = True) -> TaskData:
+    """One party's examples, and what it holds out of them, which does not depend on who else takes part.
+
+    Args:
+        settings: the task's, with this party's own `path`, `evaluation_file` and `evaluation`.
+        name: the party.
+        alone: whether all that lies there is its own; else only the file with its name.
+        opens: whether the evaluation file, if there is one, is opened.
+
+    Raises:
+        RecipeError: a file is missing or malformed, or does not fit the settings.
+    """
+    file = settings.evaluation_file
+    files = party_files(settings.path, name, alone, file)
+    reader = _Reader(settings.template)
+    lines = [line for path in files for line in reader.read(path)]
+    test = reader.read(Path(file).expanduser()) if file is not None and opens else []
+    if not settings.labels and any(isinstance(line.made, ToLabel) for line in (*lines, *test)):
+        raise RecipeError(
+            "task.labels: not set; name all labels, because no client opens the others' files to find them"
+        )
+    finish = _finisher([*lines, *test], settings.labels or ())
+    share = 0.0 if file is not None else settings.evaluation
+    rest, held, chosen = settings.hold_out(lines, share, zlib.crc32(name.encode()) >> 1, files[0])
+    held += test
+    kept = [finish(line.made) for line in chosen]
+    evaluation = kept if settings.evaluate_on == "validation" else [finish(line.made) for line in held]
+    form = reader.form.fields if reader.form else ""
+    counts = f"{len(rest):,} training and {len(held):,} held-out examples" + (
+        f", {len(kept):,} for validation" if kept else ""
+    )
+    notes = [f"{name}: {counts} ({form})"]
+    if reader.empty:
+        notes.insert(0, f"{name}: {reader.empty:,} examples left out (nothing to answer)")
+    examples = [finish(line.made) for line in rest]
+    return TaskData([ClientData(name, examples)], {"": evaluation}, kept, tuple(notes))
