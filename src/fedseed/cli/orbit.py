@@ -9,10 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedseed.cli.common import PluginOption
-from fedseed.errors import FedseedError, RecipeError
-from fedseed.models import adapters
+from fedseed.errors import RecipeError
 from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
-from fedseed.orbit.card import card
+from fedseed.orbit.card import Facts
+from fedseed.orbit.export import check_free, export_model
 from fedseed.registry import load_plugin
 
 app = typer.Typer(help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True)
@@ -97,15 +97,10 @@ def replay(
     """Rebuild the model (or the adapter) and write a folder that transformers (or peft) loads, with a model card."""
     orbit = _open(path, plugin)
     count = orbit.check_upto(upto)
-    if (out / "config.json").exists() or (out / "adapter_config.json").exists():
-        raise FedseedError(f"{out} holds a model already: choose another folder with --out")
+    check_free(out)
     model, tokenizer, digest = _replay(orbit, count, base, device)
-    if orbit.header.adapter is None:
-        model.save_pretrained(out)
-    else:
-        adapters.save(model, out)
-    tokenizer.save_pretrained(out)
-    (out / "README.md").write_text(card(orbit, count, digest, path.name), encoding="utf-8")
+    facts = Facts(count, digest, orbit.last, path.name, orbit.size)
+    export_model(out, model, tokenizer, orbit.header, facts)
     _say(f"{count} steps applied; digest {digest}")
     _say(f"{'Model' if orbit.header.adapter is None else 'Adapter'}: {out}")
 

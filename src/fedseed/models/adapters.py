@@ -196,6 +196,18 @@ def save(model: Any, folder: Path) -> None:
         model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub for the base
 
 
+def merged(model: Any) -> Any:
+    """The base with an adapter's changes added to its weights: a model without an adapter. Changes `model`.
+
+    Raises:
+        RecipeError: there is no adapter, or one whose virtual tokens no weights of the base can stand for.
+    """
+    if not is_installed(model) or has_virtual_tokens(model):
+        raise RecipeError("--merge: only a LoRA adapter can be added to the base's weights; leave it out")
+    with hushed():
+        return model.merge_and_unload()
+
+
 @contextmanager
 def hushed() -> Iterator[None]:
     """Keep peft's advice about the base and deprecations inside other libraries off the screen."""

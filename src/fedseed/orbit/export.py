@@ -1,0 +1,69 @@
+"""A tuned model as a folder that `transformers` (or `peft`) loads: weights, configuration, tokenizer, model card.
+
+The one writer for all who have a tuned model in their hands: replay, export of a run, a client whose run is over.
+"""
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fedseed.errors import FedseedError
+from fedseed.models import adapters
+from fedseed.orbit.card import Facts, Form, card
+from fedseed.orbit.header import Header
+
+HOLDS = ("config.json", "adapter_config.json")  # what a folder with a model has
+
+
+def check_free(folder: Path) -> None:
+    """Check that there is room for a model, before work is put into one.
+
+    Raises:
+        FedseedError: the folder holds a model, or is a file.
+    """
+    if any((folder / name).exists() for name in HOLDS):
+        raise FedseedError(f"{folder} holds a model already: choose another folder with --out")
+    if folder.exists() and not folder.is_dir():
+        raise FedseedError(f"{folder} is a file: choose another folder with --out")
+
+
+def export_model(folder: Path, model: Any, processor: Any, header: Header, facts: Facts, merge: bool = False) -> None:
+    """Write a tuned model into a folder, as a whole or not at all.
+
+    With an adapter the folder holds the adapter alone (`peft` loads it onto the base), unless it is merged.
+
+    Args:
+        folder: made if missing; must not hold a model.
+        model: the tuned `transformers` model; for an adapter the `peft` model around the base. `merge` changes it.
+        processor: its tokenizer or image processor; None: none is written.
+        header: what the run is.
+        facts: what came of it, for the card.
+        merge: add an adapter's changes to the base's weights and write the whole model.
+
+    Raises:
+        FedseedError: the folder holds a model; nothing is left half-written. Or `merge` without a LoRA adapter.
+    """
+    check_free(folder)
+    form: Form = "adapter" if adapters.is_installed(model) else "whole"
+    if merge:
+        model, form = adapters.merged(model), "merged"
+    kind = type(model.get_base_model() if form == "adapter" else model).__name__
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".export-", dir=folder) as made:
+            part = Path(made)
+            if form != "adapter":
+                model.save_pretrained(part)
+            else:
+                adapters.save(model, part)
+            if processor is not None:
+                processor.save_pretrained(part)
+            (part / "README.md").write_text(card(header, facts, form, kind), encoding="utf-8")  # peft's is empty
+            for path in sorted(part.iterdir(), key=lambda path: path.name in HOLDS):  # what makes it a model comes last
+                target = folder / path.name
+                if target.is_dir():
+                    shutil.rmtree(target)
+                path.replace(target)
+    except OSError as error:
+        raise FedseedError(f"{folder}: the model can't be written: {error.strerror or error}") from error
