@@ -208,7 +208,7 @@ def test_rows_from_the_hub(tmp_path):
         ("dolly-15k", lambda r: r.pop("context"), r'dolly-15k.jsonl line 3: no "context"'),
         ("dolly-15k", lambda r: r.update(category=3), r'line 3: "category" = 3: text is expected'),
         ("alpaca", lambda r: r.pop("output"), r'alpaca_data.json item 3: no "output"'),
-        ("code-alpaca", lambda r: r.update(instruction=None), r'item 3: "instruction" = None: text is expected'),
+        ("code-alpaca", lambda r: r.update(instruction=None), r'item 3: "instruction" = null: text is expected'),
         ("gsm8k", lambda r: r.update(answer="four"), r"train.jsonl line 3: \"answer\" must end in .* 'four'"),
     ],
 )

@@ -90,9 +90,10 @@ def test_of_a_chat_the_last_answer_is_learnt(tmp_path):
     turns = [("system", "Be short."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "Ciao")]
     messages = [{"role": role, "content": content} for role, content in turns]
     begin = "System: Be short.\n\nUser: Hi\n\nAssistant:"
-    expected = Example(f"{begin} Hello\n\nUser: Bye\n\nAssistant:", " Ciao")
-    assert example(tmp_path, {"messages": messages}) == expected
-    assert example(tmp_path, {"messages": messages[:4]}) == Example(begin, " Hello")  # nobody answered the last one
+    made = example(tmp_path, {"messages": messages})
+    assert (made.prompt, made.response) == (f"{begin} Hello\n\nUser: Bye\n\nAssistant:", " Ciao")
+    made = example(tmp_path, {"messages": messages[:4]})
+    assert (made.prompt, made.response) == (begin, " Hello")  # nobody answered the last one
 
 
 def test_labels_are_chosen_among_all_of_them(own_folder):
@@ -197,13 +198,15 @@ def test_what_a_path_may_be(own_folder, tmp_path):
     ):
         load(tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
-    with pytest.raises(RecipeError, match=r"has no .jsonl file for a client \(it has nothing\)"):
+    with pytest.raises(RecipeError, match=r"has no file for a client \(it has nothing\)"):
         load(tmp_path / "other")
-    (tmp_path / "other" / "data.csv").write_text("a,b")
-    with pytest.raises(RecipeError, match=r"has no .jsonl file for a client \(it has data.csv\)"):
+    (tmp_path / "other" / "data.xlsx").write_text("a,b")
+    with pytest.raises(RecipeError, match=r"has no file for a client \(it has data.xlsx\)"):
         load(tmp_path / "other")
-    with pytest.raises(RecipeError, match=r"data.csv: a .jsonl or .json file is expected"):
-        load(tmp_path / "other" / "data.csv")
+    with pytest.raises(RecipeError, match=r"data.xlsx: a file that ends in .jsonl, .csv, .* is expected"):
+        load(tmp_path / "other" / "data.xlsx")
+    with pytest.raises(RecipeError, match=r'task.path = "": it is empty; give a folder'):
+        load("")
     folder = own_folder(anna=pairs(3))
     for name, value in (("clients", 3), ("partition", IID()), ("label_field", "x")):
         with pytest.raises(

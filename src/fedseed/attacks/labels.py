@@ -35,7 +35,7 @@ def flip_labels(client: ClientData, seed: int, number: int, classes: int = 0) ->
 def _with_target(examples: Sequence[Any], own: int, other: int, classes: int) -> Any:
     mine, given = examples[own], examples[other]
     if isinstance(mine, Example):
-        return replace(mine, response=given.response)
+        return mine.answered_as(given)
     if isinstance(mine, Choice):
         return replace(mine, gold=(mine.gold + 1) % len(mine.options), right=())
     if isinstance(mine, Cloze):

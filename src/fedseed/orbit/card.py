@@ -110,7 +110,7 @@ def _loading(base: str, form: Form, kind: str) -> str:
         )
     if form == "adapter":
         return (
-            f'from peft import PeftModel\nfrom transformers import {auto}, {processor}\n\n'
+            f"from peft import PeftModel\nfrom transformers import {auto}, {processor}\n\n"
             f'base = {auto}.from_pretrained("{base}")  # or the folder where the base is\n'
             f'model = PeftModel.from_pretrained(base, "this folder")\n'
             f'processor = {processor}.from_pretrained("this folder")'

@@ -319,6 +319,7 @@ class Loop:
             "data_notes": list(settings.notes),
             "baseline": {name: metrics[0][name] for name in measured},
             "final": {name: final[name] for name in measured},
+            **by_client(metrics),
             "payload_bytes_up": mean("bytes_up"),
             "payload_bytes_down": mean("bytes_down"),
             "frame_bytes": FRAME_BYTES,
@@ -339,6 +340,17 @@ class Loop:
             "orbit_bytes": orbit_bytes,
             **self.backend.about(),
         }
+
+
+def by_client(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of parties that each evaluate on what they hold out: their figures before and after the run, by client."""
+    evaluated = [line["by_client"] for line in metrics if "by_client" in line]
+    if not evaluated:
+        return {}
+    last: dict[str, Any] = {}
+    for figures in evaluated:  # of one that was away at the end: what it found last
+        last |= figures
+    return {"by_client": {name: {"baseline": evaluated[0].get(name), "final": last[name]} for name in last}}
 
 
 def draw_here(folder: Path, metrics: list[dict[str, Any]], coordinator: Coordinator) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,48 @@ class Example:
     response: str
     answers: tuple[str, ...] = ()
     stop: str = ""
+
+    def answered_as(self, other: "Example") -> "Example":
+        """The same prompt with another example's response."""
+        return replace(self, response=other.response)
+
+
+@dataclass(frozen=True)
+class ChatStyle:
+    """How chats become tokens.
+
+    Args:
+        writing: "auto": by the tokenizer's chat template, or plainly where it has none; "own": by the tokenizer's;
+            "given": by `template`; "plain": "User: ...", "Assistant: ...".
+        template: a Jinja template, for "given".
+        loss_on: which answers carry the loss; None: all by a template, the last in the plain form.
+    """
+
+    writing: Literal["auto", "own", "given", "plain"] = "auto"
+    template: str = ""
+    loss_on: Literal["all", "last"] | None = None
+
+
+@dataclass(frozen=True)
+class Chat(Example):
+    """A conversation that ends with an answer. `prompt` and `response` are its plain form, with the last answer.
+
+    Args:
+        messages: role and content (text), and what else a template may use; the last one is the assistant's.
+        tools: JSON schemas of functions that the assistant may call.
+        style: how it becomes tokens.
+        where: its file and line, for messages.
+    """
+
+    messages: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    style: ChatStyle = field(default_factory=ChatStyle)
+    where: str = field(default="", compare=False)
+
+    def answered_as(self, other: Example) -> Example:
+        """The same conversation with another one's last answer."""
+        last = other.messages[-1] if isinstance(other, Chat) else {"role": "assistant", "content": other.response}
+        return replace(self, response=other.response, messages=(*self.messages[:-1], last))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Record:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -161,6 +161,20 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         RecipeError: missing, unreadable, or a row is malformed; names the line.
     """
+    records = []
+    for row in each_record(path):
+        if isinstance(row, RecipeError):
+            raise row
+        records.append(row)
+    return records
+
+
+def each_record(path: Path) -> Iterator[Record | RecipeError]:
+    """The rows of a table as `read_records` has them; in the place of a malformed one, what is wrong with it.
+
+    Raises:
+        RecipeError: missing or unreadable as a whole.
+    """
     text = read_text(path)
     if path.suffix == ".json" and text.lstrip().startswith("["):
         return _json(path, text)
@@ -168,43 +182,41 @@ def read_records(path: Path) -> list[Record]:
     rows = [(f"{path} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise RecipeError(f"{path}: it is empty")
-    return _jsonl(rows) if path.suffix in (".json", ".jsonl") else _tsv(rows)
+    return map(_json_line, rows) if path.suffix in (".json", ".jsonl") else _tsv(rows)
 
 
-def _json(path: Path, text: str) -> list[Record]:
+def _json(path: Path, text: str) -> Iterator[Record | RecipeError]:
     try:
         rows = json.loads(text)
     except ValueError as error:
         raise RecipeError(f"{path}: not valid JSON: {error}") from error
     if not rows:
         raise RecipeError(f"{path}: it is empty")
-    return [_record(f"{path} item {number}", values) for number, values in enumerate(rows, 1)]
+    return (_record(f"{path} item {number}", values) for number, values in enumerate(rows, 1))
 
 
-def _tsv(rows: list[tuple[str, str]]) -> list[Record]:
+def _tsv(rows: list[tuple[str, str]]) -> Iterator[Record | RecipeError]:
     columns = rows[0][1].split("\t")
-    records = []
-    for where, line in rows[1:]:
-        fields = line.split("\t")
-        if len(fields) != len(columns):
-            raise RecipeError(f"{where}: {len(fields)} columns, the header has {len(columns)}: {', '.join(columns)}")
-        records.append(Record(where, dict(zip(columns, fields, strict=True))))
-    return records
+    return (as_record(where, columns, line.split("\t")) for where, line in rows[1:])
 
 
-def _jsonl(rows: list[tuple[str, str]]) -> list[Record]:
-    records = []
-    for where, line in rows:
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            reason = f"{error.msg} at column {error.colno}"
-            raise RecipeError(f"{where}: not valid JSON: {reason}; each line must be one JSON object") from error
-        records.append(_record(where, values))
-    return records
+def as_record(where: str, columns: Sequence[str], fields: Sequence[str]) -> Record | RecipeError:
+    """A row of a table with a header, or what is wrong with it."""
+    if len(fields) != len(columns):
+        return RecipeError(f"{where}: {len(fields)} columns, the header has {len(columns)}: {', '.join(columns)}")
+    return Record(where, dict(zip(columns, fields, strict=True)))
 
 
-def _record(where: str, values: Any) -> Record:
+def _json_line(row: tuple[str, str]) -> Record | RecipeError:
+    where, line = row
+    try:
+        return _record(where, json.loads(line))
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at column {error.colno}"
+        return RecipeError(f"{where}: not valid JSON: {reason}; each line must be one JSON object")
+
+
+def _record(where: str, values: Any) -> Record | RecipeError:
     if not isinstance(values, dict):
-        raise RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
+        return RecipeError(f"{where}: a JSON object is expected, not {_short(values)}")
     return Record(where, values)

@@ -13,6 +13,7 @@ from fedseed.randomness import Domain, permutation
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, TaskData
 from fedseed.tasks.files import Record, read_records
+from fedseed.tasks.hub import hub_rows
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 
 HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
@@ -123,32 +124,7 @@ class InstructionData(Task):
                 return read_records(place / name)
         if place.is_dir() and not any(place.rglob("*.parquet")):
             raise RecipeError(f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}')
-        return self._hub_rows(split, config)
-
-    def _hub_rows(self, split: str, config: str | None) -> list[Record]:
-        """Rows through the `datasets` library: from the hub, or from a folder in the hub's form (parquet)."""
-        wanted, is_folder = f'task.path = "{self.path}"', Path(self.path).expanduser().is_dir()
-        owner, slash, rest = self.path.partition("/")
-        if not is_folder and (not slash or "/" in rest or owner in ("", ".", "..", "~") or Path(rest).suffix):
-            raise RecipeError(f"{wanted}: there is no such file or folder; {self.hint}")
-        try:
-            import datasets
-        except ImportError as error:
-            reason = (
-                "parquet files are read by" if is_folder else "no such file or folder here, and names on the hub need"
-            )
-            raise RecipeError(
-                f"{wanted}: {reason} the datasets library (pip install 'fedseed[hub]'); {self.hint}"
-            ) from error
-        datasets.disable_progress_bars()
-        try:
-            configs = datasets.get_dataset_config_names(self.path)
-            found = datasets.load_dataset(self.path, config if config in configs else None, split=split)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            what = "the datasets library can't read it" if is_folder else "no such file or folder here, nor on the hub"
-            raise RecipeError(f"{wanted}: {what} ({reason}); {self.hint}") from error
-        return [Record(f"{self.path} ({split}) row {number}", dict(row)) for number, row in enumerate(found, 1)]
+        return hub_rows(self.path, split, config, self.hint)
 
 
 def share_of(share: float, count: int) -> int:

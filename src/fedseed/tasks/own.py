@@ -1,20 +1,11 @@
-r"""The user's own data: a folder with one jsonl file per client, or one file and a partitioner.
+"""The user's own data: a folder with a file or a folder per client, or one file and a partitioner.
 
-A line is an object in one of these forms; all lines of a task are of the same:
-
-    {"prompt": "...", "completion": "..."}                       as they are; "response" will do too
-    {"prompt": "...", "options": ["...", ...], "gold": 0}        the right option is chosen among them
-    {"instruction": "...", "input": "...", "output": "..."}      Alpaca's template; "context" and "response" will do too
-    {"messages": [{"role": "user", "content": "..."}, ...]}      a chat; the last answer carries the loss
-    {"text": "...", "label": "..."}                              the label is chosen among all labels
-
-A chat becomes "System: ...", "User: ..." and "Assistant: ..." with empty lines between, up to the last message of the
-assistant, which is the response (what a tokenizer's chat template would make of it is another text). A text to label
-becomes "{text}\nLabel:", and " {label}" is chosen by its log-probability.
+`forms` has what a row may look like, `sources` where rows may lie, `lines` what is wrong with them; here they are held
+out and dealt.
 """
 
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,131 +15,81 @@ from pydantic import NonNegativeInt, PositiveInt
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.base import Task
-from fedseed.tasks.data import Choice, ClientData, Example, OwnData, TaskData
-from fedseed.tasks.files import Record, read_records
+from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData
+from fedseed.tasks.files import Record, read_text
+from fedseed.tasks.forms import TEXT, Made, Style, Template, ToLabel, finisher
+from fedseed.tasks.hub import is_hub_name, is_saved
 from fedseed.tasks.instruction_data import HELD_OUT, Labelled, Share, deal_clients, names_dealt, share_of
+from fedseed.tasks.lines import Reader, SourceLine, repeated
 from fedseed.tasks.partition import IID, AnyPartition, ByField
-from fedseed.tasks.party import party_files
-from fedseed.tasks.prompts import alpaca_prompt, short_prompt
+from fedseed.tasks.party import own_place
+from fedseed.tasks.sources import HINT, clients_in, each_row, hub_source, sources_in
 
-HINT = "give a folder with a .jsonl file for each client, or one .jsonl or .json file (see docs/data.md)"
 DEFAULT_CLIENTS = 5
-Template = Literal["alpaca", "short"]
 
 
 @dataclass(frozen=True)
-class ToLabel:
-    """A text and its label, until all labels are known."""
-
-    where: str
-    text: str
-    label: str
-
-
-@dataclass(frozen=True)
-class Form:
-    """A form that lines may have.
+class Party:
+    """A data holder's place: its name, and its files or data sets.
 
     Args:
-        fields: how messages call it.
-        key: a line that has this field has this form.
-        read: makes an example of a line.
+        name: what it is called.
+        places: its files, in order.
+        number: its place among all, which draws what it holds out.
     """
 
-    fields: str
-    key: str
-    read: Callable[[Record, Template], Example | Choice | ToLabel]
-
-
-def _completion(row: Record, template: Template) -> Example:
-    answer = "response" if "response" in row.values and "completion" not in row.values else "completion"
-    return Example(row.field("prompt", str), row.field(answer, str))
-
-
-def _choice(row: Record, template: Template) -> Choice:
-    options = tuple(map(str, row.field("options", list)))
-    try:
-        return Choice(row.field("prompt", str), options, row.field("gold", int))
-    except ValueError as error:
-        raise RecipeError(f"{row.where}: {error}") from error
-
-
-def _instruction(row: Record, template: Template) -> Example:
-    given = "context" if "context" in row.values else "input"
-    answer = "response" if "response" in row.values else "output"
-    make = alpaca_prompt if template == "alpaca" else short_prompt
-    text = row.field(given, str) if row.values.get(given) is not None else ""
-    return Example(make(row.field("instruction", str), text), row.field(answer, str))
-
-
-ROLES = {"system": "System", "user": "User", "assistant": "Assistant"}
-
-
-def _chat(row: Record, template: Template) -> Example:
-    turns = [(turn.field("role", str), turn.field("content", str), turn.where) for turn in row.records("messages")]
-    for role, _, where in turns:
-        if role not in ROLES:
-            raise RecipeError(f'{where}: "role" = {role!r}: one of {", ".join(ROLES)} is expected')
-    last = max((i for i, turn in enumerate(turns) if turn[0] == "assistant"), default=0)
-    if last == 0:
-        raise RecipeError(f'{row.where}: "messages" has no message of the assistant that answers another')
-    before = "".join(f"{ROLES[role]}: {content}\n\n" for role, content, _ in turns[:last])
-    return Example(f"{before}Assistant:", f" {turns[last][1]}")
-
-
-def _label(row: Record, template: Template) -> ToLabel:
-    return ToLabel(row.where, row.field("text", str), str(row.field("label", (str, int, bool))))
-
-
-FORMS = (
-    Form("prompt, options, gold", "options", _choice),
-    Form("prompt, completion", "prompt", _completion),
-    Form("instruction, input, output", "instruction", _instruction),
-    Form("messages", "messages", _chat),
-    Form("text, label", "text", _label),
-)
-
-
-@dataclass(frozen=True)
-class SourceLine:
-    """An example of a file, with its fields for a partitioner."""
-
-    made: Example | Choice | ToLabel
-    row: Record
+    name: str
+    places: Sequence[Path]
+    number: int
 
 
 class FilesTask(Task):
     """Settings of the "files" task.
 
     Args:
-        path: a folder, each .jsonl file in it a client with the file's name; or one .jsonl or .json file. Left out
+        path: a folder with a file (.jsonl, .csv, .tsv, .parquet) or a folder for each client, which has its name; or
+            one such file, a data set saved by `datasets`, or one's name on the hub, dealt out. Left out
             where each client names its own data over a network.
+        split: of a data set with several parts: the one to take.
+        config: of a data set on the hub with several configurations: the one to take.
         clients: of one file: data holders; None: 5, or as many as `partition.field` has values.
         partition: of one file: how it is dealt; default: at random.
         label_field: of one file: the field that "dirichlet" deals by; None: "label" of texts to label.
         labels: of texts to label: all labels, in the order of the options; None: those that are seen, sorted.
-        template: what instructions are put into: "alpaca", or "short", which the small base was trained with.
+        template: what instructions are put into: "alpaca", or "short", which the small base was trained with; or
+            "chat": prompts and instructions are asked by a user, and chat_template says how that is written.
+        chat_template: how chats are written. None: by the tokenizer's own chat template, or plainly where it has none.
+            "own": by the tokenizer's. "plain": "User: ...", "Assistant: ...". Else a file with a Jinja template.
+        loss_on: which answers of a chat are learnt: "all" or the "last". None: all, but of the plain form the last.
         evaluation: share of the examples that the run reports on: of each client's, or of the one file's.
         evaluation_file: a file of the same form in place of `evaluation`.
+        evaluation_split: a part of the same data set in place of `evaluation`.
         validation: share of the examples that no client gets, to choose settings on.
         evaluate_on: "test", or "validation" while choosing settings.
+        on_bad_line: "stop" with all of them named, or "skip" them and say how many.
         seed: draws and deals examples; apart from the run's seed, so that runs share their data.
     """
 
     name: Literal["files"] = "files"
-    about: ClassVar[str] = "your own data: a folder with a .jsonl file per client, or one file to deal out"
+    about: ClassVar[str] = "your own data: a folder with a file or folder per client, or one file to deal out"
     own_data: ClassVar[bool] = True
 
     path: str = ""
+    split: str = "train"
+    config: str | None = None
     clients: PositiveInt | None = None
     partition: AnyPartition | None = None
     label_field: str | None = None
     labels: list[str] | None = None
     template: Template = "alpaca"
+    chat_template: str | None = None
+    loss_on: Literal["all", "last"] | None = None
     evaluation: Share = 0.1
     evaluation_file: str | None = None
+    evaluation_split: str | None = None
     validation: Share = 0.0
     evaluate_on: Literal["test", "validation"] = "test"
+    on_bad_line: Literal["stop", "skip"] = "stop"
     seed: NonNegativeInt = 0
 
     def load(self) -> TaskData:
@@ -157,39 +98,49 @@ class FilesTask(Task):
         Raises:
             RecipeError: a file is missing or malformed, or does not fit the settings.
         """
-        self._check()
-        place = Path(self.path).expanduser()
-        files = self._files(place)
-        return self._load(place, files, range(len(files)), self.evaluation_file)
+        place = self._place()
+        parties, aside = self._parties(place)
+        data = self._load(parties, dealt=not self._is_folder(place))
+        if aside:
+            note = f"left aside, for it is no client's: {', '.join(aside)}"
+            data = replace(data, notes=(note, *data.notes))
+        self._check_held_out(data)
+        return data
 
     def client_names(self) -> list[str] | None:
-        """The files' names in a folder; of one file by their numbers, or the values of a field."""
-        place = Path(self.path).expanduser()
-        if place.is_dir():
-            return [file.stem for file in self._files(place)]
+        """The files' (or folders') names in a folder; of one file by their numbers, or the values of a field."""
+        place = self._place()
+        if self._is_folder(place):
+            return [party.name for party in self._parties(place)[0]]
         return names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
 
     def load_clients(self, names: Collection[str]) -> TaskData:
         """Some clients' examples; of a folder only their files are opened."""
-        self._check()
-        found = self._theirs(names)
-        if found is None:
+        theirs = self._theirs(names)
+        if theirs is None:
             return super().load_clients(names)
-        return self._load(*found, evaluation_file=None, partly=True).only(names)
+        return self._load(theirs, with_evaluation_file=False, partly=True).only(names)
 
     def load_evaluation(self, names: Collection[str]) -> TaskData:
         """The evaluation set; where the clients hold it out of their files, only these clients' files are opened."""
-        self._check()
-        found = self._theirs(names)
-        if found is None:
+        theirs = self._theirs(names)
+        if theirs is None:
             return super().load_evaluation(names)
-        place, files, numbers = found
         needed = not self.evaluation_file or self.validation
-        data = self._load(place, files, numbers if needed else [], self.evaluation_file, partly=True)
+        data = self._load(theirs if needed else [], partly=True)
         self._check_held_out(data)
         alone = f"evaluated on what {', '.join(sorted(names))} holds out, not the other clients"
         notes = (alone,) if not self.evaluation_file else ()
         return replace(data, clients=(), notes=notes)
+
+    def load_party(self, name: str, number: int = 0) -> TaskData:
+        """All that `path` has as the data of one client; see `read_own`."""
+        place = self._place()
+        other = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
+        places = [place] if self._is_named(place) else [p for p in sources_in(place) if p.resolve() != other]
+        if not places:
+            raise RecipeError(f'task.path = "{self.path}": the folder has no file with data; {HINT}')
+        return self._load([Party(name, places, number)], partly=True)
 
     # -- parties with data of their own ------------------------------------------------------------------------------
 
@@ -199,11 +150,11 @@ class FilesTask(Task):
         return not self.path
 
     def names_here(self) -> list[str] | None:
-        """The files' names in a folder, as far as it lies here; one file is the same everywhere."""
+        """The files' (or folders') names in a folder, as far as it lies here; one file is the same everywhere."""
         place = Path(self.path).expanduser()
-        if self.path and place.is_dir():
-            return [file.stem for file in self._files(place)]
-        return None if place.suffix else []
+        if self.path and self._is_folder(place):
+            return [party.name for party in self._parties(place)[0]]
+        return None if self.path and (place.suffix or place.exists() or self._is_named(place)) else []
 
     @property
     def shares_evaluation(self) -> bool:
@@ -212,91 +163,156 @@ class FilesTask(Task):
 
     def load_shared(self, file: Path | None = None) -> TaskData:
         """What is in that file."""
-        self._check()
-        found = self._load(Path(), [], [], str(file or self.evaluation_file), partly=True)
-        return replace(found, clients=(), notes=())
+        settings = self.model_copy(update={"evaluation_file": str(file or self.evaluation_file)})
+        return replace(settings._load([], partly=True), clients=(), notes=())
 
     def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
-        """A file's examples, or those of all files of a folder; of a shared one, those of the client's file."""
-        self._check()
-        settings = self.model_copy(update={"path": str(own.path or self.path)})
-        if own.evaluation_file is not None:
-            settings = settings.model_copy(update={"evaluation_file": str(own.evaluation_file)})
-        if own.evaluation is not None:
-            settings = settings.model_copy(update={"evaluation": own.evaluation})
-        # one that all share is opened by whoever is asked to evaluate
-        opens = own.evaluation_file is not None and not self.shares_evaluation
-        return read_own(settings, name, alone, opens)
+        """All that lies in the client's own place; of a folder with a file for each client, what is in its file."""
+        file, changed = own.evaluation_file or self.evaluation_file, self.model_dump()
+        if self.shares_evaluation:  # opened by whoever is asked to evaluate
+            changed.update(evaluation_file=None, evaluation=0.0)
+        elif file is not None:
+            changed.update(evaluation_file=str(file))
+        if own.evaluation is not None and file is None:
+            changed.update(evaluation=own.evaluation)
+        place = own_place(str(own.path or self.path), name, alone, None if file is None else Path(file))
+        # what it holds out depends on its name, not on who else takes part
+        data = read_own(place, FilesTask.model_validate(changed), name, zlib.crc32(name.encode()) >> 1)
+        notes = [*data.notes, *([] if self.shares_evaluation else [f"{len(data.evaluation['']):,} held-out examples"])]
+        return replace(data, notes=tuple(f"{name}: {note}" for note in notes))
 
-    def _check(self) -> None:
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def _place(self) -> Path:
+        """Where the data lies. Raises RecipeError if the settings do not fit together, or it is nowhere."""
         if self.evaluate_on == "validation" and not self.validation:
             raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
-
-    def _theirs(self, names: Collection[str]) -> tuple[Path, list[Path], list[int]] | None:
-        """A folder, its files and the numbers of these clients' files; None: of one file, or of all clients."""
+        if self.evaluation_file and self.evaluation_split:
+            raise RecipeError("task.evaluation_file and task.evaluation_split: give one of them")
+        if not self.path.strip():
+            raise RecipeError(f'task.path = "{self.path}": it is empty; {HINT}, or, over a network, join --data')
         place = Path(self.path).expanduser()
-        if not place.is_dir():
+        if not place.exists() and not self._is_named(place):
+            raise RecipeError(f'task.path = "{self.path}": there is no such file or folder; {HINT}')
+        if self.evaluation_split and not self._is_named(place) and not is_saved(place):
+            raise RecipeError(
+                f'task.evaluation_split = "{self.evaluation_split}": task.path = "{self.path}" is no data set with '
+                "parts; give task.evaluation_file"
+            )
+        return place
+
+    def _is_named(self, place: Path) -> bool:
+        """Whether the path is a name on the hub."""
+        return not place.exists() and is_hub_name(self.path)
+
+    def _is_folder(self, place: Path) -> bool:
+        """Whether the path is a folder with the clients' files."""
+        return place.is_dir() and not is_saved(place)
+
+    def _parties(self, place: Path) -> tuple[list[Party], list[str]]:
+        """Whose data lies where (one without a name: it is dealt), and what in the folder is nobody's."""
+        if not self._is_folder(place):
+            return [Party("", [place], 0)], []
+        wanted = f'task.path = "{self.path}"'
+        for name in ("clients", "partition", "label_field"):
+            if getattr(self, name) is not None:
+                raise RecipeError(f"task.{name}: {wanted} is a folder, and each file in it is a client; leave it out")
+        evaluation = Path(self.evaluation_file).expanduser() if self.evaluation_file else None
+        clients, aside = clients_in(place, evaluation)
+        if not clients:
+            found = ", ".join(sorted(file.name for file in place.iterdir())[:6]) or "nothing"
+            raise RecipeError(f"{wanted}: the folder has no file for a client (it has {found}); {HINT}")
+        return [Party(name, places, i) for i, (name, places) in enumerate(clients.items())], aside
+
+    def _theirs(self, names: Collection[str]) -> list[Party] | None:
+        """The parties with these names; None: of one file, or all of them."""
+        place = self._place()
+        if not self._is_folder(place):
             return None
-        files = self._files(place)
-        numbers = [number for number, file in enumerate(files) if file.stem in names]
-        return None if len(numbers) == len(files) else (place, files, numbers)
+        parties, _ = self._parties(place)
+        theirs = [party for party in parties if party.name in names]
+        return None if len(theirs) == len(parties) else theirs
+
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     def _load(
-        self,
-        place: Path,
-        files: Sequence[Path],
-        numbers: Sequence[int],
-        evaluation_file: str | None,
-        partly: bool = False,
+        self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False, dealt: bool = False
     ) -> TaskData:
-        """Read some of the files, and the evaluation file if there is one.
+        """Read some parties' files, and the evaluation file if there is one.
 
         Args:
-            place: the folder or file.
-            files: all clients' files.
-            numbers: those to read.
-            evaluation_file: the same for evaluation.
+            parties: whose files are read.
+            with_evaluation_file: read that, too.
             partly: other clients' files are not known: what depends on them must be in the settings.
+            dealt: the one party's examples are dealt to clients.
         """
-        reader = _Reader(self.template)
-        lines = [reader.read(files[number]) for number in numbers]
-        test = reader.read(Path(evaluation_file).expanduser()) if evaluation_file else []
-        every = [*(line for part in lines for line in part), *test]
-        if partly and self.labels is None and any(isinstance(line.made, ToLabel) for line in every):
+        reader = Reader(self._style())
+        lines = [[line for place in party.places for line in reader.read(self._rows(place))] for party in parties]
+        test = reader.read(self._evaluation_rows()) if with_evaluation_file and self._has_evaluation() else []
+        reader.check(self.on_bad_line)
+        every = [line.made for part in (*lines, test) for line in part]
+        if partly and self.labels is None and any(isinstance(made, ToLabel) for made in every):
             raise RecipeError(
                 "task.labels: not set; name all labels, because no client opens the others' files to find them"
             )
-        finish = _finisher(every, self.labels or ())
-        share = 0.0 if self.evaluation_file else self.evaluation
+        finish = finisher(every, self.labels or ())
+        share = 0.0 if self._has_evaluation() else self.evaluation
         validation: list[SourceLine] = []
         training: list[list[SourceLine]] = []
-        for number, part in zip(numbers, lines, strict=True):
-            rest, held, chosen = self.hold_out(part, share, number, files[number])
+        for party, part in zip(parties, lines, strict=True):
+            rest, held, chosen = self._hold_out(part, share, party)
             training.append(rest)
-            test += held
+            test = [*test, *held]
             validation += chosen
-        if place.is_dir():
-            clients = [
-                ClientData(files[number].stem, [finish(line.made) for line in part])
-                for number, part in zip(numbers, training, strict=True)
-            ]
-        else:
+        if dealt:
             clients = self._deal(training[0], finish)
+        else:
+            clients = [
+                ClientData(party.name, [finish(line.made) for line in part])
+                for party, part in zip(parties, training, strict=True)
+            ]
         kept = [finish(line.made) for line in validation]
         evaluation = kept if self.evaluate_on == "validation" else [finish(line.made) for line in test]
-        data = TaskData(clients, {"": evaluation}, kept)
-        if not partly:
-            self._check_held_out(data)
+        scores = () if reader.form is TEXT else TaskData.scores  # nothing is asked that could be answered
+        data = TaskData(clients, {"": evaluation}, kept, scores=scores)
         sizes = [len(client.examples) for client in clients]
         held_out = "" if partly else f", {len(validation):,} validation and {len(test):,} held-out examples"
         form = reader.form.fields if reader.form else ""
         notes = [
+            *reader.notes(),
             f"{sum(sizes):,} training{held_out or ' examples'} ({form})",
-            f"{len(clients)} clients hold {min(sizes, default=0):,} to {max(sizes, default=0):,} examples",
+            *(
+                []
+                if len(sizes) == 1
+                else [f"{len(clients)} clients hold {min(sizes, default=0):,} to {max(sizes, default=0):,} examples"]
+            ),
+            *repeated([line for part in training for line in part], validation, "validation"),
+            *repeated([line for part in training for line in part], test, "held-out"),
         ]
-        if reader.empty:
-            notes.insert(0, f"{reader.empty:,} examples left out (nothing to answer)")
         return replace(data, notes=tuple(notes))
+
+    def _style(self) -> Style:
+        """What rows are put into."""
+        wanted = self.chat_template
+        if wanted is None or wanted in ("own", "plain"):
+            chat = ChatStyle("auto" if wanted is None else "own" if wanted == "own" else "plain", "", self.loss_on)
+        else:
+            hint = f'task.chat_template = "{wanted}": give "own", "plain" or a file with a Jinja template'
+            chat = ChatStyle("given", read_text(Path(wanted).expanduser(), hint), self.loss_on)
+        return Style(self.template, chat, tuple(self.labels or ()))
+
+    def _rows(self, place: Path) -> Iterable[Record | RecipeError]:
+        named = self._is_named(place) and str(place) == self.path
+        return hub_source(self.path, self.split, self.config) if named else each_row(place, self.split)
+
+    def _has_evaluation(self) -> bool:
+        return bool(self.evaluation_file or self.evaluation_split)
+
+    def _evaluation_rows(self) -> Iterable[Record | RecipeError]:
+        if self.evaluation_file:
+            return each_row(Path(self.evaluation_file).expanduser(), self.split)
+        other = self.model_copy(update={"split": self.evaluation_split})
+        return other._rows(Path(self.path).expanduser())
 
     def _check_held_out(self, data: TaskData) -> None:
         """Whether there is something to evaluate on. Raises RecipeError."""
@@ -307,32 +323,14 @@ class FilesTask(Task):
                 "or give task.evaluation_file"
             )
 
-    def _files(self, place: Path) -> list[Path]:
-        wanted = f'task.path = "{self.path}"'
-        if not self.path:
-            raise RecipeError(f"task.path: not set; {HINT}, or, over a network, each client its own (join --data)")
-        if place.is_file():
-            return [place]
-        if not place.is_dir():
-            raise RecipeError(f"{wanted}: there is no such file or folder; {HINT}")
-        for name in ("clients", "partition", "label_field"):
-            if getattr(self, name) is not None:
-                raise RecipeError(f"task.{name}: {wanted} is a folder, and each file in it is a client; leave it out")
-        evaluation = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
-        files = [file for file in sorted(place.glob("*.jsonl")) if file.resolve() != evaluation]
-        if not files:
-            found = ", ".join(sorted(file.name for file in place.iterdir())[:6]) or "nothing"
-            raise RecipeError(f"{wanted}: the folder has no .jsonl file for a client (it has {found}); {HINT}")
-        return files
-
-    def hold_out(
-        self, lines: list[SourceLine], share: float, number: int, file: Path
+    def _hold_out(
+        self, lines: list[SourceLine], share: float, party: Party
     ) -> tuple[list[SourceLine], list[SourceLine], list[SourceLine]]:
         """Lines for training, evaluation and validation; one at least of each share, as far as the lines go round."""
-        order = permutation(self.seed, Domain.PARTITION, len(lines), HELD_OUT + number).tolist()
+        order = permutation(self.seed, Domain.PARTITION, len(lines), HELD_OUT + party.number).tolist()
         spare = len(lines) - 1
         if spare < 0:
-            raise RecipeError(f"{file}: none of its examples has anything to answer")
+            raise RecipeError(f"{', '.join(map(str, party.places))}: none of its examples has anything to answer")
         held = min(spare, share_of(share, len(lines)))
         chosen = min(spare - held, share_of(self.validation, len(lines)))
         parts = order[held + chosen :], order[:held], order[held : held + chosen]
@@ -342,124 +340,41 @@ class FilesTask(Task):
     def _deal(self, lines: Sequence[SourceLine], finish: Callable[[Any], Any]) -> list[ClientData]:
         partition = self.partition or IID()
         field = partition.field if isinstance(partition, ByField) else self.label_field
-        if field is None and partition.kind == "dirichlet" and not isinstance(lines[0].made, ToLabel):
+        if field is None and partition.kind == "dirichlet" and isinstance(lines[0].made, Example):
             raise RecipeError(
                 'task.partition.kind = "dirichlet": it deals by a label; name its field with task.label_field'
             )
         if field is None:
-            labels = [line.made.label if isinstance(line.made, ToLabel) else "" for line in lines]
+            labels = [_label_of(line.made) for line in lines]
         else:
             labels = [str(line.row.field(field, (str, int, bool))) for line in lines]
         rows = [Labelled(finish(line.made), label) for line, label in zip(lines, labels, strict=True)]
         return deal_clients(rows, partition, self.clients, DEFAULT_CLIENTS, self.seed)
 
 
-class _Reader:
-    """Reads files whose lines are all of one form.
+def read_own(path: str | Path, settings: FilesTask | None = None, name: str = "own", number: int = 0) -> TaskData:
+    """One party's own data: a file, a folder of files, a saved data set, or a name on the hub.
 
     Args:
-        form: that of the first line.
-        empty: lines left out because there is nothing to answer.
-    """
+        path: where it lies.
+        settings: how it is read and what is held out (`evaluation`, `evaluation_file`, `validation`, `labels`, ...);
+            their own `path` does not matter. None: the defaults of the "files" task.
+        name: what the party is called.
+        number: its number among the clients, which draws what it holds out.
 
-    def __init__(self, template: Template) -> None:
-        self.template = template
-        self.form: Form | None = None
-        self.first = ""
-        self.empty = 0
-
-    def read(self, path: Path) -> list[SourceLine]:
-        """A file's examples.
-
-        Raises:
-            RecipeError: missing, empty, malformed, of no known form or of another than the files before.
-        """
-        lines = []
-        for row in read_records(path) if path.suffix in (".jsonl", ".json") else _other(path):
-            made = self._form_of(row).read(row, self.template)
-            if isinstance(made, Example) and not made.response.strip():
-                self.empty += 1
-            else:
-                lines.append(SourceLine(made, row))
-        return lines
-
-    def _form_of(self, row: Record) -> Form:
-        found = next((form for form in FORMS if form.key in row.values), None)
-        if self.form is not None and found is not None and found is not self.form:
-            raise RecipeError(
-                f"{row.where}: it has {found.fields}, but {self.first} has {self.form.fields}; "
-                "all lines must have the same form"
-            )
-        if self.form is None and found is None:
-            known = "; ".join(form.fields for form in FORMS)
-            has = ", ".join(row.values) or "no field"
-            raise RecipeError(f"{row.where}: it has {has}, which is none of the known forms: {known}")
-        if self.form is None:
-            self.form, self.first = found, row.where
-        assert self.form is not None
-        return self.form  # for a line without the key too: reading it says which field is missing
-
-
-def _other(path: Path) -> list[Record]:
-    if not path.is_file():
-        raise RecipeError(f"{path}: there is no such file")
-    raise RecipeError(f"{path}: a .jsonl or .json file is expected")
-
-
-def _finisher(lines: Sequence[SourceLine], wanted: Sequence[str]) -> Callable[[Any], Any]:
-    """What makes choices of texts to label, now that all labels are known; other examples stay as they are."""
-    texts = [line.made for line in lines if isinstance(line.made, ToLabel)]
-    labels = list(wanted) or sorted({text.label for text in texts})
-    number: Mapping[str, int] = {label: i for i, label in enumerate(labels)}
-    for text in texts:
-        if text.label not in number:
-            raise RecipeError(f'{text.where}: "label" = {text.label!r}: task.labels has {", ".join(labels)}')
-    if texts and len(labels) < 2:
-        raise RecipeError(f"{texts[0].where}: all labels are {labels[0]!r}; there must be two at least to choose among")
-    options = tuple(f" {label}" for label in labels)
-
-    def finish(made: Example | Choice | ToLabel) -> Example | Choice:
-        return made if not isinstance(made, ToLabel) else Choice(f"{made.text}\nLabel:", options, number[made.label])
-
-    return finish
-
-
-# -- one party's own data ------------------------------------------------------------------------------------------
-
-
-def read_own(settings: FilesTask, name: str, alone: bool = True, opens: bool = True) -> TaskData:
-    """One party's examples, and what it holds out of them, which does not depend on who else takes part.
-
-    Args:
-        settings: the task's, with this party's own `path`, `evaluation_file` and `evaluation`.
-        name: the party.
-        alone: whether all that lies there is its own; else only the file with its name.
-        opens: whether the evaluation file, if there is one, is opened.
+    Returns:
+        One client with its training examples, and what it holds out as evaluation set and validation examples. Labels
+        must be in the settings, for nobody else's are seen here.
 
     Raises:
-        RecipeError: a file is missing or malformed, or does not fit the settings.
+        RecipeError: missing or malformed, with all bad lines named; or no labels are named where there must be some.
     """
-    file = settings.evaluation_file
-    files = party_files(settings.path, name, alone, file)
-    reader = _Reader(settings.template)
-    lines = [line for path in files for line in reader.read(path)]
-    test = reader.read(Path(file).expanduser()) if file is not None and opens else []
-    if not settings.labels and any(isinstance(line.made, ToLabel) for line in (*lines, *test)):
-        raise RecipeError(
-            "task.labels: not set; name all labels, because no client opens the others' files to find them"
-        )
-    finish = _finisher([*lines, *test], settings.labels or ())
-    share = 0.0 if file is not None else settings.evaluation
-    rest, held, chosen = settings.hold_out(lines, share, zlib.crc32(name.encode()) >> 1, files[0])
-    held += test
-    kept = [finish(line.made) for line in chosen]
-    evaluation = kept if settings.evaluate_on == "validation" else [finish(line.made) for line in held]
-    form = reader.form.fields if reader.form else ""
-    counts = f"{len(rest):,} training and {len(held):,} held-out examples" + (
-        f", {len(kept):,} for validation" if kept else ""
-    )
-    notes = [f"{name}: {counts} ({form})"]
-    if reader.empty:
-        notes.insert(0, f"{name}: {reader.empty:,} examples left out (nothing to answer)")
-    examples = [finish(line.made) for line in rest]
-    return TaskData([ClientData(name, examples)], {"": evaluation}, kept, tuple(notes))
+    task = FilesTask(path=str(path)) if settings is None else settings.model_copy(update={"path": str(path)})
+    return task.load_party(name, number)
+
+
+def _label_of(made: Made) -> str:
+    """What an example may be dealt by; "" if it says nothing."""
+    if isinstance(made, Choice):
+        return made.options[made.gold].strip()
+    return made.label if isinstance(made, ToLabel) else ""

@@ -1,0 +1,159 @@
+"""Chats as data sets have them: roles, parts of a content, tools; and the plain text of one.
+
+Two forms of rows: OpenAI's `messages` (role, content, tool_calls) and ShareGPT's `conversations` (from, value). Both
+end up as messages with a role and a text, as chat templates take them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedseed.errors import RecipeError
+from fedseed.tasks.data import Chat, ChatStyle
+from fedseed.tasks.files import Record
+
+Message = dict[str, Any]
+ROLES = {
+    "system": "System",
+    "user": "User",
+    "assistant": "Assistant",
+    "tool": "Tool",
+}  # in a plain text
+OTHER_ROLES = {"developer": "system", "function": "tool"}
+FROM = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "function_call": "assistant",
+}  # ShareGPT's, as published data sets write them
+
+
+def read_chat(row: Record, style: ChatStyle) -> Chat:
+    """A row's chat, up to the last message of the assistant.
+
+    Args:
+        row: with `messages` or `conversations`, and perhaps `tools` and `system`.
+        style: how it becomes tokens.
+
+    Raises:
+        RecipeError: a message is malformed, or the assistant answers nothing.
+    """
+    name = "messages" if row.values.get("messages") is not None else "conversations"
+    read = _message if name == "messages" else _shared
+    turns = [read(turn) for turn in _parsed(row, name).records(name)]
+    system = row.values.get("system")
+    if isinstance(system, str) and system.strip() and turns and turns[0]["role"] != "system":
+        turns.insert(0, {"role": "system", "content": system})
+    last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
+    if last == 0:
+        raise RecipeError(f'{row.where}: "{name}" has no message of the assistant that answers another')
+    tools = _parsed(row, "tools").records("tools") if row.values.get("tools") else []
+    return chat_of(turns[: last + 1], [tool.values for tool in tools], style, row.where)
+
+
+def chat_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], style: ChatStyle, where: str) -> Chat:
+    """A chat of messages, the last of which is an answer; with its plain form."""
+    prompt, response = plain_form(messages, tools, len(messages) - 1)
+    answers = (spoken(messages[-1]),)
+    return Chat(prompt, response, answers, "", tuple(messages), tuple(tools), style, where)
+
+
+def plain_form(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: int) -> tuple[str, str]:
+    """A chat as plain text: what stands before an answer, and the answer.
+
+    Args:
+        messages: the chat.
+        tools: what the assistant may call.
+        answer: the answer's number among the messages.
+    """
+    known = f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n\n" if tools else ""
+    before = "".join(f"{ROLES[turn['role']]}: {spoken(turn)}\n\n" for turn in messages[:answer])
+    return f"{known}{before}Assistant:", f" {spoken(messages[answer])}"
+
+
+def spoken(message: Mapping[str, Any]) -> str:
+    """A message as plain text: its content, and what it calls as JSON, a line each."""
+    calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
+    return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
+
+
+def answers_of(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The numbers of the assistant's messages that answer something."""
+    return [i for i, turn in enumerate(messages) if i and turn["role"] == "assistant"]
+
+
+def _message(turn: Record) -> Message:
+    """A message as OpenAI has it. Fields that a template may use are kept; nothing is kept of those that are null."""
+    given = turn.field("role", str)
+    role = OTHER_ROLES.get(given, given)
+    if role not in ROLES:
+        raise RecipeError(f'{turn.where}: "role" = {given!r}: one of {", ".join(ROLES)} is expected')
+    kept = {name: value for name, value in turn.values.items() if value is not None}
+    calls = [_call(call) for call in turn.records("tool_calls")] if kept.get("tool_calls") else []
+    if calls:
+        kept["tool_calls"] = calls
+    content = "" if calls and kept.get("content") is None else _content(turn, "content")
+    return {**kept, "role": role, "content": content}
+
+
+def _shared(turn: Record) -> Message:
+    """A message as ShareGPT has it."""
+    given = turn.field("from", str)
+    if given not in FROM:
+        raise RecipeError(f'{turn.where}: "from" = {given!r}: one of {", ".join(FROM)} is expected')
+    text = _content(turn, "value")
+    if given != "function_call":
+        return {"role": FROM[given], "content": text}
+    try:
+        calls = json.loads(text)
+    except ValueError as error:
+        raise RecipeError(f'{turn.where}: "value" of a function_call is no JSON: {error}') from error
+    calls = calls if isinstance(calls, list) else [calls]
+    made = Record(turn.where, {"calls": [{"type": "function", "function": call} for call in calls]}).records("calls")
+    return {"role": "assistant", "content": "", "tool_calls": [_call(call) for call in made]}
+
+
+def _content(turn: Record, name: str) -> str:
+    """A content as text: as it is, or the texts of its parts."""
+    if not isinstance(turn.values.get(name), list):
+        return str(turn.field(name, str))
+    texts = []
+    for part in turn.records(name):
+        kind = part.values.get("type", "text")
+        if kind != "text":
+            raise RecipeError(f'{part.where}: "type" = {kind!r}: only parts of type "text" can be learnt from')
+        texts.append(part.field("text", str))
+    return "".join(texts)
+
+
+def _call(call: Record) -> Message:
+    """A tool call whose arguments are an object, as templates expect them; APIs give them as JSON text."""
+    made = dict(call.values)
+    function = call.record("function") if "function" in made else call
+    function.field("name", str)
+    arguments = function.values.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise RecipeError(f'{function.where}: "arguments" is no JSON: {error}') from error
+    return {"type": "function", **made, "function": {**function.values, "arguments": arguments or {}}}
+
+
+def _parsed(row: Record, name: str) -> Record:
+    """The row with a list that was written as JSON text (as tables have it) read."""
+    value = row.values.get(name)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            return Record(row.where, {**row.values, name: json.loads(value)})
+        except ValueError as error:
+            raise RecipeError(f'{row.where}: "{name}" is no valid JSON: {error}') from error
+    return row
