@@ -204,6 +204,7 @@ class NetworkCoordinator:
             "alive": len(here),
             "away": self.roster.away()[:MOST_NAMED],
             "waiting": self.reception.waiting,
+            "ended": self.log.ended,
             "behind": {name: host.at for name, host in self.roster.membership.alive().items()},
             "last": {key: self.line[key] for key in SHOWN if key in self.line},
             "repeated_rounds": figures["repeated_rounds"],

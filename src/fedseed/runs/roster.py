@@ -15,7 +15,7 @@ from fedseed.federation.protocol import listed
 if TYPE_CHECKING:
     from fedseed.runs.recipe import FederationSettings, Recipe
 
-ROSTER_FILE = "clients.json"  # in the keys' folder, and in a run's that enrolled them
+ROSTER_FILE = "clients.json"  # in the folder of `fedseed keys`, and in that of a run whose clients enrolled
 RESERVED = ("coordinator", "watcher")
 _SPECIAL = "/=,*?[]"  # of paths, of `--client NAME=A,B`, of patterns
 WHO = (
