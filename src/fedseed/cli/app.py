@@ -24,6 +24,7 @@ from fedseed.cli.common import (
 )  # fmt: skip
 from fedseed.cli.listing import LISTED, listing
 from fedseed.cli.orbit import app as orbit_app
+from fedseed.cli.status import by_client
 from fedseed.errors import FedseedError, RecipeError
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
@@ -72,6 +73,8 @@ def run(
     from fedseed.reports.tables import comparison_table
 
     console.print(comparison_table([(summary["method"], summary)]))
+    for line in by_client(summary):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     console.print(f"Files: {folder}")
 
 

@@ -168,6 +168,7 @@ def keys(
     ] = None,
     port: Annotated[int, typer.Option(help="The server's port.")] = 4222,
     days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 365,
+    named: Annotated[str | None, typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's.")] = None,
 ) -> None:  # fmt: skip
     """Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own subjects only."""
     from fedseed.transport.keys import make
@@ -177,7 +178,7 @@ def keys(
         from fedseed.runs.recipe import read_recipe
 
         checked = read_recipe(run, note=note)
-        name, recipe, own_data = run_name(checked, run, None), run, checked.of_parties
+        name, recipe, own_data = run_name(checked, run, named), run, checked.of_parties
         clients = client or checked.federation.clients
     if not clients:
         raise RecipeError(

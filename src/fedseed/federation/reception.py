@@ -43,7 +43,7 @@ class Reception:
         self.base = base
         self.coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
         self.skewed: set[str] = set()  # hosts whose clocks are wrong
-        self.waiting: dict[str, int] | None = None  # while the run has not begun: clients that are here, and wanted
+        self._assembling = False
 
     async def assemble(self) -> None:
         """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed.
@@ -60,22 +60,28 @@ class Reception:
             here, wanted = roster.present(), roster.wanted(settings.start_with)
             if self.header is not None and len(here) >= wanted and not self.base.missing:
                 roster.close()
-                self.waiting = None
+                self._assembling = False
                 return
-            self.waiting = {"here": len(here), "wanted": wanted}
+            self._assembling = True
             if self.waits != told:
                 self.session.progress.note(f"waiting for clients: {self.waits}")
                 told = self.waits
             await self.session.pause(RESEND_SECONDS)
 
     @property
+    def waiting(self) -> dict[str, int] | None:
+        """While the run has not begun: how many clients are here, and wanted (0: not known yet)."""
+        wanted = self.roster.wanted(self.session.settings.start_with)
+        return {"here": len(self.roster.present()), "wanted": wanted} if self._assembling else None
+
+    @property
     def waits(self) -> str:
         """What the start waits for, for a person."""
-        if self.waiting is None:
+        if (waiting := self.waiting) is None:
             return ""
-        counts = f"{self.waiting['here']} of {self.waiting['wanted'] or '?'} clients are here"
         away = [] if self.roster.open else self.roster.away()
-        return counts + (f"; to come: {listed(away)}" if away else "")
+        coming = f"; to come: {listed(away)}" if away else ""
+        return f"{waiting['here']} of {waiting['wanted'] or '?'} clients are here{coming}"
 
     def check(self, header: Header) -> None:
         """Whether a header is of this run. Raises MessageError."""
@@ -130,10 +136,7 @@ class Reception:
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
         self._compare_clocks(host, float(about["time"]), answer)
         self.roster.membership.hello(host, int(about["at"]))
-        if self.waiting is not None:
-            answer["waits"] = self.waits
-        else:
-            answer["clients"] = len(self.roster.names)
+        answer.update({"waits": self.waits} if self._assembling else {"clients": len(self.roster.names)})
         if about.get("bucket"):
             await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
         self.base.hello(host, about, answer, self.header.layout.dense_bytes, self.largest_message(), reject)

@@ -75,7 +75,7 @@ def make(
     for name, clients_of in hosted.items():
         mine = [word for client in clients_of for word in ("--client", client)]
         data = ["--data", f"{name}.jsonl" if clients_of == [name] else name] if own_data else []
-        beside = f", and its data {data[1]}" if data else ""
+        beside = f", and its data ({data[1]}, say)" if data else ""
         lines.append(f"# {name}, in a folder with {Path(recipe).name}, {name}.nk, ca.pem{beside}")
         lines.append(
             _command("fedseed", "join", Path(recipe).name, *reach, "--key", f"{name}.nk", "--ca", "ca.pem", *mine,
