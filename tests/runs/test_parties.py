@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedseed.errors import FedseedError, RecipeError
-from fedseed.federation.held_out import averaged
+from fedseed.errors import FedseedError
 from fedseed.orbit import Orbit
 from fedseed.reports.progress import Silent
 from fedseed.runs.assembly import build
-from fedseed.runs.joining import Loading, joining
+from fedseed.runs.joining import joining
 from fedseed.runs.keeping import keep, orbit_place
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
@@ -28,6 +27,8 @@ from support.network import until
 
 NAMES = ("north", "south", "east")  # not in the order of the alphabet
 PATIENCE = 300.0
+pytestmark = pytest.mark.long  # models are loaded, and tuned
+LOADING = threading.Lock()  # transformers loads and saves in one thread at a time
 
 
 def rows(name, count):
@@ -48,9 +49,10 @@ def data(tmp_path_factory):
     for place in ("all", "south"):
         write(folder / place / "south.jsonl", [{"instruction": f"Say {i}.", "output": f"{i}"} for i in range(6)])
     for place in ("all", "east"):
-        write(folder / place / "east.jsonl", chat[:2] + rows("east", 0) + chat[2:])
+        write(folder / place / "east.jsonl", chat)
     for place in ("all", "north"):
         write(folder / place / "north.jsonl", rows("north", 12))
+    write(folder / "east" / "test" / "asked.jsonl", rows("asked", 3))
     return folder
 
 
@@ -95,19 +97,22 @@ class Sites:
         self.digests, self.failures, self.said, self.clients = {}, {}, {}, {}
         self._threads = []
 
-    def site(self, name, own, out=None, checked=None):
-        self.said[name] = Said()
+    def site(self, name, own, out=None, hold=None):
+        """`hold`: what it waits for after its first round; meanwhile the others wait for its answer."""
+        self.said[name] = Said(1, lambda: until(hold, PATIENCE, "nobody comes")) if hold else Said()
 
         def live():
             torch.set_num_threads(1)
             try:
                 orbit = None if out is None else orbit_place(out)
-                self.clients[name] = client = joining(
-                    checked or self.checked, "run", self.way(), [name], progress=self.said[name], own=own, orbit=orbit
-                )
+                with LOADING:
+                    self.clients[name] = client = joining(
+                        self.checked, "run", self.way(), [name], progress=self.said[name], own=own, orbit=orbit
+                    )
                 digest = client.run()
                 if out is not None:
-                    keep(client, digest, out)
+                    with LOADING:
+                        keep(client, digest, out)
                 self.digests[name] = digest
             except Exception as error:
                 self.failures[name] = error
@@ -144,8 +149,10 @@ class Sites:
 
     def wait(self, expected=()):
         for thread in self._threads:
-            thread.join(PATIENCE)
-            assert set(self.failures) <= set(expected), self.failures
+            while thread.is_alive():
+                thread.join(0.1)
+                assert set(self.failures) <= set(expected), self.failures
+        assert set(self.failures) == set(expected), self.failures
         return set(self.digests.values())
 
 
@@ -176,14 +183,11 @@ def ended(data, tmp_path_factory):
     with limited(1), files_opened() as opened:
         sites.coordinator()
         sites.site("north", OwnData(data / "north" / "north.jsonl"), folder / "north")
-        until(lambda: "here" in str((sites.status() or {}).get("waiting")) and sites.status()["waiting"]["here"] == 1,
-              PATIENCE, "north is not seen")  # fmt: skip
         until(lambda: any("waits for clients: 1 of 3" in line for line in sites.said["north"].lines), PATIENCE,
               "north is not told")  # fmt: skip
         alone = sites.status()
         sites.site("south", OwnData(data / "south"), folder / "south")
-        sites.site("east", OwnData(data / "east", evaluation_file=data / "all" / "south.jsonl", evaluation=None),
-                   folder / "east", recipe(task={"evaluation": 0.5}))  # fmt: skip
+        sites.site("east", OwnData(data / "east"), folder / "east")
         sites.wait()
     sites.alone, sites.opened, sites.out = alone, opened, folder
     return sites
@@ -225,9 +229,9 @@ def test_each_evaluates_on_its_own_and_the_mean_is_weighted(ended):
     for line in lines:
         found = line["by_client"]
         assert list(found) == list(NAMES)
-        # a quarter of 12 and of 6; south's file in place of what east would hold out
-        assert {name: figures["held_out"] for name, figures in found.items()} == {"north": 3, "south": 2, "east": 6}
-        weighted = sum(f["held_out"] * f["loss"] for f in found.values()) / 11
+        # a quarter of 12, of 6 and of 4
+        assert {name: figures["held_out"] for name, figures in found.items()} == {"north": 3, "south": 2, "east": 1}
+        weighted = sum(f["held_out"] * f["loss"] for f in found.values()) / 6
         assert line["loss"] == pytest.approx(weighted) and len({f["loss"] for f in found.values()}) == 3
     assert summary["by_client"]["east"] == {
         "baseline": lines[0]["by_client"]["east"],
@@ -240,22 +244,58 @@ def test_each_evaluates_on_its_own_and_the_mean_is_weighted(ended):
 
 def test_nobody_opens_anothers_file(ended, data):
     own = {data / "north" / "north.jsonl", data / "south" / "south.jsonl", data / "east" / "east.jsonl"}
-    assert {path for path in ended.opened if data in path.parents} == own | {data / "all" / "south.jsonl"}
+    assert {path for path in ended.opened if data in path.parents} == own
 
 
 def test_the_result_is_that_of_one_process(ended, data):
-    """Without east's evaluation file, which changes what it trains on."""
-    checked = recipe(rounds=2, task={"path": str(data / "all")})
     with limited(1):
-        expected = build(checked).run()
-        sites = at_hub(recipe(rounds=2), None)
-        sites.checked = recipe(rounds=2)
-        for name in NAMES:
-            sites.site(name, OwnData(data / name))
-        sites.coordinator()
-        assert sites.wait() == {expected.summary["weights_digest"]}
-    assert [line.get("by_client") for line in sites.result.metrics] == [
-        line.get("by_client") for line in expected.metrics
+        expected = build(recipe(task={"path": str(data / "all")})).run()
+    assert expected.summary["weights_digest"] == ended.digests["north"]
+    assert expected.summary["final"] == ended.result.summary["final"]
+    assert [line.get("by_client") for line in expected.metrics] == [
+        line.get("by_client") for line in ended.result.metrics
     ]
-    assert sites.result.summary["final"] == expected.summary["final"]
-    assert [client for client in expected.metrics[-1]["by_client"]] == list(NAMES)
+    assert list(expected.metrics[-1]["by_client"]) == list(NAMES)
+
+
+def test_a_site_that_is_late_catches_up(data, shared_server, tmp_path):
+    """Over a real server, with whole weights; the orbit of a run that has none is not written."""
+    checked = recipe("fedavg", rounds=4, clients=list(NAMES), start_with=2, minimum=2, dead_after=PATIENCE)
+    sites = Sites(checked, lambda: transport_at(Access(shared_server.url), "late"), tmp_path / "run")
+
+    def east_is_here():
+        return any("welcome" in line for line in sites.said["east"].lines) or sites.failures
+
+    with limited(1):
+        sites.coordinator()
+        sites.said["east"] = Said()
+        sites.site("south", OwnData(data / "south"))
+        sites.site("north", OwnData(data / "north"), hold=east_is_here)
+        until(lambda: sites.said["north"].at is None, PATIENCE, "no round")
+        sites.site("east", OwnData(data / "east"), tmp_path / "east")
+        assert len(sites.wait()) == 1 and set(sites.digests) == set(NAMES)
+    took_part = [line["clients"] for line in sites.result.metrics[1:]]
+    assert took_part[0] == ["north", "south"] and took_part[-1] == list(NAMES)
+    assert list(sites.result.metrics[-1]["by_client"]) == list(NAMES)
+    from transformers import AutoModelForCausalLM
+
+    kept = AutoModelForCausalLM.from_pretrained(tmp_path / "east")
+    assert base_digest(kept) == sites.digests["east"] and not list((tmp_path / "east").glob("*.orbit"))
+
+
+def test_those_who_enrol_before_the_start_take_part(data, tmp_path):
+    checked = recipe(rounds=2, enrolment="open", start_with=2, dead_after=PATIENCE)
+    sites = at_hub(checked, tmp_path / "run")
+    west = write(tmp_path / "west.jsonl", rows("west", 4))
+    with limited(1):
+        sites.coordinator()
+        sites.site("south", OwnData(data / "south"))
+        until(lambda: (sites.status() or {}).get("alive") == 1, PATIENCE, "south is not seen")
+        assert sites.status()["waiting"] == {"here": 1, "wanted": 2} and sites.status()["log"] is None
+        sites.site("north", OwnData(data / "north"), hold=lambda: "west" in sites.failures)
+        until(lambda: sites.said["north"].at is None, PATIENCE, "no round")
+        sites.site("west", OwnData(west))
+        assert len(sites.wait(["west"])) == 1
+    assert "this run has no client west: it has north, south; it has begun, and nobody" in str(sites.failures["west"])
+    assert list(sites.result.metrics[-1]["by_client"]) == ["north", "south"]  # by their names, not as they came
+    assert json.loads((tmp_path / "run" / "clients.json").read_text()) == ["north", "south"]

@@ -168,7 +168,9 @@ def keys(
     ] = None,
     port: Annotated[int, typer.Option(help="The server's port.")] = 4222,
     days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 365,
-    named: Annotated[str | None, typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's.")] = None,
+    named: Annotated[
+        str | None, typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's.")
+    ] = None,
 ) -> None:  # fmt: skip
     """Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own subjects only."""
     from fedseed.transport.keys import make
