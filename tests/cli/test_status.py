@@ -16,7 +16,7 @@ GOING = {
     "skewed_clocks": [], "drifted": [], "ended": False,
 }  # fmt: skip
 STARTED = {**GOING, "round": 4, "alive": 3, "away": [], "waiting": None, "waiting_for": ["north"],
-           "last": {"round": 3, "loss": 1.5}}  # fmt: skip
+           "last": {"round": 3, "evaluated": 2, "loss": 1.5}}  # fmt: skip
 GONE = {"run": "r", "entries": 12, "ended": False}
 
 
@@ -26,7 +26,7 @@ def test_watching_says_what_is_new_until_the_run_is_over():
     follow(lambda: next(looks), Console(file=said, width=40), 0.0)
     assert said.getvalue().splitlines() == [
         "r: waiting for clients: 1 of 3 are here",
-        "r: round 4 of 9, 3 of 3 clients alive, held-out loss 1.500 (round 3), 1 have not answered yet",
+        "r: round 4 of 9, 3 of 3 clients alive, held-out loss 1.500 (round 2), waiting for north",
         "r: no coordinator answers; the server holds its log (12 entries)",
         "r: no coordinator answers; the server holds its log (12 entries); the run is over",
     ]

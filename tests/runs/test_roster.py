@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fedseed.errors import RecipeError
+from fedseed.runs.network import coordinate
 from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.runs.roster import names_beforehand, with_keys
@@ -50,8 +51,11 @@ def test_files_that_nobody_sees_all_of_need_a_list(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "north.jsonl").write_text("{}")
+    checked = recipe({"path": path}, start_with=3)
     with pytest.raises(RecipeError, match=r"who takes part is not said"):
-        names_beforehand(recipe({"path": path}, start_with=3))
+        names_beforehand(checked)
+    with pytest.raises(RecipeError, match=r"who takes part is not said"):  # before anything is asked of a server
+        coordinate(checked, "run", None, tmp_path / "run")
 
 
 def test_where_the_list_comes_from(tmp_path):

@@ -45,7 +45,8 @@ def describe(about: dict[str, Any]) -> list[str]:
         lines.append(f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and round")
     for key, label in (("loss", "held-out loss"), ("train_loss", "local loss"), ("accuracy", "accuracy")):
         if last.get(key) is not None:
-            lines.append(f"{label:<8} {last[key]:.4f} (round {last['round']})")
+            number = last["round"] if key == "train_loss" else last.get("evaluated", last["round"])
+            lines.append(f"{label:<8} {last[key]:.4f} (round {number})")
     if last.get("weights_digest"):
         lines.append(f"digest   {last['weights_digest']}")
     if about["repeated_rounds"]:
@@ -97,10 +98,11 @@ def in_a_line(about: dict[str, Any]) -> str:
     parts = [f"round {about['round']} of {about['rounds']}", f"{about['alive']} of {about['clients']} clients alive"]
     if waiting := about.get("waiting"):
         parts = [f"waiting for clients: {waiting['here']} of {waiting['wanted'] or '?'} are here"]
-    if about["last"].get("loss") is not None:
-        parts.append(f"held-out loss {about['last']['loss']:.3f} (round {about['last']['round']})")
+    last = about["last"]
+    if last.get("loss") is not None:
+        parts.append(f"held-out loss {last['loss']:.3f} (round {last.get('evaluated', last['round'])})")
     if about["waiting_for"]:
-        parts.append(f"{len(about['waiting_for'])} have not answered yet")
+        parts.append(f"waiting for {listed(about['waiting_for'])}")
     if about.get("ended"):
         parts.append("the run is over")
     return f"{about['run']}: {', '.join(parts)}"

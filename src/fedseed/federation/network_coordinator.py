@@ -23,7 +23,7 @@ from fedseed.reports.progress import Progress
 from fedseed.transport.base import CoordinatorEnd
 
 SHOWN = (
-    "round", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up", "bytes_down", "weights_digest",
+    "round", "evaluated", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up", "bytes_down", "weights_digest",
 )  # fmt: skip
 MOST_NAMED = 100  # clients in an answer about the status
 

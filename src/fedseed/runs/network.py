@@ -90,9 +90,6 @@ class NetworkBackend(Backend):
 
     async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:
         wanted, out = recipe.federation, self.settings.out
-        end = await transport.coordinator(
-            lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")
-        )
         enrolled = None if out is None else out / ROSTER_FILE  # by an earlier coordinator of this run
         there = enrolled is not None and enrolled.is_file() and wanted.enrolment == "open" and not fresh
         names = read_names(out / ROSTER_FILE) if there and out is not None else names_beforehand(recipe)
@@ -101,6 +98,9 @@ class NetworkBackend(Backend):
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation, partial(check_counts, wanted),
         )  # fmt: skip
+        end = await transport.coordinator(
+            lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")
+        )
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
         self.header = await self._talk.start(fresh, out is not None and (out / "model.orbit").exists())
         self.names = self._talk.roster.names
@@ -152,6 +152,8 @@ class NetworkBackend(Backend):
         """Ask the clients about their weights."""
         digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.settings.digests(line["round"])))
         self.talk.line.update(line)
+        if evaluate:
+            self.talk.line["evaluated"] = line["round"]
         if digest is not None:
             self._wait(self.talk.log.mark(line["round"], digest))
         if self._store is not None:

@@ -65,9 +65,8 @@ def roster_problem(settings: "FederationSettings") -> str | None:
 def too_many(settings: "FederationSettings", clients: int) -> str | None:
     """What of the settings can't be with so many clients; names the key."""
     open_to_all = settings.enrolment == "open"
-    there = (
-        f"the run may start with {clients} (federation.start_with)" if open_to_all else f"there are {clients} clients"
-    )
+    count = "there is 1 client" if clients == 1 else f"there are {clients} clients"
+    there = f"the run may start with {clients} (federation.start_with)" if open_to_all else count
     per_round = settings.count(clients)
     if (settings.start_with or 0) > clients:
         return f"federation.start_with = {settings.start_with}: {there}"
