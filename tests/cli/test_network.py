@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedseed.cli import app as cli
-from fedseed.cli.network import describe, read_examples
-from fedseed.errors import RecipeError
-from fedseed.tasks.data import Choice, Example
+from fedseed.cli.network import describe
 from fedseed.transport import nats_connection
 from support.forked import fedseed_forked
 
@@ -100,15 +98,6 @@ def test_servers_that_are_not_there(fedseed, recipe, tmp_path, monkeypatch):
 def test_wrong_command_lines(arguments, text, fedseed, recipe):
     code, said = fedseed(*(recipe if a == "RECIPE" else a for a in arguments))
     assert code == 2 and text in said and "\n" not in said
-
-
-def test_own_data(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "a", "response": "b"}\n{"prompt": "c", "options": [" d", " e"], "gold": 1}\n')
-    assert read_examples(path) == [Example("a", "b"), Choice("c", (" d", " e"), 1)]
-    path.write_text('{"prompt": "a"}\n')
-    with pytest.raises(RecipeError, match='line 1: no "response"'):
-        read_examples(path)
 
 
 @pytest.fixture

@@ -278,7 +278,7 @@ async def send_too_much(server, subjects, ca):
 
 def test_keys_are_not_overwritten_and_private(tmp_path):
     lines = make("run", tmp_path / "keys", ["a", "many=b,c d"], ["host.example"], 4222)
-    assert any("fedseed join RECIPE --run run" in line and "--client b --client c d" in line for line in lines)
+    assert any("fedseed join recipe.toml --run run" in line and "--client b --client 'c d'" in line for line in lines)
     for path in (tmp_path / "keys").glob("*.nk"):
         assert path.stat().st_mode & 0o077 == 0
     text = (tmp_path / "keys" / "nats-server.conf").read_text()

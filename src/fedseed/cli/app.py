@@ -25,6 +25,7 @@ from fedseed.cli.common import (
 )  # fmt: skip
 from fedseed.cli.listing import LISTED, listing
 from fedseed.cli.orbit import app as orbit_app
+from fedseed.cli.status import by_client
 from fedseed.errors import FedseedError, RecipeError
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
@@ -91,6 +92,8 @@ def run(
     from fedseed.reports.tables import comparison_table
 
     console.print(comparison_table([(summary["method"], summary)]))
+    for line in by_client(summary):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     console.print(f"Files: {folder}")
 
 
@@ -238,12 +241,13 @@ def partition(
 ) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
     from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
+    from fedseed.runs.parties import load_data
     from fedseed.runs.recipe import read_recipe
 
-    task = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note).task
+    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
     if out is not None and out.suffix != ".png":
         raise RecipeError(f"--out {out}: the picture is a .png file")
-    data = task.load()
+    data = load_data(checked)
     held = partition_statistics(data)
     for part in partition_table(held):
         console.print(part, highlight=False)
@@ -251,7 +255,7 @@ def partition(
         console.print(text, highlight=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        draw_partition(held, _partition_title(task), out)
+        draw_partition(held, _partition_title(checked.task), out)
         console.print(f"Picture: {out}")
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +10,9 @@ import typer
 from rich.console import Console
 
 from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, interruptible, note, settings
+from fedseed.cli.status import by_client, describe, follow
 from fedseed.errors import NetworkError, RecipeError
-from fedseed.federation.protocol import listed, read_json
+from fedseed.federation.protocol import read_json
 from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 console = Console()
 STATUS_SECONDS = 5.0  # for a coordinator's answer
+JOIN_LINES = 10  # in which a client's process says how far it is, where it has no terminal
 
 RecipeArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")]
 UrlOption = Annotated[str | None, typer.Option("--nats", help="The server: nats://HOST:PORT, or tls:// to insist.")]
@@ -37,6 +38,9 @@ def serve(
     run: RunOption = None,
     key: KeyOption = None,
     ca: CaOption = None,
+    clients_from: Annotated[
+        Path | None, typer.Option("--clients-from", help="The folder of `fedseed keys`: those with keys take part.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")] = False,
     server_log: Annotated[
         Path | None, typer.Option("--server-log", help="nats-server's log: what the server refuses is counted, too.")
@@ -49,8 +53,11 @@ def serve(
     from fedseed.reports.results import read_summary
     from fedseed.runs.network import coordinate
     from fedseed.runs.recipe import read_recipe
+    from fedseed.runs.roster import with_keys
 
     checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
+    if clients_from is not None:
+        checked = with_keys(checked, clients_from)
     name = run_name(checked, recipe, run)
     folder = out or Path("runs") / name
     if (folder / "summary.json").exists():
@@ -60,6 +67,8 @@ def serve(
         reach = replace(access(checked, nats, key, ca, "coordinator"), server_log=server_log)
         with interruptible():
             summary = coordinate(checked, name, transport(reach, name), folder, fresh, Shown(console)).summary
+    for line in by_client(summary):
+        say(line)
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
 
@@ -72,7 +81,17 @@ def join(
     ] = None,
     nats: UrlOption = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="The client's own examples (JSON lines), not those of the recipe.")
+        Path | None,
+        typer.Option("--data", help="The client's own data, a file or a folder; of several: a file NAME in a folder."),
+    ] = None,
+    evaluation_file: Annotated[
+        Path | None, typer.Option("--evaluation-file", help="What it evaluates on, not a share of its own data.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the tuned model, its orbit and a card, when the run is over.")
+    ] = None,
+    local: Annotated[
+        Path | None, typer.Option("--local", help="TOML file with what is this site's own: client, out, [data], ...")
     ] = None,
     set_: SetOption = None,
     run: RunOption = None,
@@ -84,21 +103,39 @@ def join(
 ) -> None:
     """Take part in a federation over NATS, for one client or many."""
     from fedseed.runs.recipe import read_recipe
+    from fedseed.runs.site import read_site
+    from fedseed.tasks.data import OwnData
 
-    if not client:
+    site = read_site(local)
+    names = client or site.names
+    if not names:
         raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
-    checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins, note)
-    name = run_name(checked, recipe, run)
-    examples = None if data is None else read_examples(data)
+    checked = read_recipe(recipe, settings(set_, device or site.device), plugin or [], trust_plugins, note)
+    name = run_name(checked, recipe, run or site.federation.run)
+    own = site.own
+    if data is not None or evaluation_file is not None:
+        given = own or OwnData()
+        own = replace(given, path=data or given.path, evaluation_file=evaluation_file or given.evaluation_file)
+    there = site.federation
+    key = key or (None if there.key is None else Path(there.key))
+    ca = ca or (None if there.ca is None else Path(there.ca))
+    way = transport(access(checked, nats or there.nats, key, ca, names[0]), name)
+    folder = out or (None if site.out is None else Path(site.out))
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.reports.progress import Shown
     from fedseed.runs.joining import joining
+    from fedseed.runs.keeping import keep, orbit_place
 
     quiet()
-    way = transport(access(checked, nats, key, ca, client[0]), name)
+    orbit = None if folder is None else orbit_place(folder)
     with interruptible():
-        digest = joining(checked, name, way, client, examples, Shown(console)).run()
+        process = joining(checked, name, way, names, progress=Shown(console, JOIN_LINES), own=own, orbit=orbit)
+        digest = process.run()
+    say(f"the run {name} is over: {process.at} rounds")
     console.print(f"weights digest: {digest}", highlight=False)
+    if folder is not None:
+        keep(process, digest, folder)
+        say(f"Model: {folder}")
 
 
 def status(
@@ -107,33 +144,53 @@ def status(
     key: KeyOption = None,
     ca: CaOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for a program.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until the run is over.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between looks.")] = 2.0,
 ) -> None:
     """Say how a run over NATS is going: round, clients, bytes, loss, what was refused."""
-    about = asyncio.run(ask(Access(nats, key, ca), check_run(run)))
+    reach, name = Access(nats, key, ca), check_run(run)
+    if watch:
+        follow(lambda: asyncio.run(ask(reach, name)), console, every, as_json)
+        return
+    about = asyncio.run(ask(reach, name))
     if as_json:
         console.print_json(json.dumps(about))
         return
     for line in describe(about):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(line)
 
 
 def keys(
-    run: Annotated[str, typer.Argument(help="The run's name on the server.")],
+    run: Annotated[str, typer.Argument(help="The run's name on the server; or its recipe, a TOML file.")],
     out: Annotated[Path, typer.Option(help="Folder for the keys and the server's configuration; must be new.")],
-    client: Annotated[list[str], typer.Option("--client", help="A client's name; repeatable. NAME=A,B: one key for "
-                                                               "a process that hosts A and B.")],
+    client: Annotated[list[str] | None, typer.Option("--client", help="A client's name; repeatable. NAME=A,B: one key "
+                                          "for a process that hosts A and B. Default: the recipe's clients.")] = None,
     host: Annotated[
         list[str] | None, typer.Option("--host", help="Names or addresses of the server. Default: localhost.")
     ] = None,
     port: Annotated[int, typer.Option(help="The server's port.")] = 4222,
     days: Annotated[int, typer.Option(help="How long the certificate is valid.")] = 365,
+    named: Annotated[
+        str | None, typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's.")
+    ] = None,
 ) -> None:  # fmt: skip
     """Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own subjects only."""
     from fedseed.transport.keys import make
 
-    made = make(check_run(run), out, client, host or ["localhost", "127.0.0.1"], port, days)
+    name, recipe, own_data, clients = run, "recipe.toml", False, client
+    if Path(run).suffix == ".toml":
+        from fedseed.runs.recipe import read_recipe
+
+        checked = read_recipe(run, note=note)
+        name, recipe, own_data = run_name(checked, run, named), run, checked.of_parties
+        clients = client or checked.federation.clients
+    if not clients:
+        raise RecipeError(
+            "keys: say for whom with --client NAME (repeatable), or name a recipe with federation.clients"
+        )
+    made = make(check_run(name), out, clients, host or ["localhost", "127.0.0.1"], port, days, None, recipe, own_data)
     for line in made:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(line)
 
 
 def register(app: typer.Typer) -> None:
@@ -163,29 +220,9 @@ def access(recipe: "Recipe", url: str | None, key: Path | None, ca: Path | None,
     return Access(url, key, ca)
 
 
-def read_examples(path: Path) -> list[Any]:
-    """A client's own examples, an object a line: prompt and response, or prompt, options and gold.
-
-    Raises:
-        RecipeError: missing or malformed; names the line.
-    """
-    from fedseed.tasks.data import Choice, Example
-    from fedseed.tasks.files import read_records
-
-    if path.suffix != ".jsonl":
-        raise RecipeError(f"--data {path}: a .jsonl file is expected: an object a line")
-    examples: list[Any] = []
-    for row in read_records(path):
-        prompt = row.field("prompt", str)
-        if "options" in row.values:
-            options = row.field("options", list)
-            try:
-                examples.append(Choice(prompt, tuple(map(str, options)), row.field("gold", int)))
-            except ValueError as error:
-                raise RecipeError(f"{row.where}: {error}") from error
-        else:
-            examples.append(Example(prompt, row.field("response", str)))
-    return examples
+def say(line: str) -> None:
+    """Print a line as it is, so that it can be pasted."""
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 async def ask(reach: Access, run: str) -> dict[str, Any]:
@@ -202,38 +239,6 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
         last = await end.log_end()
         if last is None:
             raise NetworkError(f"the server knows no run {run}")
-        return {"run": run, "entries": last}
+        return {"run": run, "entries": last, "ended": await end.log_over()}
     finally:
         await end.close()
-
-
-def describe(about: dict[str, Any]) -> list[str]:
-    """A run's status in a few lines."""
-    if "round" not in about:
-        return [f"{about['run']}: no coordinator answers; the server holds its log ({about['entries']} entries)"]
-    last = about["last"]
-    lines = [
-        f"{about['run']} ({about['method']}): round {about['round']} of {about['rounds']}, "
-        f"since {time.strftime('%Y-%m-%d %H:%M', time.gmtime(about['began']))} UTC",
-        f"clients  {about['alive']} of {about['clients']} alive"
-        + (f"; away: {listed(about['away'])}" if about["away"] else ""),
-    ]
-    if about["waiting_for"]:
-        lines.append(f"waiting  for {listed(about['waiting_for'])}")
-    if "bytes_up" in last:
-        lines.append(f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and round")
-    for key, label in (("loss", "held-out loss"), ("train_loss", "local loss"), ("accuracy", "accuracy")):
-        if last.get(key) is not None:
-            lines.append(f"{label:<8} {last[key]:.4f} (round {last['round']})")
-    if last.get("weights_digest"):
-        lines.append(f"digest   {last['weights_digest']}")
-    if about["repeated_rounds"]:
-        lines.append(f"repeated {about['repeated_rounds']} rounds had too few answers")
-    if about["skewed_clocks"]:
-        lines.append(f"clocks   wrong at {listed(about['skewed_clocks'])}")
-    if about["drifted"]:
-        lines.append(f"drifted  {listed(about['drifted'])}")
-    for name, reasons in about["refusals"].items():
-        for reason, count in reasons.items():
-            lines.append(f"refused  {count} of {name}: {reason}")
-    return lines

@@ -30,6 +30,7 @@ from fedseed.objectives.tokens import Tokens
 from fedseed.randomness import Basis
 from fedseed.reports.memory import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes
+from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Choice, Example, TaskData
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
@@ -377,7 +378,7 @@ def averages_of(training: LocalTraining) -> int:
 def _data(recipe: Recipe) -> TaskData | None:
     """A recipe's data; None if it can't be had here."""
     try:
-        return recipe.task.load()
+        return load_data(recipe)
     except RecipeError:
         return None
 

@@ -46,6 +46,7 @@ class Answers:
         self._version = replica.version  # of the weights that these are about:
         self._given: dict[int, bytes | str] = {}  # updates, or reasons for none, by client
         self._report: dict[str, Any] | None = None
+        self.evaluations: list[dict[str, Any]] = []  # what this process has measured, by round
 
     def take_plan(self, body: bytes) -> None:
         """A plan has come. Raises MessageError."""
@@ -159,7 +160,7 @@ class Answers:
         self._look_at_weights()
         if self._report is None:
             self._report = await self._about(number, asked.get("digest") is not False)
-        if asked.get("evaluate") == self.replica.hosted.host and self._report["metrics"] is None:
+        if asked.get("evaluate") in (self.replica.hosted.host, True) and self._report["metrics"] is None:
             await self._evaluate(self._report)
         await self.introduction.say("report", self._report)
         return True
@@ -177,6 +178,9 @@ class Answers:
         start = time.perf_counter()
         hosted = self.replica.hosted
         hosted.worker.space.model.eval()
-        metrics = await self._thread.do(hosted.evaluate, hosted.worker.space.model)
-        report.update(metrics=metrics, seconds=time.perf_counter() - start)
+        found = await self._thread.do(hosted.evaluate, hosted.worker.space.model)
+        by_client = found.get("by_client")
+        metrics = {name: value for name, value in found.items() if name != "by_client"}
+        report.update(metrics=metrics, by_client=by_client, seconds=time.perf_counter() - start)
+        self.evaluations.append({"round": report["round"], **found})
         self._progress.round({"round": report["round"], **metrics})

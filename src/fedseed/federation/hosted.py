@@ -24,7 +24,7 @@ class Hosted:
     """A model at the base, and the hosted clients' examples; nothing of other clients.
 
     Args:
-        names: all clients of the run, in the order of their numbers.
+        names: all clients of the run, in the order of their numbers, as far as they are known here.
         items: the hosted clients' prepared examples, by client, in that order.
         worker: holds the model.
         header: the orbit's.
@@ -32,16 +32,20 @@ class Hosted:
         attack: what Byzantine clients send (simulation).
         attackers: the numbers of the Byzantine clients.
         notes: about the data, for a person.
+        party: the hosted clients have data of their own, and the coordinator alone knows who else takes part.
+        processor: the base's tokenizer or image processor.
     """
 
     names: Sequence[str]
     items: Mapping[str, Sequence[Any]]
     worker: Worker
     header: Header
-    evaluate: Callable[[torch.nn.Module], dict[str, float]]
+    evaluate: Callable[[torch.nn.Module], dict[str, Any]]
     attack: AttackKind | None = None
     attackers: Collection[int] = ()
     notes: Sequence[str] = field(default_factory=tuple)
+    party: bool = False
+    processor: Any = None
 
     def __post_init__(self) -> None:
         self.worker.apart = True  # every client's answer is its own message

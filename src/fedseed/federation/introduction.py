@@ -48,6 +48,7 @@ class Introduction:
         self._bring_weights = False
         self._wants_blobs = replica.applying.large
         self._has_blobs = False
+        self._told = ""
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -112,7 +113,8 @@ class Introduction:
         about = {
             "host": hosted.host,
             "header": base64.b64encode(hosted.start).decode(),
-            "names": list(hosted.names),
+            "names": list(hosted.items if hosted.party else hosted.names),
+            **({"names_matter": False} if hosted.party else {}),
             "at": self.replica.at,
             "time": time.time(),
             "bucket": self._wants_blobs,
@@ -128,6 +130,15 @@ class Introduction:
         await self._take_answer(read_json(reply))
         return True
 
+    def _tell(self, answer: dict[str, Any]) -> None:
+        """Say, once each time it changes, what is waited for, and that this process is welcome."""
+        text = f"welcome to run {self.replica.run}: {answer.get('clients', '?')} clients"
+        if "waits" in answer:
+            text = f"the coordinator of run {self.replica.run} waits for clients: {str(answer['waits'])[:500]}"
+        if text != self._told:
+            self._told = text
+            self._progress.note(text)
+
     async def _take_answer(self, answer: dict[str, Any]) -> None:
         host = self.replica.hosted.host
         if "refused" in answer:
@@ -139,6 +150,7 @@ class Introduction:
             )
         self._has_blobs = self._wants_blobs
         self._beat_seconds = float(answer.get("beat", RETRY_SECONDS))
+        self._tell(answer)
         if answer.get("bring") == "weights":
             self._bring_weights = True
             self._call.set()

@@ -64,18 +64,33 @@ class Roster:
 
     Args:
         dead_after: seconds of silence after which a host counts as gone.
+        names: the clients, where they are known; none: the first to come says.
+        enrols: whoever comes is one, until the roster is closed.
     """
 
-    def __init__(self, dead_after: float) -> None:
+    def __init__(self, dead_after: float, names: Iterable[str] = (), enrols: bool = False) -> None:
         self.names: list[str] = []  # in the order of their numbers; none: not known yet
         self.numbers: dict[str, int] = {}
         self.examples: dict[str, int] = {}
         self.membership = Membership(dead_after)
+        self.name(names)
+        self.open = enrols
 
     def name(self, names: Iterable[str]) -> None:
         """It is known from now on who the clients are."""
         self.names = list(names)
         self.numbers = {name: number for number, name in enumerate(self.names)}
+        self.open = False
+
+    def enrol(self, host: str, names: Iterable[str]) -> None:
+        """Take up the clients that a process speaks for; they are numbered by their names' order."""
+        spoken_for = {name for name in names if self.membership.host_of(name) == host}
+        self.name(sorted({*self.names, *spoken_for}))
+        self.open = True
+
+    def close(self) -> None:
+        """The run begins: nobody enrols any more."""
+        self.open = False
 
     def present(self) -> frozenset[int]:
         """The numbers of the clients that can be reached."""
@@ -83,4 +98,9 @@ class Roster:
 
     def wanted(self, start_with: int | None) -> int:
         """How many clients must be there before the first round; 0 while that is not known."""
-        return min(start_with or len(self.names), len(self.names)) if self.names else (start_with or 0)
+        return start_with or len(self.names)
+
+    def away(self) -> list[str]:
+        """Who can't be reached, or has not come yet."""
+        here = self.present()
+        return [name for number, name in enumerate(self.names) if number not in here]

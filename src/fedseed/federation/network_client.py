@@ -7,11 +7,14 @@ life go on meanwhile.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.answers import Answers
 from fedseed.federation.hosted import Hosted, WorkThread, first_of
 from fedseed.federation.introduction import Introduction
+from fedseed.federation.log_orbit import write_log
 from fedseed.federation.protocol import read_json
 from fedseed.federation.replica import Replica
 from fedseed.reports.progress import Progress, Silent
@@ -28,11 +31,13 @@ class NetworkClient:
             replayed.
         rounds: how many the run has, for showing how far it is.
         progress: shows the run going on.
+        orbit: a new file for the run's orbit, written when the run is over; of a method that has one.
     """
 
     def __init__(
-        self, transport: Transport, run: str, load: Callable[[], Hosted], rounds: int, progress: Progress | None = None
-    ) -> None:
+        self, transport: Transport, run: str, load: Callable[[], Hosted], rounds: int, progress: Progress | None = None,
+        orbit: Path | None = None,
+    ) -> None:  # fmt: skip
         self.transport = transport
         self.run_name = run
         self.rounds = rounds
@@ -41,6 +46,8 @@ class NetworkClient:
         for note in self.hosted.notes:
             self.progress.note(note)
         self.replica: Replica | None = None  # once connected
+        self.evaluations: list[dict[str, Any]] = []  # what this process has measured, by round
+        self._orbit = orbit
         self._load = load
         self._thread = WorkThread()
         self._wake = asyncio.Event()
@@ -79,6 +86,7 @@ class NetworkClient:
         introduction = Introduction(end, replica, thread, progress, self._fail)
         introductions.append(introduction)
         answers = Answers(end, replica, introduction, thread, progress)
+        self.evaluations = answers.evaluations
         try:
             await end.listen(lambda data: self._take(data, introduction, answers))
             introduction.begin()
@@ -86,6 +94,8 @@ class NetworkClient:
                 await self._work(replica, answers)
             await introduction.say("beat", {"done": True})
             await end.flush()
+            if self._orbit is not None and self.hosted.worker.method.catch_up != "newest":
+                await write_log(end, self.run_name, self._orbit)
         finally:
             await introduction.stop()
             await replica.stop()

@@ -10,7 +10,7 @@ from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
-from fedseed.federation.protocol import read_json
+from fedseed.federation.protocol import listed, read_json
 from fedseed.federation.reception import Reception
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.rounds import Rounds
@@ -23,7 +23,7 @@ from fedseed.reports.progress import Progress
 from fedseed.transport.base import CoordinatorEnd
 
 SHOWN = (
-    "round", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up", "bytes_down", "weights_digest",
+    "round", "evaluated", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up", "bytes_down", "weights_digest",
 )  # fmt: skip
 MOST_NAMED = 100  # clients in an answer about the status
 
@@ -48,7 +48,7 @@ class NetworkCoordinator:
         self.run = run
         self.total = total
         self.session = Session(end, settings, progress, Rejected(progress, run))
-        self.roster = Roster(settings.dead_after)
+        self.roster = Roster(settings.dead_after, settings.names, settings.enrols)
         replacing = method.catch_up == "newest"  # each step is whole weights, in place of those before
         self.reception = Reception(self.session, self.roster, method, seed, BaseWeights(self.session, replacing))
         self.inquiry = Inquiry(self.session, self.roster)
@@ -92,7 +92,7 @@ class NetworkCoordinator:
             assert header is not None
             self.reception.check(header)
             self.reception.header = header
-            self.roster.name(self.log.names)
+            self._take_up(self.log.names)
             if self.log.steps:
                 self.reception.base.needed = False  # the log has newer ones
             elif self.reception.base.missing:
@@ -111,6 +111,7 @@ class NetworkCoordinator:
             RecipeError: that can't be, or the method does not fit the model.
         """
         names, reception = self.roster.names, self.reception
+        self.session.settings.check(len(names))
         if not 1 <= per_round <= len(names):
             raise RecipeError(f"federation.per_round = {per_round}: there are {len(names)} clients")
         examples = [self.roster.examples.get(name, 0) for name in names]
@@ -127,6 +128,15 @@ class NetworkCoordinator:
         self.rounds = Rounds(self.session, self.roster, made, reception.largest_message())
         await self.session.call()
         return made
+
+    def _take_up(self, names: list[str]) -> None:
+        """The clients of a run that has begun. Raises MessageError if the recipe has others."""
+        if self.roster.names and self.roster.names != names:
+            raise MessageError(
+                f"run {self.run} began with the clients {listed(names)}, the recipe has {listed(self.roster.names)}: "
+                "choose another name (--run), or delete it from the server with --fresh"
+            )
+        self.roster.name(names)
 
     async def _be_the_only_one(self) -> None:
         answer = await self.session.end.status(2)
@@ -192,7 +202,9 @@ class NetworkCoordinator:
             "waiting_for": [names[number] for number in missing[:MOST_NAMED]],
             "clients": len(names),
             "alive": len(here),
-            "away": [name for number, name in enumerate(names) if number not in here][:MOST_NAMED],
+            "away": self.roster.away()[:MOST_NAMED],
+            "waiting": self.reception.waiting,
+            "ended": self.log.ended,
             "behind": {name: host.at for name, host in self.roster.membership.alive().items()},
             "last": {key: self.line[key] for key in SHOWN if key in self.line},
             "repeated_rounds": figures["repeated_rounds"],

@@ -118,8 +118,12 @@ def call_message(incarnation: str) -> bytes:
     return b"C" + incarnation.encode()
 
 
-def ask_message(number: int, evaluator: str | None, digest: bool = True) -> bytes:
-    """Report on the weights after a round, with their digest or without; one client's process evaluates them too."""
+def ask_message(number: int, evaluator: str | bool | None, digest: bool = True) -> bytes:
+    """Report on the weights after a round, with their digest or without.
+
+    One client's process evaluates them too, or (True) every process, on what its clients hold out.
+    """
+    evaluator = evaluator or None
     about = {"round": number, "evaluate": evaluator, **({} if digest else {"digest": False})}
     return b"A" + json.dumps(about).encode()
 

@@ -12,11 +12,13 @@ from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.protocol import listed
 from fedseed.federation.session import RESEND_SECONDS, Session
 from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
 
+REMEDY = "name the clients in its recipe (federation.clients), or serve --clients-from KEYS"
 CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 16 << 20  # of a message of scalars, and of a client's blobs besides the messages
 
@@ -41,20 +43,45 @@ class Reception:
         self.base = base
         self.coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
         self.skewed: set[str] = set()  # hosts whose clocks are wrong
+        self._assembling = False
 
     async def assemble(self) -> None:
-        """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed."""
+        """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed.
+
+        Raises:
+            RecipeError: the recipe asks for what can't be with the clients that there are.
+        """
+        roster, settings = self.roster, self.session.settings
         told = ""
         while True:
             await self.session.call()
-            here, wanted = self.roster.present(), self.roster.wanted(self.session.settings.start_with)
+            if roster.names and not roster.open:
+                settings.check(len(roster.names))
+            here, wanted = roster.present(), roster.wanted(settings.start_with)
             if self.header is not None and len(here) >= wanted and not self.base.missing:
+                roster.close()
+                self._assembling = False
                 return
-            missing = f"{len(here)} of {wanted or '?'} clients are here"
-            if missing != told:
-                self.session.progress.note(f"waiting for clients: {missing}")
-                told = missing
+            self._assembling = True
+            if self.waits != told:
+                self.session.progress.note(f"waiting for clients: {self.waits}")
+                told = self.waits
             await self.session.pause(RESEND_SECONDS)
+
+    @property
+    def waiting(self) -> dict[str, int] | None:
+        """While the run has not begun: how many clients are here, and wanted (0: not known yet)."""
+        wanted = self.roster.wanted(self.session.settings.start_with)
+        return {"here": len(self.roster.present()), "wanted": wanted} if self._assembling else None
+
+    @property
+    def waits(self) -> str:
+        """What the start waits for, for a person."""
+        if (waiting := self.waiting) is None:
+            return ""
+        away = [] if self.roster.open else self.roster.away()
+        coming = f"; to come: {listed(away)}" if away else ""
+        return f"{waiting['here']} of {waiting['wanted'] or '?'} clients are here{coming}"
 
     def check(self, header: Header) -> None:
         """Whether a header is of this run. Raises MessageError."""
@@ -76,7 +103,7 @@ class Reception:
         if examples < 0:
             raise MessageError(f"{examples} examples")
         number = self.roster.numbers.get(client)
-        if self.roster.names and number is None:
+        if self.roster.names and number is None and not self.roster.open:
             raise MessageError(f"this run has no client {client}")
         self.roster.membership.attach(client, host)
         self.roster.examples[client] = examples
@@ -100,7 +127,7 @@ class Reception:
         try:
             header = scan(base64.b64decode(about["header"]), "hello")[0].header
             self.check(header)
-            self._compare_names([str(name) for name in about["names"]], bool(about.get("names_matter", True)))
+            self._compare_names(host, [str(name) for name in about["names"]], bool(about.get("names_matter", True)))
         except (OrbitError, MessageError) as error:
             reject(host, str(error))
             return json.dumps({"refused": str(error)}).encode()
@@ -109,20 +136,39 @@ class Reception:
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
         self._compare_clocks(host, float(about["time"]), answer)
         self.roster.membership.hello(host, int(about["at"]))
+        answer.update({"waits": self.waits} if self._assembling else {"clients": len(self.roster.names)})
         if about.get("bucket"):
             await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
         self.base.hello(host, about, answer, self.header.layout.dense_bytes, self.largest_message(), reject)
         self.session.stir()
         return json.dumps(answer).encode()
 
-    def _compare_names(self, names: list[str], matter: bool) -> None:
-        known = self.roster.names
-        if known and names != known and matter:
-            raise MessageError(f"another list of clients: {len(names)} there, {len(known)} here, or in another order")
+    def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
+        """Whether a process knows who takes part, or, of a run of parties, may itself. Raises MessageError.
+
+        Args:
+            host: who it is.
+            names: the clients that it knows.
+            all_of_them: whether it says that these are all; otherwise they are those that it speaks for.
+        """
+        roster = self.roster
         if not names or len(set(names)) < len(names):
             raise MessageError("a list of clients that is empty or names one twice")
-        if not known:
-            self.roster.name(names)
+        if roster.open:
+            if all_of_them:
+                raise MessageError("clients enrol in this run: federation.enrolment is not set in the recipe there")
+            roster.enrol(host, names)
+        elif all_of_them and not roster.names:
+            roster.name(names)
+        elif all_of_them and names != roster.names:
+            there = f"{listed(names)} there, {listed(roster.names)} here"
+            order = " in another order" if sorted(names) == sorted(roster.names) else ""
+            raise MessageError(f"another list of clients{order}: {there}")
+        elif not roster.names:
+            raise MessageError(f"it has data of its own, but the coordinator does not know who takes part: {REMEDY}")
+        elif unknown := [name for name in names if name not in roster.numbers]:
+            late = "; it has begun, and nobody else can enrol" if self.session.settings.enrols else ""
+            raise MessageError(f"this run has no client {listed(unknown)}: it has {listed(roster.names)}{late}")
 
     def _compare_clocks(self, host: str, there: float, answer: dict[str, Any]) -> None:
         skew = there - time.time()

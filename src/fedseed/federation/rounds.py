@@ -170,7 +170,7 @@ class Rounds:
             self.open = current = OpenRound(number, attempt, frozenset(clients), len(clients))
             reason = await self._ask(current, plans)
             answered = len(self.coordinator.answered) + len(current.silent)
-            if answered >= min(minimum, len(clients)):
+            if answered >= minimum:
                 break
             attempt += 1
             self.repeated += 1
@@ -248,7 +248,7 @@ class Rounds:
         told = called = 0.0
         while True:
             here = self.roster.present()
-            least = max(1, min(settings.minimum, len(self.roster.names)))
+            least = settings.minimum
             grace = self.grace - time.monotonic()
             if len(here) >= (least if grace <= 0 else self.roster.wanted(settings.start_with)):
                 self.grace = 0.0

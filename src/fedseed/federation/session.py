@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -26,6 +27,10 @@ class CoordinatorSettings:
         base_digest: digest that the clients' base must have; None: that of the first client to come.
         copies: of the run's log, where there are several servers.
         digest_kind: how base and weights are hashed.
+        names: the clients, where they are known before anybody comes.
+        enrols: whoever comes before the start takes part.
+        each_evaluates: every client evaluates on what it holds out, not one for all.
+        check: whether the run can be with so many clients; raises RecipeError.
     """
 
     deadline: float = 600.0
@@ -35,6 +40,10 @@ class CoordinatorSettings:
     base_digest: str | None = None
     copies: int = 1
     digest_kind: DigestKind = "blake2b"
+    names: tuple[str, ...] = ()
+    enrols: bool = False
+    each_evaluates: bool = False
+    check: Callable[[int], None] = lambda clients: None
 
 
 @dataclass

@@ -159,6 +159,7 @@ class StepLog:
         if not self.ended:
             await self._append(Entry("E", b""))
             self.ended = True
+            await self.end.mark_over()
 
     @property
     def digest(self) -> str | None:

@@ -92,21 +92,32 @@ def usable_sets(
     """
     kept: dict[str, list[Any]] = {}
     notes = []
-    before = objective.dropped
     for prefix, examples in sets.items():
         name = f'the evaluation set "{prefix.rstrip("_")}"' if prefix else "the evaluation set"
-        made = [(example, objective.prepare([example])) for example in examples]
-        kept[prefix] = [example for example, items in made if items]
-        left_out = len(examples) - len(kept[prefix])
-        cut = sum(any(getattr(item, "cut", 0) for item in items) for _, items in made)
+        kept[prefix], more = usable_of(objective, examples, name, limit)
+        notes += more
         if not kept[prefix]:
             raise ValueError(f"none of the {len(examples):,} examples of {name} is usable (over {limit})")
-        if left_out:
-            notes.append(f"{left_out:,} of {len(examples):,} examples of {name} left out (over {limit})")
-        if cut:
-            notes.append(f"{cut:,} of {len(examples):,} examples of {name} cut (over {limit})")
-    objective.dropped = before  # counts what is left out of training
     return kept, notes
+
+
+def usable_of(objective: Objective, examples: Sequence[Any], name: str, limit: str) -> tuple[list[Any], list[str]]:
+    """The examples that the objective can use, and lines about those that it can't, or only cut.
+
+    Args:
+        objective: decides which examples are usable.
+        examples: the examples.
+        name: what the line calls them.
+        limit: what makes an example too long, for the line.
+    """
+    before = objective.dropped
+    made = [(example, objective.prepare([example])) for example in examples]
+    objective.dropped = before  # counts what is left out of training
+    kept = [example for example, items in made if items]
+    left_out = len(examples) - len(kept)
+    cut = sum(any(getattr(item, "cut", 0) for item in items) for _, items in made)
+    told = ((left_out, "left out"), (cut, "cut"))
+    return kept, [f"{n:,} of {len(examples):,} examples of {name} {what} (over {limit})" for n, what in told if n]
 
 
 def short_answers(

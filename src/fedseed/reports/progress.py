@@ -79,10 +79,17 @@ def describe(line: Mapping[str, Any]) -> str:
 
 
 class Shown:
-    """Shows a run on a console."""
+    """Shows a run on a console.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: the console.
+        lines: where it is no terminal, so many lines at most say how far rounds without a line of their own are.
+    """
+
+    def __init__(self, console: Console, lines: int = 0) -> None:
         self.console = console
+        self._lines = lines
+        self._said = 0  # how many of them
         self._bar: Bar | None = None
         self._task: Any = None
         self._rounds = 0
@@ -112,9 +119,12 @@ class Shown:
             )
 
     def advance(self, number: int) -> None:
-        """Move the bar."""
+        """Move the bar, or print one of the lines."""
         if self._bar is not None:
             self._bar.update(self._task, completed=number)
+        elif self._lines and number * self._lines // max(1, self._rounds) > self._said:
+            self._said = number * self._lines // self._rounds
+            self.console.print(f"  round {number} of {self._rounds}", highlight=False)
 
     def note(self, text: str) -> None:
         """Print a line."""

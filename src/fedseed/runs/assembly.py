@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
+from fedseed.federation.held_out import HELD_OUT, VALIDATION, averaged
 from fedseed.federation.hosted import Hosted
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.learner import make_learner
+from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Evaluation, Simulation
 from fedseed.runs.workers import Team, Workers
@@ -66,6 +68,7 @@ class Equipment:
 
     Args:
         model: the base.
+        processor: its tokenizer or image processor.
         trainable: name patterns of the parameters that train; None: all.
         objective: makes losses of examples.
         kind: what the examples are.
@@ -76,6 +79,7 @@ class Equipment:
     """
 
     model: Any
+    processor: Any
     trainable: Sequence[str] | None
     objective: "Objective"
     kind: "ExampleKind"
@@ -119,7 +123,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     positions = longest_input(model)
     room = None if positions is None else positions - adapters.virtual_tokens(adapter)
     objective, measured, limit = _objective(recipe, kind, processor, room)
-    return Equipment(model, trainable, objective, kind, measured, limit, positions, base_files)
+    return Equipment(model, processor, trainable, objective, kind, measured, limit, positions, base_files)
 
 
 def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
@@ -139,7 +143,7 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
         raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
     room = longest_input(model)
     objective, measured, limit = _objective(recipe, kind, processor, room)
-    return Equipment(model, None, objective, kind, measured, limit, room, BaseFiles(None, [], {}))
+    return Equipment(model, processor, None, objective, kind, measured, limit, room, BaseFiles(None, [], {}))
 
 
 def _kind(recipe: Recipe, data: TaskData) -> "ExampleKind":
@@ -215,6 +219,46 @@ def evaluation_of(
     return evaluate, notes
 
 
+def evaluation_of_parties(
+    recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]
+) -> tuple[Evaluation, list[str]]:
+    """What measures the model on what each of some clients holds out, and lines about what was left out of that.
+
+    Args:
+        recipe: the recipe.
+        equipment: the model.
+        parts: each client's own data; its notes are not said again.
+
+    Returns:
+        A function that returns the figures by client ("by_client") and their mean.
+    """
+    from fedseed.objectives.evaluation import mean_loss
+    from fedseed.objectives.kinds import usable_of
+    from fedseed.runs.stopping import VALIDATION_LOSS
+
+    objective = equipment.objective
+    found: list[tuple[str, TaskData, list[Any], list[Any]]] = []
+    notes = []
+    for data in parts:
+        name = data.clients[0].name
+        held, more = usable_of(objective, data.evaluation[""], f"the held-out examples of {name}", equipment.limit)
+        kept, _ = usable_of(objective, data.validation if recipe.stopping else (), "", equipment.limit)
+        notes += more
+        found.append((name, data, held, list(objective.prepare(kept))))
+
+    def evaluate(model: Any) -> dict[str, Any]:
+        by_client: dict[str, dict[str, float]] = {}
+        for name, data, held, validation in found:
+            figures = by_client[name] = {HELD_OUT: len(held)}
+            if held:
+                figures |= equipment.kind.measure(objective, data, equipment.measured)(model, held)
+            if validation:
+                figures |= {VALIDATION: len(validation), VALIDATION_LOSS: mean_loss(model, objective, validation)}
+        return {"by_client": by_client, **averaged(by_client)}
+
+    return evaluate, notes
+
+
 def attackers_of(recipe: Recipe, clients: int) -> list[int]:
     """The numbers of a recipe's Byzantine clients. Raises RecipeError if there are too few clients."""
     if recipe.attack is None:
@@ -259,7 +303,8 @@ def build(
     """
     for tracker in recipe.tracking:
         tracker.check()
-    data = recipe.task.load()
+    parts = load_parties(recipe) if recipe.of_parties else None
+    data = recipe.task.load() if parts is None else joined(recipe, parts)
     count = len(data.clients)
     per_round = check_per_round(recipe, count)
     team = None
@@ -268,7 +313,7 @@ def build(
         if recipe.method.together != "gradients":  # most likely it will have something to do
             team.load()  # while this process does the same
     try:
-        return _put_together(recipe, data, per_round, out, progress, team, threads)
+        return _put_together(recipe, data, parts, per_round, out, progress, team, threads)
     except BaseException:
         if team is not None:
             team.close()
@@ -278,6 +323,7 @@ def build(
 def _put_together(
     recipe: Recipe,
     data: TaskData,
+    parts: Sequence[TaskData] | None,
     per_round: int,
     out: Path | str | None,
     progress: Progress | None,
@@ -287,7 +333,10 @@ def _put_together(
     from fedseed.objectives.prepared import about
 
     equipment = equip(recipe, data)
-    evaluate, notes = evaluation_of(recipe, equipment, data)
+    if parts is None or recipe.task.shares_evaluation:
+        evaluate, notes = evaluation_of(recipe, equipment, data)
+    else:
+        evaluate, notes = evaluation_of_parties(recipe, equipment, parts)
     attackers, settings = attackers_of(recipe, len(data.clients)), recipe.model
     federation = Federation(
         model=equipment.model,
@@ -337,15 +386,17 @@ def base_folder(base: str) -> str:
 
 
 def host(
-    recipe: Recipe, data: TaskData, names: Sequence[str], evaluate_with: Callable[[Equipment], Evaluation]
-) -> Hosted:
+    recipe: Recipe, data: TaskData, names: Sequence[str], evaluate_with: Callable[[Equipment], Evaluation],
+    party: bool = False,
+) -> Hosted:  # fmt: skip
     """A recipe's model at its base with some clients' examples, for a process that hosts these clients.
 
     Args:
         recipe: the recipe.
         data: the examples of those that are hosted.
-        names: all clients of the run, in the order of their numbers.
+        names: all clients of the run, in the order of their numbers, as far as they are known here.
         evaluate_with: returns what measures the model.
+        party: they have data of their own, and the coordinator alone knows who else takes part.
 
     Raises:
         RecipeError: the model can't be had, or does not fit the data or the method.
@@ -366,7 +417,9 @@ def host(
     )  # fmt: skip
     kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind
     notes = (*data.notes, *idle(prepared), *about(prepared, equipment.limit))
-    return Hosted(names, items, worker, header, evaluate_with(equipment), kind, attackers, notes)
+    return Hosted(
+        names, items, worker, header, evaluate_with(equipment), kind, attackers, notes, party, equipment.processor
+    )
 
 
 def load_for_worker(text: str) -> Hosted:
@@ -379,7 +432,7 @@ def load_for_worker(text: str) -> Hosted:
 
     quiet()  # the run's own process has shown how the base loads
     recipe = stored_recipe(text)
-    data = recipe.task.load()
+    data = load_data(recipe)
 
     def evaluate(model: Any) -> dict[str, float]:
         return {}  # the run's own process does

@@ -5,6 +5,8 @@ asked to evaluate.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +15,13 @@ from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted, matching
 from fedseed.federation.network_client import NetworkClient
 from fedseed.reports.progress import Progress, Silent
-from fedseed.runs.assembly import Equipment, check_per_round, evaluation_of, host
+from fedseed.runs.assembly import Equipment, check_per_round, evaluation_of, evaluation_of_parties, host
+from fedseed.runs.parties import load_site
 from fedseed.runs.recipe import Recipe
+from fedseed.runs.roster import name_problem
 from fedseed.runs.simulation import Evaluation, Simulation
-from fedseed.tasks.data import ClientData, TaskData
+from fedseed.tasks.data import ClientData, OwnData, TaskData
+from fedseed.tasks.own import FilesTask
 from fedseed.transport.base import Transport
 
 
@@ -27,6 +32,8 @@ def joining(
     clients: Sequence[str],
     examples: Sequence[Any] | None = None,
     progress: Progress | None = None,
+    own: OwnData | None = None,
+    orbit: Path | None = None,
 ) -> NetworkClient:
     """A process that takes part in a recipe's run.
 
@@ -34,15 +41,17 @@ def joining(
         recipe: the recipe, as the coordinator has it.
         run: the run's name on the transport.
         transport: how to reach the coordinator.
-        clients: the names of the clients it hosts, or patterns.
+        clients: the names of the clients it hosts; or patterns, where the recipe says who there is.
         examples: the one client's own examples, in place of those of the recipe's task.
         progress: shows the run going on.
+        own: where the hosted clients' own data lies.
+        orbit: a new file for the run's orbit, written when the run is over; of a method that has one.
 
     Raises:
         RecipeError: the recipe has no client of this name, or its model or data can't be had.
     """
-    load = Loading(recipe, clients, examples, progress)
-    return NetworkClient(transport, run, load, recipe.rounds, progress)
+    load = Loading(recipe, clients, examples, progress, own)
+    return NetworkClient(transport, run, load, recipe.rounds, progress, orbit)
 
 
 class Loading:
@@ -53,6 +62,7 @@ class Loading:
         clients: names or patterns of the hosted clients.
         examples: the one client's own, in place of the task's.
         progress: is told about the evaluation data when that is loaded.
+        own: where the hosted clients' own data lies.
 
     Raises:
         RecipeError: the recipe has no client of such a name, or its data can't be had.
@@ -60,10 +70,20 @@ class Loading:
 
     def __init__(
         self, recipe: Recipe, clients: Sequence[str], examples: Sequence[Any] | None = None,
-        progress: Progress | None = None,
+        progress: Progress | None = None, own: OwnData | None = None,
     ) -> None:  # fmt: skip
         self.recipe = recipe
         self.progress = progress or Silent()
+        self._evaluation: TaskData | None = None
+        self._own = own or OwnData()
+        self._parts: list[TaskData] | None = None  # of clients with data of their own
+        if examples is None and own is not None and not recipe.task.own_data:
+            examples = _for_another_task(own)
+            own = None
+        self.party = recipe.of_parties or (own is not None and examples is None)
+        if self.party:
+            self._load_own(clients, own or OwnData(), examples)
+            return
         names, whole = recipe.task.client_names(), None
         if names is None:  # only the data says
             whole = recipe.task.load()
@@ -71,36 +91,69 @@ class Loading:
         self.names = names
         self.hosted = matching(clients, names)
         check_per_round(recipe, len(names))
-        self._evaluation: TaskData | None = None
         if examples is not None:
-            if len(self.hosted) != 1:
-                raise RecipeError("--data FILE: for one --client")
-            self.data = TaskData([ClientData(self.hosted[0], examples)])
+            self.data = TaskData([ClientData(self._only(), examples)])
         elif whole is not None:
             self.data = whole.only(self.hosted)
         else:
             self.data = recipe.task.load_clients(self.hosted)
 
+    def _only(self) -> str:
+        if len(self.hosted) != 1:
+            raise RecipeError("--data FILE: for one --client")
+        return self.hosted[0]
+
+    def _load_own(self, clients: Sequence[str], own: OwnData, examples: Sequence[Any] | None) -> None:
+        """Parties' data: each names its own, and need not know who else there is."""
+        roster = self.recipe.federation.clients
+        for name in clients if roster is None else ():
+            if problem := name_problem(name):
+                raise RecipeError(f"--client {name}: {problem}; patterns need federation.clients in the recipe")
+        if roster is None and self.recipe.attack is not None:
+            raise RecipeError("attack: which clients are Byzantine is not known without federation.clients")
+        self.hosted = list(dict.fromkeys(clients)) if roster is None else matching(clients, roster)
+        self.names = roster or self.hosted
+        if examples is not None:
+            self._parts = [TaskData([ClientData(self._only(), examples)], {"": []})]
+        else:
+            self._parts = load_site(self.recipe, self.hosted, own)
+        self.data = replace(self._parts[0], clients=[client for part in self._parts for client in part.clients],
+                            notes=tuple(note for part in self._parts for note in part.notes))  # fmt: skip
+
     def __call__(self) -> Hosted:
         """The model at its base, and the hosted clients' examples."""
-        return host(self.recipe, self.data, self.names, self._evaluate_with)
+        return host(self.recipe, self.data, self.names, self._evaluate_with, self.party)
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
         """What measures the model; it loads its data when it is first called."""
         made: list[Evaluation] = []
+        task, parts = self.recipe.task, self._parts
 
-        def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        def evaluate(model: torch.nn.Module) -> dict[str, Any]:
             if not made:
                 first = self._evaluation is None
-                if self._evaluation is None:
-                    self._evaluation = self.recipe.task.load_evaluation(self.hosted)
-                measure, notes = evaluation_of(self.recipe, equipment, self._evaluation)
+                if parts is not None and not task.shares_evaluation:
+                    self._evaluation = self.data
+                    measure, notes = evaluation_of_parties(self.recipe, equipment, parts)
+                else:
+                    if self._evaluation is None:
+                        shared = None if parts is None else task.load_shared(self._own.evaluation_file)
+                        self._evaluation = shared or task.load_evaluation(self.hosted)
+                    measure, notes = evaluation_of(self.recipe, equipment, self._evaluation)
                 made.append(measure)
-                for note in (*self._evaluation.notes, *notes) if first else ():
+                told = () if self._evaluation is self.data else self._evaluation.notes
+                for note in (*told, *notes) if first else ():
                     self.progress.note(note)
             return made[0](model)
 
         return evaluate
+
+
+def _for_another_task(own: OwnData) -> Sequence[Any]:
+    """One client's own examples, for a task that names its clients and evaluates by itself."""
+    if own.evaluation_file is not None or own.evaluation is not None:
+        raise RecipeError('held-out data of its own: for task.name = "files"; this task has its own for all')
+    return FilesTask(path=str(own.path), evaluation=0.0).load_own("", OwnData()).clients[0].examples
 
 
 def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:

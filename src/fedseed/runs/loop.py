@@ -280,6 +280,7 @@ class Loop:
             "baseline": {name: metrics[0][name] for name in measured},
             "final": {name: final[name] for name in measured},
             "best": best_rounds(metrics),
+            **by_client(metrics),
             "payload_bytes_up": mean("bytes_up"),
             "payload_bytes_down": mean("bytes_down"),
             "frame_bytes": FRAME_BYTES,
@@ -305,6 +306,17 @@ class Loop:
             "ended": stamp(),
             **self.backend.about(),
         }
+
+
+def by_client(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of parties that each evaluate on what they hold out: their figures before and after the run, by client."""
+    evaluated = [line["by_client"] for line in metrics if "by_client" in line]
+    if not evaluated:
+        return {}
+    last: dict[str, Any] = {}
+    for figures in evaluated:  # of one that was away at the end: what it found last
+        last |= figures
+    return {"by_client": {name: {"baseline": evaluated[0].get(name), "final": last[name]} for name in last}}
 
 
 def draw_here(folder: Path, metrics: list[dict[str, Any]], coordinator: Coordinator) -> None:

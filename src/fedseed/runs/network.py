@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.network_store import STORES, NetworkStore
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.result import RunResult
+from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
 from fedseed.runs.settings import RunSettings
 from fedseed.transport.base import Transport
 
@@ -92,16 +94,23 @@ class NetworkBackend(Backend):
 
     async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:
         wanted, out = recipe.federation, self.settings.out
+        enrolled = None if out is None else out / ROSTER_FILE  # by an earlier coordinator of this run
+        there = enrolled is not None and enrolled.is_file() and wanted.enrolment == "open" and not fresh
+        names = read_names(out / ROSTER_FILE) if there and out is not None else names_beforehand(recipe)
+        dealings = CoordinatorSettings(
+            wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
+            recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
+            recipe.of_parties and not recipe.task.shares_evaluation, partial(check_counts, wanted),
+        )  # fmt: skip
         end = await transport.coordinator(
             lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")
         )
-        dealings = CoordinatorSettings(
-            wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
-            recipe.model.digest,
-        )  # fmt: skip
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
         self.header = await self._talk.start(fresh, out is not None and (out / "model.orbit").exists())
         self.names = self._talk.roster.names
+        if enrolled is not None and wanted.enrolment == "open" and not there:
+            enrolled.parent.mkdir(parents=True, exist_ok=True)
+            write_names(enrolled, self.names)
         self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation)
         if recipe.attack is not None:
             self.settings.attackers = frozenset(range(len(self.names) - recipe.attack.clients, len(self.names)))
@@ -147,6 +156,8 @@ class NetworkBackend(Backend):
         """Ask the clients about their weights."""
         digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.settings.digests(line["round"])))
         self.talk.line.update(line)
+        if evaluate:
+            self.talk.line["evaluated"] = line["round"]
         if digest is not None:
             self._wait(self.talk.log.mark(line["round"], digest))
         if self._store is not None:

@@ -30,6 +30,7 @@ from fedseed.registry import is_loaded, load_plugin, resolve
 from fedseed.renaming import Renamed, changed
 from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
 from fedseed.runs.named import ByName
+from fedseed.runs.roster import roster_problem
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind
@@ -87,6 +88,9 @@ class FederationSettings(_Table):
     Args:
         per_round: clients in a round.
         fraction: the same as a fraction of all clients. All, if neither is given.
+        clients: the names of those who take part, each with data of its own (`Task.own_data`); the coordinator holds
+            this list. Their order is that of their numbers.
+        enrolment: "open": whoever comes before the start takes part; `start_with` says when that is.
         joint: clients that look along common directions (FeedSign) share forward passes where one process has them
             all. False: each client's losses are computed alone, so that the result does not depend (by the float noise
             of another batch size) on how clients are spread over processes.
@@ -104,6 +108,8 @@ class FederationSettings(_Table):
 
     per_round: PositiveInt | None = None
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    clients: list[str] | None = None
+    enrolment: Literal["closed", "open"] = "closed"
     joint: bool = True
     nats: str | None = None
     key: str | None = None
@@ -120,6 +126,8 @@ class FederationSettings(_Table):
     def _one_of_them(self) -> "FederationSettings":
         if self.per_round is not None and self.fraction is not None:
             raise ValueError("give per_round or fraction, not both")
+        if problem := roster_problem(self):
+            raise _told(problem)
         return self
 
     def count(self, clients: int) -> int:
@@ -127,6 +135,11 @@ class FederationSettings(_Table):
         if self.per_round is not None:
             return self.per_round
         return clients if self.fraction is None else max(1, round(self.fraction * clients))
+
+    @property
+    def names_parties(self) -> bool:
+        """Whether it says who takes part, or lets them enrol."""
+        return self.clients is not None or self.enrolment == "open"
 
 
 class AttackSettings(_Table):
@@ -191,7 +204,18 @@ class Recipe(_Table):
                 )
         if problem := misfit(self.method, self.aggregation):
             raise _told(problem)
+        if self.federation.names_parties and not self.task.own_data:
+            key = "clients" if self.federation.clients is not None else "enrolment"
+            raise _told(
+                f'federation.{key}: task.name = "{self.task.name}" names its clients itself, and deals them its data; '
+                'leave it out, or take task.name = "files", of which each client has data of its own'
+            )
         return self
+
+    @property
+    def of_parties(self) -> bool:
+        """Whether each client names its own data, so that only the coordinator knows who else takes part."""
+        return self.federation.names_parties or self.task.each_its_own
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""

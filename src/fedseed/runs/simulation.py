@@ -47,7 +47,7 @@ from fedseed.weights.devices import peak_on
 from fedseed.weights.layout import DigestKind
 from fedseed.weights.offload import Offload
 
-Evaluation = Callable[[torch.nn.Module], dict[str, float]]
+Evaluation = Callable[[torch.nn.Module], dict[str, Any]]  # numbers by name; parties' own by client
 
 
 class Simulation(Backend):
@@ -311,7 +311,7 @@ class Simulation(Backend):
         if self.team is not None:
             self.team.confirm(line["weights_digest"] or NO_DIGEST)
 
-    def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
+    def evaluate(self, model: torch.nn.Module) -> dict[str, Any]:
         """A model's metrics on the evaluation sets."""
         return self._evaluate(model)
 

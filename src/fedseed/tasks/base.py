@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from fedseed.tasks.data import TaskData
+from fedseed.errors import RecipeError
+from fedseed.tasks.data import OwnData, TaskData
 
 
 class Task(BaseModel, ABC):
@@ -17,6 +19,7 @@ class Task(BaseModel, ABC):
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list tasks`
+    own_data: ClassVar[bool] = False  # whether a client may have data of its own: `load_own`
 
     @abstractmethod
     def load(self) -> TaskData:
@@ -59,3 +62,43 @@ class Task(BaseModel, ABC):
             RecipeError: the data can't be had, or does not fit the settings.
         """
         return replace(self.load(), clients=())
+
+    # -- parties with data of their own ------------------------------------------------------------------------------
+
+    @property
+    def each_its_own(self) -> bool:
+        """Whether the settings leave it to each client where its data lies."""
+        return False
+
+    def names_here(self) -> list[str] | None:
+        """The clients' names by what lies here, where a site may see its own data only; None: every site sees all."""
+        return None
+
+    @property
+    def shares_evaluation(self) -> bool:
+        """Whether all are evaluated on the same examples; otherwise each client on what it holds out of its own."""
+        return True
+
+    def load_shared(self, file: Path | None = None) -> TaskData:
+        """The evaluation sets of parties that share them, without clients.
+
+        Args:
+            file: where they lie here; None: where the settings say.
+
+        Raises:
+            RecipeError: they can't be had.
+        """
+        return self.load_evaluation(())
+
+    def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
+        """One client's own examples, and what it holds out of them.
+
+        Args:
+            name: the client.
+            own: where its data lies.
+            alone: whether nobody else's data lies there.
+
+        Raises:
+            RecipeError: the data can't be had, or does not fit the settings; or this task has no such data.
+        """
+        raise RecipeError(f'task.name = "{self.name}": its clients have no data of their own')

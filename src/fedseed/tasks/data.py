@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -153,6 +154,21 @@ class ClientData:
     name: str
     examples: Sequence[Any]
     labels: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Where a client's own data lies, as it says itself.
+
+    Args:
+        path: a file, or a folder; None: where the recipe says.
+        evaluation_file: what it evaluates on; None: what it holds out.
+        evaluation: the share of its examples that it holds out; None: as the recipe says.
+    """
+
+    path: Path | None = None
+    evaluation_file: Path | None = None
+    evaluation: float | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 out and dealt.
 """
 
+import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +15,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.base import Task
-from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, TaskData
+from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData
 from fedseed.tasks.files import Record, read_text
 from fedseed.tasks.forms import TEXT, Made, Style, Template, ToLabel, finisher
 from fedseed.tasks.hub import is_hub_name, is_saved
 from fedseed.tasks.instruction_data import HELD_OUT, Labelled, Share, deal_clients, names_dealt, share_of
 from fedseed.tasks.lines import Reader, SourceLine, repeated
 from fedseed.tasks.partition import IID, AnyPartition, ByField
+from fedseed.tasks.party import own_place
 from fedseed.tasks.sources import HINT, clients_in, each_row, hub_source, sources_in
 
 DEFAULT_CLIENTS = 5
@@ -46,7 +48,8 @@ class FilesTask(Task):
 
     Args:
         path: a folder with a file (.jsonl, .csv, .tsv, .parquet) or a folder for each client, which has its name; or
-            one such file, a data set saved by `datasets`, or one's name on the hub, dealt out.
+            one such file, a data set saved by `datasets`, or one's name on the hub, dealt out. Left out
+            where each client names its own data over a network.
         split: of a data set with several parts: the one to take.
         config: of a data set on the hub with several configurations: the one to take.
         clients: of one file: data holders; None: 5, or as many as `partition.field` has values.
@@ -70,8 +73,9 @@ class FilesTask(Task):
 
     name: Literal["files"] = "files"
     about: ClassVar[str] = "your own data: a folder with a file or folder per client, or one file to deal out"
+    own_data: ClassVar[bool] = True
 
-    path: str
+    path: str = ""
     split: str = "train"
     config: str | None = None
     clients: PositiveInt | None = None
@@ -134,10 +138,50 @@ class FilesTask(Task):
     def load_party(self, name: str, number: int = 0) -> TaskData:
         """All that `path` has as the data of one client; see `read_own`."""
         place = self._place()
-        places = [place] if self._is_named(place) else sources_in(place)
+        other = Path(self.evaluation_file).expanduser().resolve() if self.evaluation_file else None
+        places = [place] if self._is_named(place) else [p for p in sources_in(place) if p.resolve() != other]
         if not places:
             raise RecipeError(f'task.path = "{self.path}": the folder has no file with data; {HINT}')
         return self._load([Party(name, places, number)], partly=True)
+
+    # -- parties with data of their own ------------------------------------------------------------------------------
+
+    @property
+    def each_its_own(self) -> bool:
+        """Whether there is no path: each client names its own."""
+        return not self.path
+
+    def names_here(self) -> list[str] | None:
+        """The files' (or folders') names in a folder, as far as it lies here; one file is the same everywhere."""
+        place = Path(self.path).expanduser()
+        if self.path and self._is_folder(place):
+            return [party.name for party in self._parties(place)[0]]
+        return None if self.path and (place.suffix or place.exists() or self._is_named(place)) else []
+
+    @property
+    def shares_evaluation(self) -> bool:
+        """Whether there is an evaluation file for all."""
+        return self.evaluation_file is not None
+
+    def load_shared(self, file: Path | None = None) -> TaskData:
+        """What is in that file."""
+        settings = self.model_copy(update={"evaluation_file": str(file or self.evaluation_file)})
+        return replace(settings._load([], partly=True), clients=(), notes=())
+
+    def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
+        """All that lies in the client's own place; of a folder with a file for each client, what is in its file."""
+        file, changed = own.evaluation_file or self.evaluation_file, self.model_dump()
+        if self.shares_evaluation:  # opened by whoever is asked to evaluate
+            changed.update(evaluation_file=None, evaluation=0.0)
+        elif file is not None:
+            changed.update(evaluation_file=str(file))
+        if own.evaluation is not None and file is None:
+            changed.update(evaluation=own.evaluation)
+        place = own_place(str(own.path or self.path), name, alone, None if file is None else Path(file))
+        # what it holds out depends on its name, not on who else takes part
+        data = read_own(place, FilesTask.model_validate(changed), name, zlib.crc32(name.encode()) >> 1)
+        notes = [*data.notes, *([] if self.shares_evaluation else [f"{len(data.evaluation['']):,} held-out examples"])]
+        return replace(data, notes=tuple(f"{name}: {note}" for note in notes))
 
     # -- places ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +192,7 @@ class FilesTask(Task):
         if self.evaluation_file and self.evaluation_split:
             raise RecipeError("task.evaluation_file and task.evaluation_split: give one of them")
         if not self.path.strip():
-            raise RecipeError(f'task.path = "{self.path}": it is empty; {HINT}')
+            raise RecipeError(f'task.path = "{self.path}": it is empty; {HINT}, or, over a network, join --data')
         place = Path(self.path).expanduser()
         if not place.exists() and not self._is_named(place):
             raise RecipeError(f'task.path = "{self.path}": there is no such file or folder; {HINT}')
@@ -239,7 +283,11 @@ class FilesTask(Task):
         notes = [
             *reader.notes(),
             f"{sum(sizes):,} training{held_out or ' examples'} ({form})",
-            f"{len(clients)} clients hold {min(sizes, default=0):,} to {max(sizes, default=0):,} examples",
+            *(
+                []
+                if len(sizes) == 1
+                else [f"{len(clients)} clients hold {min(sizes, default=0):,} to {max(sizes, default=0):,} examples"]
+            ),
             *repeated([line for part in training for line in part], validation, "validation"),
             *repeated([line for part in training for line in part], test, "held-out"),
         ]

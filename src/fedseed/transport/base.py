@@ -153,6 +153,10 @@ class End(ABC):
     async def log_end(self) -> int | None:
         """The number of the log's last entry, None if there is no log."""
 
+    async def log_over(self) -> bool:
+        """Whether the log was ended; a transport that keeps no such mark says no."""
+        return False
+
     @abstractmethod
     async def follow(self, after: int, take: Take) -> Following:
         """Hand out every entry after a number once, in order, whatever happens to the connection.
@@ -220,6 +224,9 @@ class CoordinatorEnd(End):
     @abstractmethod
     async def delete(self) -> None:
         """Delete the run: its log and all blobs."""
+
+    async def mark_over(self) -> None:
+        """Note that the log was ended, for those who may not read it (`log_over`)."""
 
     def poll(self) -> None:  # most transports have nothing
         """Look whether a server has refused something meanwhile; `rejected` is told."""

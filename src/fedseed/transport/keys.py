@@ -9,6 +9,7 @@ import ipaddress
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +27,12 @@ def make(
     port: int,
     days: int = 365,
     valid_from: datetime.datetime | None = None,
+    recipe: str = "recipe.toml",
+    own_data: bool = False,
 ) -> list[str]:
     """Write keys, certificates and configuration into a new folder; returns what to do with them, line by line.
+
+    The lines are a shell's: comments, and commands as they are typed by each party.
 
     Args:
         run: the run's name.
@@ -37,6 +42,8 @@ def make(
         port: the server's.
         days: how long the certificates are valid.
         valid_from: since when they are; now by default.
+        recipe: the recipe's file, for the commands.
+        own_data: whether each client has data of its own, for the commands.
 
     Raises:
         FedseedError: the folder exists, or the library for certificates is missing.
@@ -57,18 +64,32 @@ def make(
     _write_secret(out / "nats-server.conf", text.encode())
     names = json.dumps({key: name for name, key in public.items()}, indent=1) + "\n"
     (out / "keys.json").write_text(names, encoding="utf-8")  # so that `serve --server-log` knows who is who
-    host = hosts[0]
-    return [
-        f"server       nats-server -c {out / 'nats-server.conf'}",
-        f"coordinator  fedseed serve RECIPE --run {run} --nats tls://{host}:{port} "
-        f"--key {out / 'coordinator.nk'} --ca {out / 'ca.pem'} --server-log {out / 'nats-server.log'}",
-        *(f"{name:<12} fedseed join RECIPE --run {run} --nats tls://{host}:{port} "
-          + " ".join(f"--client {c}" for c in listed) + f" --key {out / name}.nk --ca {out / 'ca.pem'}"
-          for name, listed in hosted.items()),
-        f"anybody      fedseed status {run} --nats tls://{host}:{port} --key {out / 'watcher.nk'} "
-        f"--ca {out / 'ca.pem'}",
-        "Give each client its .nk file and ca.pem, over a safe way, and nothing else.",
-    ]  # fmt: skip
+    roster = [client for part in hosted.values() for client in part]
+    (out / "clients.json").write_text(json.dumps(roster, indent=1) + "\n", encoding="utf-8")  # serve --clients-from
+    reach = ["--run", run, "--nats", f"tls://{hosts[0]}:{port}"]
+    lines = ["# the server", _command("nats-server", "-c", out / "nats-server.conf"), "# the coordinator"]
+    lines.append(
+        _command("fedseed", "serve", recipe, *reach, "--key", out / "coordinator.nk", "--ca", out / "ca.pem",
+                 "--server-log", out / "nats-server.log")
+    )  # fmt: skip
+    for name, clients_of in hosted.items():
+        mine = [word for client in clients_of for word in ("--client", client)]
+        data = ["--data", f"{name}.jsonl" if clients_of == [name] else name] if own_data else []
+        beside = f", and its data ({data[1]}, say)" if data else ""
+        lines.append(f"# {name}, in a folder with {Path(recipe).name}, {name}.nk, ca.pem{beside}")
+        lines.append(
+            _command("fedseed", "join", Path(recipe).name, *reach, "--key", f"{name}.nk", "--ca", "ca.pem", *mine,
+                     *data, "--out", f"model-{name}")
+        )  # fmt: skip
+    lines.append("# anybody who has watcher.nk and ca.pem")
+    watcher = ("--key", out / "watcher.nk", "--ca", out / "ca.pem", "--watch")
+    lines.append(_command("fedseed", "status", run, *reach[2:], *watcher))
+    lines.append("# Give each client its .nk file and ca.pem, over a safe way, and nothing else.")
+    return lines
+
+
+def _command(*words: str | Path) -> str:
+    return shlex.join(map(str, words))
 
 
 def _key(path: Path) -> str:

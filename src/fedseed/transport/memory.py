@@ -38,6 +38,7 @@ class _Run:
     blobs: dict[str | None, dict[str, bytes]] = field(default_factory=dict)
     limits: dict[str | None, int | None] = field(default_factory=dict)
     ends: list["MemoryEnd"] = field(default_factory=list)
+    over: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def coordinators(self) -> list["MemoryCoordinator"]:
@@ -170,6 +171,11 @@ class MemoryEnd(End):
         """How many entries there are."""
         await self._reach()
         return None if self._shared.log is None else len(self._shared.log)
+
+    async def log_over(self) -> bool:
+        """Whether it was ended."""
+        await self._reach()
+        return self._shared.over
 
     async def follow(self, after: int, take: Take) -> "MemoryFollowing":
         """Follow the log."""
@@ -326,11 +332,16 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
         with self._shared.lock:
             self._shared.limits.setdefault(owner, most)
 
+    async def mark_over(self) -> None:
+        """Note it."""
+        await self._reach()
+        self._shared.over = True
+
     async def delete(self) -> None:
         """Forget the run."""
         await self._reach()
         with self._shared.lock:
-            self._shared.log = None
+            self._shared.log, self._shared.over = None, False
             self._shared.blobs.clear()
             self._shared.limits.clear()
 

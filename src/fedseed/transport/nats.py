@@ -20,6 +20,7 @@ from fedseed.transport.server_log import ServerLog, key_names
 from fedseed.transport.subjects import Subjects, name_of
 
 BLOB_SECONDS = 30.0
+OVER = "the run is over"
 
 
 @contextmanager
@@ -101,8 +102,17 @@ class NatsEnd(End):
 
     async def log_end(self) -> int | None:
         """The stream's last sequence number. Raises NetworkError if JetStream is missing, or this key may not ask."""
+        info = await self._stream()
+        return None if info is None else int(info.state.last_seq)
+
+    async def log_over(self) -> bool:
+        """Whether the stream's description says that it was ended. Raises as `log_end` does."""
+        info = await self._stream()
+        return info is not None and info.config.description == OVER
+
+    async def _stream(self) -> api.StreamInfo | None:
         try:
-            info = await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
+            return await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
         except NotFoundError:
             return None
         except (TimeoutError, nats.errors.Error) as error:
@@ -110,7 +120,6 @@ class NatsEnd(End):
                 f"the server does not answer about run {self.subjects.run}: has it JetStream, and may this key ask? "
                 f"({error})"
             ) from error
-        return int(info.state.last_seq)
 
     async def follow(self, after: int, take: Take) -> "NatsFollowing":
         """Follow the stream."""
@@ -275,6 +284,14 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             except NotFoundError:
                 settings = api.ObjectStoreConfig(bucket=bucket, max_bytes=-1 if most is None else most)
                 await self._blobs.create_object_store(bucket, settings)
+
+    async def mark_over(self) -> None:
+        """Describe the stream so; a run is no less over if that fails."""
+        with suppress(nats.errors.Error, TimeoutError, NetworkError):
+            info = await self._stream()
+            if info is not None:
+                settings = info.config.evolve(description=OVER)
+                await self.connection.jetstream(timeout=REQUEST_SECONDS).update_stream(settings)
 
     async def delete(self) -> None:
         """Delete the stream and the buckets."""

@@ -1,0 +1,164 @@
+"""Who takes part in a run over a network, and how many of them it needs. Free of torch.
+
+The list comes from the recipe, from the folder that `fedseed keys` made, from whoever enrols before the start, or,
+where the task deals its data to clients that it names itself, from any of them.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedseed.errors import RecipeError
+from fedseed.federation.protocol import listed
+
+if TYPE_CHECKING:
+    from fedseed.runs.recipe import FederationSettings, Recipe
+
+ROSTER_FILE = "clients.json"  # in the folder of `fedseed keys`, and in that of a run whose clients enrolled
+RESERVED = ("coordinator", "watcher")
+_SPECIAL = "/=,*?[]"  # of paths, of `--client NAME=A,B`, of patterns
+WHO = (
+    "who takes part is not said, and no site sees the others' files: name the clients in the recipe "
+    '(federation.clients = ["north", "south"]), take them from the keys (serve --clients-from KEYS), or let them enrol '
+    '(federation.enrolment = "open" with federation.start_with)'
+)
+
+
+def name_problem(name: str) -> str | None:
+    """What keeps a text from being a client's name."""
+    if not name.strip() or name != name.strip():
+        return "a name is a text without spaces around it"
+    if name in RESERVED:
+        return "this name is taken"
+    if any(c in _SPECIAL or not c.isprintable() for c in name):
+        return f"a name has none of {' '.join(_SPECIAL)}"
+    return None
+
+
+def roster_problem(settings: "FederationSettings") -> str | None:
+    """What is wrong with a recipe's list of clients, or with what it asks of it; names the key."""
+    names = settings.clients
+    if settings.enrolment == "open":
+        if names is not None:
+            return (
+                'federation.enrolment = "open": federation.clients says who takes part already; leave one of them out'
+            )
+        if settings.start_with is None:
+            return (
+                'federation.enrolment = "open": federation.start_with is not set; say how many clients must have come '
+                "before the first round"
+            )
+        return too_many(settings, settings.start_with)
+    if names is None:
+        return None
+    if not names:
+        return "federation.clients = []: name one client at least"
+    for name in names:
+        if problem := name_problem(name):
+            return f"federation.clients: {name!r}: {problem}"
+        if names.count(name) > 1:
+            return f"federation.clients: {name!r} stands there twice"
+    return too_many(settings, len(names))
+
+
+def too_many(settings: "FederationSettings", clients: int) -> str | None:
+    """What of the settings can't be with so many clients; names the key."""
+    open_to_all = settings.enrolment == "open"
+    count = "there is 1 client" if clients == 1 else f"there are {clients} clients"
+    there = f"the run may start with {clients} (federation.start_with)" if open_to_all else count
+    per_round = settings.count(clients)
+    if (settings.start_with or 0) > clients:
+        return f"federation.start_with = {settings.start_with}: {there}"
+    if per_round > clients:
+        return f"federation.per_round = {per_round}: {there}"
+    if settings.minimum > per_round:
+        asked = f", and a round asks {per_round} of them" if per_round < clients else ""
+        return f"federation.minimum = {settings.minimum}: {there}{asked}"
+    return None
+
+
+def check_counts(settings: "FederationSettings", clients: int) -> None:
+    """Whether a run with so many clients can be as the recipe says. Raises RecipeError."""
+    if problem := too_many(settings, clients):
+        raise RecipeError(problem)
+
+
+def with_keys(recipe: "Recipe", folder: Path) -> "Recipe":
+    """The recipe with the clients that there are keys for.
+
+    Args:
+        recipe: the recipe.
+        folder: what `fedseed keys` made.
+
+    Raises:
+        RecipeError: there is no list, or the recipe does not go with it.
+    """
+    settings, task = recipe.federation, recipe.task
+    if settings.enrolment == "open":
+        raise RecipeError('--clients-from: federation.enrolment = "open" lets anybody enrol; leave one of them out')
+    if not task.own_data:
+        raise RecipeError(f'--clients-from: task.name = "{task.name}" names its clients itself; leave it out')
+    found = clients_of_keys(folder)
+    if settings.clients is not None:
+        if sorted(settings.clients) != sorted(found):
+            there = f"federation.clients has {listed(settings.clients)}"
+            raise RecipeError(f"--clients-from {folder}: {listed(found)} there, {there}")
+        return recipe
+    made = settings.model_copy(update={"clients": found})
+    if problem := roster_problem(made):
+        raise RecipeError(problem)
+    return recipe.model_copy(update={"federation": made})
+
+
+def names_beforehand(recipe: "Recipe") -> list[str] | None:
+    """The clients, as far as the coordinator can know them before anybody comes.
+
+    Returns:
+        Their names in the order of their numbers; None: they enrol, or the first to come says, as all see the same.
+
+    Raises:
+        RecipeError: each has data of its own and nothing says who they are, or they are too few for the recipe.
+    """
+    settings, task = recipe.federation, recipe.task
+    if settings.names_parties:
+        return settings.clients
+    names = task.names_here()
+    if names is None:
+        return None
+    if len(names) < 2:
+        raise RecipeError(f'task.name = "{task.name}": {WHO}')
+    check_counts(settings, len(names))
+    return names
+
+
+def clients_of_keys(folder: Path) -> list[str]:
+    """The names that `fedseed keys` has made keys for, in its order.
+
+    Raises:
+        RecipeError: there is no such list.
+    """
+    if (folder / ROSTER_FILE).is_file():
+        return read_names(folder / ROSTER_FILE)
+    path = folder / "keys.json"  # of an earlier fedseed
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return [str(name) for name in found.values() if name not in RESERVED]
+    except (OSError, ValueError, AttributeError) as error:
+        raise RecipeError(f"--clients-from {folder}: no {ROSTER_FILE} there that `fedseed keys` has made") from error
+
+
+def read_names(path: Path) -> list[str]:
+    """A list of names in a file. Raises RecipeError."""
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{path}: can't be read: {error}") from error
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise RecipeError(f"{path}: a list of names is expected")
+    return names
+
+
+def write_names(path: Path, names: Sequence[str]) -> None:
+    """The inverse of `read_names`."""
+    path.write_text(json.dumps(list(names), indent=1) + "\n", encoding="utf-8")

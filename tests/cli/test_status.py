@@ -1,0 +1,80 @@
+"""How a run over a network is going, for a person; and the lines that `fedseed keys` prints."""
+
+import io
+import shlex
+
+import pytest
+from rich.console import Console
+
+from fedseed.cli.status import by_client, describe, follow, in_a_line
+from fedseed.reports.progress import Shown
+from support.command import fedseed
+
+GOING = {
+    "run": "r", "method": "ferret", "began": 0.0, "round": 0, "rounds": 9, "waiting_for": [], "clients": 3, "alive": 1,
+    "away": ["south"], "waiting": {"here": 1, "wanted": 3}, "last": {}, "repeated_rounds": 0, "refusals": {},
+    "skewed_clocks": [], "drifted": [], "ended": False,
+}  # fmt: skip
+STARTED = {**GOING, "round": 4, "alive": 3, "away": [], "waiting": None, "waiting_for": ["north"],
+           "last": {"round": 3, "evaluated": 2, "loss": 1.5}}  # fmt: skip
+GONE = {"run": "r", "entries": 12, "ended": False}
+
+
+def test_watching_says_what_is_new_until_the_run_is_over():
+    looks = iter([GOING, GOING, STARTED, GONE, {**GONE, "ended": True}])
+    said = io.StringIO()
+    follow(lambda: next(looks), Console(file=said, width=40), 0.0)
+    assert said.getvalue().splitlines() == [
+        "r: waiting for clients: 1 of 3 are here",
+        "r: round 4 of 9, 3 of 3 clients alive, held-out loss 1.500 (round 2), waiting for north",
+        "r: no coordinator answers; the server holds its log (12 entries)",
+        "r: no coordinator answers; the server holds its log (12 entries); the run is over",
+    ]
+    looks = iter([STARTED, {**STARTED, "ended": True}])
+    screen = io.StringIO()
+    follow(lambda: next(looks), Console(file=screen, force_terminal=True, width=80), 0.0)
+    assert "round 4 of 9" in screen.getvalue()
+    assert in_a_line({**STARTED, "ended": True}).endswith("the run is over")
+    assert "waiting  1 of 3 clients are here; no round has begun" in describe(GOING)
+
+
+def test_what_each_client_has_measured():
+    figures = {"baseline": {"held_out": 2, "loss": 4.0}, "final": {"held_out": 2, "loss": 1.0}}
+    late = {"baseline": None, "final": {"held_out": 3, "loss": 2.0}}
+    summary = {"by_client": {"a": figures, "b": late, "c": {"baseline": None, "final": {"held_out": 0}}}}
+    assert by_client(summary) == ["  a: held-out loss 4.000 -> 1.000 (2 examples)",
+                                  "  b: held-out loss 2.000 (3 examples)"]  # fmt: skip
+    assert by_client({}) == []
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(3, [1, 2, 3]), (40, list(range(4, 41, 4)))])
+def test_where_there_is_no_terminal_a_few_lines_say_how_far_it_is(rounds, expected):
+    said = io.StringIO()
+    shown = Shown(Console(file=said), 10)
+    with shown.running("ferret", rounds):
+        for number in range(1, rounds + 1):
+            shown.advance(number)
+    lines = said.getvalue().splitlines()
+    assert lines == [f"ferret: {rounds} rounds", *(f"  round {number} of {rounds}" for number in expected)]
+
+
+def test_keys_for_a_recipe_prints_commands_as_they_are_typed(tmp_path):
+    recipe = tmp_path / "wards of one.toml"
+    recipe.write_text(
+        'rounds = 1\n[task]\nname = "files"\n[federation]\nrun = "wards"\nclients = ["north", "south"]\n'
+        '[method]\nname = "feedsign"\n'
+    )
+    out = tmp_path / "its keys"
+    made = fedseed("keys", recipe, "--out", out, "--host", "nats.example.org")
+    assert made.returncode == 0, made.stderr
+    lines = made.stdout.splitlines()
+    commands = [shlex.split(line) for line in lines if not line.startswith("#")]
+    assert [words[:2] for words in commands] == [
+        ["nats-server", "-c"], ["fedseed", "serve"], *[["fedseed", "join"]] * 2, ["fedseed", "status"],
+    ]  # fmt: skip
+    serve, north = commands[1], commands[2]
+    assert str(recipe) in serve and str(out / "coordinator.nk") in serve and serve[serve.index("--run") + 1] == "wards"
+    assert {"north.nk", "ca.pem", "north.jsonl", "tls://nats.example.org:4222", recipe.name} <= set(north)
+    assert (out / "north.nk").exists() and (out / "clients.json").exists()
+    nobody = fedseed("keys", "run", "--out", tmp_path / "more")
+    assert nobody.returncode == 2 and "--client NAME" in nobody.stderr

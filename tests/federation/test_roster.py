@@ -1,0 +1,95 @@
+"""The coordinator's list of clients, and who is let in by it."""
+
+import asyncio
+import base64
+import json
+import time
+
+import pytest
+
+from fedseed.federation.base_weights import BaseWeights
+from fedseed.federation.membership import Roster
+from fedseed.federation.reception import Reception
+from fedseed.federation.rejected import Rejected
+from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.methods import FeedSign
+from fedseed.orbit import Header
+from fedseed.orbit.file import begin
+from fedseed.reports.progress import Silent
+from fedseed.transport.memory import Hub
+from fedseed.weights.layout import Layout, TensorEntry
+
+
+class Talk:
+    """A coordinator's reception, asked without a network."""
+
+    def __init__(self, **settings):
+        self.settings = CoordinatorSettings(dead_after=1000.0, **settings)
+        self.refused = []
+
+    async def start(self):
+        end = await Hub().transport("run").coordinator(print)
+        session = Session(end, self.settings, Silent(), Rejected(Silent(), "run"))
+        self.roster = Roster(1000.0, self.settings.names, self.settings.enrols)
+        self.reception = Reception(session, self.roster, FeedSign(), 0, BaseWeights(session, False))
+
+    async def hello(self, names, party=True, attach=True, host=None):
+        """A process of some clients comes; what it is told."""
+        host = host or names[0]
+        for name in names if attach else ():
+            self.reception.attach(name, {"client": name, "host": host, "examples": 3})
+        layout = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
+        header = Header("small", "ab" * 16, "float32", layout, FeedSign(), 0)
+        about = {"host": host, "header": base64.b64encode(begin(header)).decode(), "names": names, "at": 0,
+                 "time": time.time(), **({"names_matter": False} if party else {})}  # fmt: skip
+        return json.loads(await self.reception.hello(host, about, lambda who, why: self.refused.append(why)))
+
+
+def test_parties_need_only_know_themselves():
+    async def talk():
+        one = Talk(names=("north", "south"))
+        await one.start()
+        assert "refused" not in await one.hello(["south"])
+        assert one.roster.names == ["north", "south"] and one.roster.present() == {1} and one.roster.away() == ["north"]
+        assert (
+            "this run has no client west: it has north, south" in (await one.hello(["west"], attach=False))["refused"]
+        )
+        assert "another list of clients" in (await one.hello(["south"], party=False))["refused"]
+        assert "refused" not in await one.hello(["north", "south"], party=False)
+        assert one.roster.present() == {0, 1}
+
+    asyncio.run(talk())
+
+
+def test_the_first_to_come_does_not_say_who_there_is_if_it_has_data_of_its_own():
+    async def talk():
+        one = Talk()
+        await one.start()
+        refused = (await one.hello(["north"]))["refused"]
+        assert "does not know who takes part" in refused and "federation.clients" in refused
+        assert one.roster.names == []
+
+    asyncio.run(talk())
+
+
+def test_whoever_enrols_speaks_for_itself():
+    async def talk():
+        one = Talk(enrols=True, start_with=2)
+        await one.start()
+        await one.hello(["south"])
+        # it claims a client that another process speaks for, and one that nobody does
+        one.reception.attach("north", {"client": "north", "host": "north", "examples": 1})
+        await one.hello(["mallory", "north", "nobody"], attach=False)
+        assert one.roster.names == ["mallory", "south"] and one.roster.present() == {1}
+        await one.hello(["north"])
+        assert one.roster.names == ["mallory", "north", "south"] and one.roster.present() == {1, 2}
+        one.roster.close()
+        assert "nobody else can enrol" in (await one.hello(["west"], attach=False))["refused"]
+        assert "refused" not in await one.hello(["south"])  # one that was there comes back
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(("start_with", "wanted"), [(None, 3), (2, 2), (5, 5)])
+def test_what_a_start_waits_for_is_never_less_than_was_asked(start_with, wanted):
+    assert Roster(1.0, ["a", "b", "c"]).wanted(start_with) == wanted

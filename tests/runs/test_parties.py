@@ -1,0 +1,301 @@
+"""A federation of parties: each has its own file and no other's; the coordinator knows who takes part."""
+
+import json
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedseed.errors import FedseedError
+from fedseed.orbit import Orbit
+from fedseed.reports.progress import Silent
+from fedseed.runs.assembly import build
+from fedseed.runs.joining import joining
+from fedseed.runs.keeping import keep, orbit_place
+from fedseed.runs.network import coordinate
+from fedseed.runs.recipe import Recipe
+from fedseed.runs.threads import limited
+from fedseed.tasks.data import OwnData
+from fedseed.transport import transport as transport_at
+from fedseed.transport.base import Access
+from fedseed.transport.memory import Hub
+from fedseed.weights.digest import base_digest
+from support.network import until
+
+NAMES = ("north", "south", "east")  # not in the order of the alphabet
+PATIENCE = 300.0
+pytestmark = pytest.mark.long  # models are loaded, and tuned
+LOADING = threading.Lock()  # transformers loads and saves in one thread at a time
+
+
+def rows(name, count):
+    return [{"prompt": f"{name} {i}:", "completion": f" {i * 7 % 10}"} for i in range(count)]
+
+
+def write(path, found):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with all three files, for one process; and a folder for each site, with its own only."""
+    folder = tmp_path_factory.mktemp("parties")
+    chat = [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "3"}]} for i in "abcd"]
+    for place in ("all", "south"):
+        write(folder / place / "south.jsonl", [{"instruction": f"Say {i}.", "output": f"{i}"} for i in range(6)])
+    for place in ("all", "east"):
+        write(folder / place / "east.jsonl", chat)
+    for place in ("all", "north"):
+        write(folder / place / "north.jsonl", rows("north", 12))
+    write(folder / "east" / "test" / "asked.jsonl", rows("asked", 3))
+    return folder
+
+
+def recipe(method="feedsign", rounds=4, task=(), **federation):
+    settings = {"name": "feedsign", "batch": 2}
+    if method == "fedavg":
+        settings = {"name": "fedavg", "training": {"learning_rate": 1e-3, "steps": 1, "batch": 2, "accumulation": 1}}
+    if not federation:
+        federation = {"clients": list(NAMES)}
+    return Recipe.model_validate({
+        "rounds": rounds, "seed": 5, "task": {"name": "files", "evaluation": 0.25, **dict(task)},
+        "federation": {"joint": False, "dead_after": 30.0, **federation}, "method": settings,
+        "evaluation": {"every": 2, "rouge": False},
+    })  # fmt: skip
+
+
+class Said(Silent):
+    """Keeps what is said, and acts when a round is over."""
+
+    def __init__(self, at=None, act=None):
+        self.lines, self.at, self.act = [], at, act
+
+    def note(self, text):
+        self.lines.append(text)
+
+    warn = note
+
+    def round(self, line):
+        self.advance(line["round"])
+
+    def advance(self, number):
+        if self.at is not None and number >= self.at:
+            self.at = None
+            self.act()
+
+
+class Sites:
+    """Sites in threads of this process, at a hub or a server."""
+
+    def __init__(self, checked, way, folder):
+        self.checked, self.way, self.folder = checked, way, folder
+        self.digests, self.failures, self.said, self.clients = {}, {}, {}, {}
+        self._threads = []
+
+    def site(self, name, own, out=None, hold=None):
+        """`hold`: what it waits for after its first round; meanwhile the others wait for its answer."""
+        self.said[name] = Said(1, lambda: until(hold, PATIENCE, "nobody comes")) if hold else Said()
+
+        def live():
+            torch.set_num_threads(1)
+            try:
+                orbit = None if out is None else orbit_place(out)
+                with LOADING:
+                    self.clients[name] = client = joining(
+                        self.checked, "run", self.way(), [name], progress=self.said[name], own=own, orbit=orbit
+                    )
+                digest = client.run()
+                if out is not None:
+                    with LOADING:
+                        keep(client, digest, out)
+                self.digests[name] = digest
+            except Exception as error:
+                self.failures[name] = error
+
+        self._start(live)
+
+    def coordinator(self, progress=None):
+        self.coordinating = progress or Said()
+
+        def run():
+            try:
+                self.result = coordinate(self.checked, "run", self.way(), self.folder, progress=self.coordinating)
+            except Exception as error:
+                self.failures["coordinator"] = error
+
+        self._start(run)
+
+    def _start(self, act):
+        self._threads.append(threading.Thread(target=act, daemon=True))
+        self._threads[-1].start()
+
+    def status(self):
+        import asyncio
+
+        async def ask():
+            end = await self.way().watcher()
+            try:
+                answer = await end.status(5)
+                return None if answer is None else {**json.loads(answer), "log": await end.log_end()}
+            finally:
+                await end.close()
+
+        return asyncio.run(ask())
+
+    def wait(self, expected=()):
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(0.1)
+                assert set(self.failures) <= set(expected), self.failures
+        assert set(self.failures) == set(expected), self.failures
+        return set(self.digests.values())
+
+
+def at_hub(checked, folder):
+    hub = Hub()
+    return Sites(checked, lambda: hub.transport("run"), folder)
+
+
+@contextmanager
+def files_opened():
+    """The .jsonl files that are opened meanwhile, by the folder they lie in."""
+    found, watching = set(), [True]
+
+    def note(event, arguments):
+        if event == "open" and watching and str(arguments[0]).endswith(".jsonl"):
+            found.add(Path(str(arguments[0])))
+
+    sys.addaudithook(note)  # for ever: there is no way to remove it
+    yield found
+    watching.clear()
+
+
+@pytest.fixture(scope="module")
+def ended(data, tmp_path_factory):
+    """A run of three sites that keep what comes of it; the first is alone for a while."""
+    folder = tmp_path_factory.mktemp("run")
+    sites = at_hub(recipe(), folder / "run")
+    with limited(1), files_opened() as opened:
+        sites.coordinator()
+        sites.site("north", OwnData(data / "north" / "north.jsonl"), folder / "north")
+        until(lambda: any("waits for clients: 1 of 3" in line for line in sites.said["north"].lines), PATIENCE,
+              "north is not told")  # fmt: skip
+        alone = sites.status()
+        sites.site("south", OwnData(data / "south"), folder / "south")
+        sites.site("east", OwnData(data / "east"), folder / "east")
+        sites.wait()
+    sites.alone, sites.opened, sites.out = alone, opened, folder
+    return sites
+
+
+def test_the_first_to_arrive_alone_waits(ended):
+    assert ended.alone["waiting"] == {"here": 1, "wanted": 3} and ended.alone["log"] is None
+    assert ended.alone["round"] == 0 and ended.alone["clients"] == 3
+    assert any("1 of 3 clients are here; to come: east, south" in line for line in ended.coordinating.lines)
+    assert "welcome to run run: 3 clients" in ended.said["north"].lines
+
+
+def test_all_end_with_the_same_weights_and_keep_the_model(ended):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert set(ended.digests) == set(NAMES) and len(set(ended.digests.values())) == 1
+    assert ended.result.summary["weights_digest"] == ended.digests["north"]
+    for name in NAMES:
+        folder = ended.out / name
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert AutoTokenizer.from_pretrained(folder)("a b").input_ids
+        assert (folder / "model.orbit").read_bytes() == (ended.out / "run" / "model.orbit").read_bytes()
+        assert not (folder / ".model.orbit").exists() and ended.digests[name] in (folder / "README.md").read_text()
+        assert Orbit.open(folder / "model.orbit").replay(_base()) == ended.digests[name] == base_digest(model)
+    with pytest.raises(FedseedError, match="holds a model already"):
+        orbit_place(ended.out / "north")
+
+
+def _base():
+    from fedseed.models.loading import load_model
+
+    return load_model("small")[0]
+
+
+def test_each_evaluates_on_its_own_and_the_mean_is_weighted(ended):
+    metrics, summary = ended.result.metrics, ended.result.summary
+    lines = [line for line in metrics if "by_client" in line]
+    assert [line["round"] for line in lines] == [0, 2, 4]
+    for line in lines:
+        found = line["by_client"]
+        assert list(found) == list(NAMES)
+        # a quarter of 12, of 6 and of 4
+        assert {name: figures["held_out"] for name, figures in found.items()} == {"north": 3, "south": 2, "east": 1}
+        weighted = sum(f["held_out"] * f["loss"] for f in found.values()) / 6
+        assert line["loss"] == pytest.approx(weighted) and len({f["loss"] for f in found.values()}) == 3
+    assert summary["by_client"]["east"] == {
+        "baseline": lines[0]["by_client"]["east"],
+        "final": lines[-1]["by_client"]["east"],
+    }
+    assert summary["final"]["loss"] == lines[-1]["loss"]
+    mine = [line["by_client"] for line in ended.clients["south"].evaluations]
+    assert mine == [{"south": line["by_client"]["south"]} for line in lines]
+
+
+def test_nobody_opens_anothers_file(ended, data):
+    own = {data / "north" / "north.jsonl", data / "south" / "south.jsonl", data / "east" / "east.jsonl"}
+    assert {path for path in ended.opened if data in path.parents} == own
+
+
+def test_the_result_is_that_of_one_process(ended, data):
+    with limited(1):
+        expected = build(recipe(task={"path": str(data / "all")})).run()
+    assert expected.summary["weights_digest"] == ended.digests["north"]
+    assert expected.summary["final"] == ended.result.summary["final"]
+    assert [line.get("by_client") for line in expected.metrics] == [
+        line.get("by_client") for line in ended.result.metrics
+    ]
+    assert list(expected.metrics[-1]["by_client"]) == list(NAMES)
+
+
+def test_a_site_that_is_late_catches_up(data, shared_server, tmp_path):
+    """Over a real server, with whole weights; the orbit of a run that has none is not written."""
+    checked = recipe("fedavg", rounds=4, clients=list(NAMES), start_with=2, minimum=2, dead_after=PATIENCE)
+    sites = Sites(checked, lambda: transport_at(Access(shared_server.url), "late"), tmp_path / "run")
+
+    def east_is_here():
+        return any("welcome" in line for line in sites.said["east"].lines) or sites.failures
+
+    with limited(1):
+        sites.coordinator()
+        sites.said["east"] = Said()
+        sites.site("south", OwnData(data / "south"))
+        sites.site("north", OwnData(data / "north"), hold=east_is_here)
+        until(lambda: sites.said["north"].at is None, PATIENCE, "no round")
+        sites.site("east", OwnData(data / "east"), tmp_path / "east")
+        assert len(sites.wait()) == 1 and set(sites.digests) == set(NAMES)
+    took_part = [line["clients"] for line in sites.result.metrics[1:]]
+    assert took_part[0] == ["north", "south"] and took_part[-1] == list(NAMES)
+    assert list(sites.result.metrics[-1]["by_client"]) == list(NAMES)
+    from transformers import AutoModelForCausalLM
+
+    kept = AutoModelForCausalLM.from_pretrained(tmp_path / "east")
+    assert base_digest(kept) == sites.digests["east"] and not list((tmp_path / "east").glob("*.orbit"))
+
+
+def test_those_who_enrol_before_the_start_take_part(data, tmp_path):
+    checked = recipe(rounds=2, enrolment="open", start_with=2, dead_after=PATIENCE)
+    sites = at_hub(checked, tmp_path / "run")
+    west = write(tmp_path / "west.jsonl", rows("west", 4))
+    with limited(1):
+        sites.coordinator()
+        sites.site("south", OwnData(data / "south"))
+        until(lambda: (sites.status() or {}).get("alive") == 1, PATIENCE, "south is not seen")
+        assert sites.status()["waiting"] == {"here": 1, "wanted": 2} and sites.status()["log"] is None
+        sites.site("north", OwnData(data / "north"), hold=lambda: "west" in sites.failures)
+        until(lambda: sites.said["north"].at is None, PATIENCE, "no round")
+        sites.site("west", OwnData(west))
+        assert len(sites.wait(["west"])) == 1
+    assert "this run has no client west: it has north, south; it has begun, and nobody" in str(sites.failures["west"])
+    assert list(sites.result.metrics[-1]["by_client"]) == ["north", "south"]  # by their names, not as they came
+    assert json.loads((tmp_path / "run" / "clients.json").read_text()) == ["north", "south"]

@@ -1,0 +1,109 @@
+"""Who takes part: from the recipe, from the keys, by enrolment; and what can't be is said with its key."""
+
+import json
+
+import pytest
+
+from fedseed.errors import RecipeError
+from fedseed.runs.network import coordinate
+from fedseed.runs.parties import load_data
+from fedseed.runs.recipe import Recipe, read_recipe
+from fedseed.runs.roster import names_beforehand, with_keys
+from fedseed.tasks.data import ClientData
+from fedseed.transport.keys import make
+
+
+def recipe(task=(), **federation):
+    found = {"rounds": 1, "task": {"name": "files", **dict(task)}, "method": {"name": "feedsign"}}
+    return Recipe.model_validate({**found, "federation": federation})
+
+
+@pytest.mark.parametrize(
+    ("federation", "text"),
+    [
+        ('clients = ["a", "b"]\nstart_with = 3', "federation.start_with = 3: there are 2 clients"),
+        ('clients = ["a", "b"]\nminimum = 3', "federation.minimum = 3: there are 2 clients"),
+        ('clients = ["a", "b"]\nper_round = 3', "federation.per_round = 3: there are 2 clients"),
+        ('clients = ["a", "b", "c"]\nper_round = 1\nminimum = 2', "minimum = 2: .* a round asks 1 of them"),
+        ("clients = []", r"federation.clients = \[\]: name one client"),
+        ('clients = ["a", "a"]', "federation.clients: 'a' stands there twice"),
+        ('clients = ["a", "watcher"]', "federation.clients: 'watcher': this name is taken"),
+        ('clients = ["a*"]', r"federation.clients: 'a\*': a name has none of"),
+        ('enrolment = "open"', "federation.start_with is not set"),
+        ('enrolment = "open"\nclients = ["a"]\nstart_with = 1', "leave one of them out"),
+        ('enrolment = "open"\nstart_with = 2\nminimum = 3', "minimum = 3: the run may start with 2"),
+        ('clients = ["a", "b"]\n[task]\nname = "digits"', 'federation.clients: task.name = "digits" names its clients'),
+        ('enrolment = "open"\nstart_with = 2\n[task]\nname = "digits"', "federation.enrolment: task.name"),
+    ],
+)
+def test_what_can_not_be_names_the_key(federation, text, tmp_path):
+    path = tmp_path / "r.toml"
+    task = "" if "[task]" in federation else '[task]\nname = "files"\n'
+    path.write_text(f'rounds = 1\n[method]\nname = "feedsign"\n{task}[federation]\n{federation}\n')
+    with pytest.raises(RecipeError, match=text) as error:
+        read_recipe(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["", "data", "here"])
+def test_files_that_nobody_sees_all_of_need_a_list(path, tmp_path, monkeypatch):
+    """The first client to come does not say who there is, nor does a folder with one file at the coordinator."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "north.jsonl").write_text("{}")
+    checked = recipe({"path": path}, start_with=3)
+    with pytest.raises(RecipeError, match=r"who takes part is not said"):
+        names_beforehand(checked)
+    with pytest.raises(RecipeError, match=r"who takes part is not said"):  # before anything is asked of a server
+        coordinate(checked, "run", None, tmp_path / "run")
+
+
+def test_where_the_list_comes_from(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text("{}")
+    task = {"path": str(tmp_path)}
+    assert names_beforehand(recipe(task, clients=["b", "a", "c"])) == ["b", "a", "c"]
+    assert names_beforehand(recipe(task)) == ["a", "b"]  # as every site has this folder
+    assert names_beforehand(recipe(task, enrolment="open", start_with=2)) is None
+    assert names_beforehand(recipe({"path": str(tmp_path / "a.jsonl")})) is None
+    assert names_beforehand(recipe({"name": "digits"})) is None
+    with pytest.raises(RecipeError, match=r"federation.start_with = 3: there are 2 clients"):
+        names_beforehand(recipe(task, start_with=3))
+
+
+def test_the_list_of_the_keys(tmp_path):
+    keys = tmp_path / "keys"
+    make("run", keys, ["pair=b,a", "c"], ["localhost"], 1)
+    assert with_keys(recipe(), keys).federation.clients == ["b", "a", "c"]
+    same = recipe(clients=["a", "b", "c"])
+    assert with_keys(same, keys) is same
+    with pytest.raises(RecipeError, match=r"--clients-from .*: a, b, c there, federation.clients has a, x"):
+        with_keys(recipe(clients=["a", "x"]), keys)
+    with pytest.raises(RecipeError, match=r"federation.start_with = 4: there are 3"):
+        with_keys(recipe(start_with=4), keys)
+    with pytest.raises(RecipeError, match=r"--clients-from: federation.enrolment"):
+        with_keys(recipe(enrolment="open", start_with=2), keys)
+    with pytest.raises(RecipeError, match=r'--clients-from: task.name = "digits"'):
+        with_keys(recipe({"name": "digits"}), keys)
+    (keys / "clients.json").unlink()  # of an earlier fedseed: a key is a client
+    assert with_keys(recipe(), keys).federation.clients == ["pair", "c"]
+    with pytest.raises(RecipeError, match=r"--clients-from .*: no clients.json there"):
+        with_keys(recipe(), tmp_path)
+
+
+def test_in_one_process_the_folder_has_all_parties(tmp_path):
+    for name in ("b", "a", "c"):
+        rows = [{"prompt": f"{name}{i}", "completion": "1"} for i in range(4)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"path": str(tmp_path), "evaluation": 0.5}
+    two, more = (load_data(recipe(task, clients=names)) for names in (["c", "a"], ["a", "b", "c"]))
+    assert [client.name for client in two.clients] == ["c", "a"]
+    # what a party holds out does not depend on who else there is
+    assert isinstance(two.clients[0], ClientData) and two.clients[0] == more.clients[2]
+    assert len(two.evaluation[""]) == 4
+    enrolled = load_data(recipe(task, enrolment="open", start_with=2))
+    assert [client.name for client in enrolled.clients] == ["a", "b", "c"]
+    with pytest.raises(RecipeError, match=r"data of d: .*: the folder has no file or folder of this name"):
+        load_data(recipe(task, clients=["a", "d"]))
+    with pytest.raises(RecipeError, match=r"a: where is its data"):
+        load_data(recipe(clients=["a"]))

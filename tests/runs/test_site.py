@@ -1,0 +1,119 @@
+"""What a site has of its own: a local file, its data in each form, what it holds out."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedseed.errors import RecipeError
+from fedseed.runs.joining import Loading
+from fedseed.runs.recipe import Recipe
+from fedseed.runs.site import read_site
+from fedseed.tasks.data import Chat, Choice, Example, OwnData
+
+FORMS = {
+    "prompt, completion": [{"prompt": f"{i} is", "completion": f" {i}"} for i in range(4)],
+    "prompt, response": [{"prompt": f"{i} is", "response": f" {i}"} for i in range(4)],
+    "instruction": [{"instruction": f"Say {i}.", "output": f"{i}"} for i in range(4)],
+    "messages": [
+        {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": f"{i}"}]} for i in range(4)
+    ],
+    "text, label": [{"text": f"{i}", "label": "yes" if i % 2 else "no"} for i in range(4)],
+    "options": [{"prompt": f"{i}:", "options": [" a", " b"], "gold": i % 2} for i in range(4)],
+}
+
+
+def recipe(**task):
+    return Recipe.model_validate({
+        "rounds": 1, "task": {"name": "files", "evaluation": 0.25, **task}, "method": {"name": "feedsign"},
+        "federation": {"clients": ["north", "south"]},
+    })  # fmt: skip
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_own_data_has_every_form_that_files_have(form, tmp_path):
+    path = write(tmp_path / "mine.jsonl", FORMS[form])
+    checked = recipe(labels=["no", "yes"])
+    load = Loading(checked, ["north"], own=OwnData(path))
+    part = load.data
+    kind = {"text, label": Choice, "options": Choice, "messages": Chat}.get(form, Example)
+    assert [client.name for client in part.clients] == ["north"] and load.party and load.names == ["north", "south"]
+    assert len(part.clients[0].examples) == 3 and len(part.evaluation[""]) == 1
+    assert {type(example) for example in (*part.clients[0].examples, *part.evaluation[""])} == {kind}
+    # the same file in a folder that one process has is the same client
+    write(tmp_path / "all" / "north.jsonl", FORMS[form])
+    assert checked.task.load_own("north", OwnData(tmp_path / "all"), alone=False).clients == part.clients
+
+
+def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
+    write(tmp_path / "mine" / "a.jsonl", FORMS["prompt, completion"][:2])
+    write(tmp_path / "mine" / "b.jsonl", FORMS["prompt, completion"][2:])
+    asked = write(tmp_path / "mine" / "asked.jsonl", FORMS["prompt, response"])
+    whole = Loading(recipe(), ["south"], own=OwnData(tmp_path / "mine", asked)).data
+    assert len(whole.clients[0].examples) == 4 and len(whole.evaluation[""]) == 4
+    (tmp_path / "mine.csv").write_text("prompt,response\nx, 1\ny, 2\n")
+    assert len(Loading(recipe(), ["south"], own=OwnData(tmp_path / "mine.csv")).data.clients[0].examples) == 1
+    more = OwnData(tmp_path / "mine" / "a.jsonl", evaluation=0.0)
+    assert Loading(recipe(), ["south"], own=more).data.evaluation == {"": []}
+    # of several clients in a process each has its file
+    write(tmp_path / "both" / "north.jsonl", FORMS["prompt, completion"])
+    write(tmp_path / "both" / "south.jsonl", FORMS["instruction"][:2])
+    both = Loading(recipe(), ["*"], own=OwnData(tmp_path / "both")).data
+    assert [(client.name, len(client.examples)) for client in both.clients] == [("north", 3), ("south", 1)]
+
+
+@pytest.mark.parametrize(
+    ("clients", "own", "text"),
+    [
+        (["north"], None, "north: where is its data"),
+        (["north"], OwnData(Path("no.jsonl")), '"no.jsonl"'),
+        (["west"], OwnData(Path("x.jsonl")), "--client west: the recipe's clients are north, south"),
+        (["north", "south"], OwnData(Path("x.jsonl")), "a folder with a file for each client"),
+        (["north", "south"], OwnData(Path(), Path("x.jsonl")), "--evaluation-file: for one --client"),
+    ],
+)
+def test_data_that_is_not_there_is_said(clients, own, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "x.jsonl", FORMS["prompt, completion"])
+    with pytest.raises(RecipeError, match=re.escape(text)):
+        Loading(recipe(), clients, own=own)
+
+
+def test_for_a_task_with_clients_of_its_own_all_of_the_file_is_training(tmp_path):
+    """As before; held-out examples are the task's."""
+    path = write(tmp_path / "mine.jsonl", FORMS["prompt, response"])
+    settings = {"rounds": 1, "task": {"clients": 2, "examples": 4, "evaluation": 1, "unseen": 1}}
+    checked = Recipe.model_validate({**settings, "method": {"name": "feedsign"}})
+    load = Loading(checked, ["client-02"], own=OwnData(path))
+    assert load.names == ["client-01", "client-02"] and not load.party
+    assert [len(client.examples) for client in load.data.clients] == [4]
+    with pytest.raises(RecipeError, match="held-out data of its own"):
+        Loading(checked, ["client-02"], own=OwnData(path, evaluation=0.5))
+
+
+def test_a_local_file(tmp_path):
+    file = tmp_path / "north" / "site.toml"
+    file.parent.mkdir()
+    file.write_text(
+        'client = "north"\nout = "model"\ndevice = "cpu"\n[data]\npath = "north.jsonl"\nevaluation = 0.5\n'
+        '[federation]\nnats = "tls://host:1"\nkey = "/keys/north.nk"\nca = "ca.pem"\n'
+    )
+    site = read_site(file)
+    assert site.names == ["north"] and site.out == str(file.parent / "model")
+    assert site.own == OwnData(file.parent / "north.jsonl", None, 0.5)
+    assert (site.federation.key, site.federation.ca) == ("/keys/north.nk", str(file.parent / "ca.pem"))
+    assert read_site(None).own is None and read_site(None).names == []
+    for text, found in (("rounds = 3", "rounds = 3: unknown key"), ("a", "not valid TOML"), ("[data]\nevaluation = 2.0",
+                        "data.evaluation = 2.0")):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(RecipeError, match=f"--local .*{re.escape(found)}"):
+            read_site(file)
+    with pytest.raises(RecipeError, match=r"--local .*: can't be read"):
+        read_site(tmp_path / "none.toml")
