@@ -78,7 +78,7 @@ def test_tables_of_the_recipe(recipe):
             "task.name = 'trivia': choose one of instructions, files, natural-instructions",
         ),
         ("[task]\nname = 3", "task.name = 3: choose one of instructions"),
-        ("[task]\nclient = 3", "task.client = 3: unknown key; allowed here: name, clients, families_per_client"),
+        ("[task]\nclient = 3", "task.client = 3: unknown key .did you mean clients.*; allowed here: name, clients, families_per_client"),
         (
             "[task]\nname = 'sst2'\npath = 'x'\nunseen = 3",
             "task.unseen = 3: unknown key; allowed here: .*path.*clients",
@@ -106,7 +106,7 @@ def test_tables_of_the_recipe(recipe):
         (f"{DOLLY}partition = 'iid'", "task.partition = 'iid': input should be a valid dictionary"),
         (
             f"{DOLLY}client = 3",
-            "task.client = 3: unknown key; allowed here: name, path, clients, partition, .*test_cat",
+            "task.client = 3: unknown key .did you mean clients.*; allowed here: name, path, clients, partition, .*test_cat",
         ),
         ("[task]\nname = 'files'\npath = 'x'\nevaluation = 1.0", "task.evaluation = 1.0: input should be less than 1"),
         ("[model]\ndtype = 'int8'", "model.dtype = 'int8'"),
@@ -260,9 +260,9 @@ def test_what_was_left_out_is_said_when_a_run_starts(natural_instructions, capsy
     summary = federation.run().summary
     assert summary["data_notes"] == [
         "train: 1 of 2 tasks left out (fewer than 20 usable instances), "
-        "0 of 44 instances left out (input over 1,024 characters); 1 tasks give 25 examples",
+        "0 of 44 instances left out (input over 1,024 characters); 1 task gives 25 examples",
         "test: 0 of 1 tasks left out (fewer than 1 usable instances), "
-        "0 of 5 instances left out (input over 1,024 characters); 1 tasks give 5 examples",
+        "0 of 5 instances left out (input over 1,024 characters); 1 task gives 5 examples",
         "5 of the clients' examples left out (over evaluation.max_length = 200 tokens)",
     ]
     shown = capsys.readouterr().out

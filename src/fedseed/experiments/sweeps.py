@@ -25,11 +25,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
+from fedseed.randomness.seed import Seed
 from fedseed.registry import resolve
 from fedseed.reports.results import PHASES, read_metrics, read_summary
 from fedseed.reports.tables import (
@@ -50,7 +51,7 @@ LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True, allow_inf_nan=False)
 
 
 class SweepRun(_Table):
@@ -106,8 +107,8 @@ class Sweep(_Table):
     """
 
     title: str = ""
-    seeds: list[NonNegativeInt] = Field([1], min_length=1)
-    choose_seeds: list[NonNegativeInt] | None = Field(None, min_length=1)
+    seeds: list[Seed] = Field([1], min_length=1)
+    choose_seeds: list[Seed] | None = Field(None, min_length=1)
     choose_in: str | None = None
     metric: str = "loss"
     set: list[str] = []

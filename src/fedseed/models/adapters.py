@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Adapter(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class LoRA(_Adapter):

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, did_you_mean, to_install
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.weights.layout import DigestKind
@@ -204,7 +204,7 @@ def _remedy(error: Exception, folder: Path) -> str:
     asked = any(name in str(error).lower() for name in ("sentencepiece", "tiktoken"))
     there = (folder / "tokenizer.model").is_file() or not folder.is_dir()  # of the hub nobody knows here
     if asked and there and find_spec("sentencepiece") is None:
-        return "a tokenizer.model, such as LLaMA's, needs sentencepiece: pip install 'fedseed[sentencepiece]'"
+        return f"a tokenizer.model, such as LLaMA's, needs sentencepiece: {to_install('sentencepiece')}"
     return "save it into the same folder (save_pretrained)"
 
 

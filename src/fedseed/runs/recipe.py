@@ -2,7 +2,7 @@
 
 import tomllib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,7 +11,6 @@ import tomli_w
 from pydantic import (
     ConfigDict,
     Field,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -21,11 +20,12 @@ from pydantic_core import PydanticCustomError
 
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, closest
 from fedseed.methods import Method
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
+from fedseed.randomness.seed import Seed
 from fedseed.registry import is_loaded, load_plugin, resolve
 from fedseed.renaming import Renamed, changed
 from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
@@ -40,8 +40,11 @@ AnyRule = Annotated[AggregationRule, ByName(aggregation.REGISTRY, AggregationRul
 AnyTracker = Annotated[Tracker, ByName(tracking.REGISTRY, Tracker)]
 
 
+LARGEST = 2**32 - 1  # whole number but for seeds: messages and orbits have 32 bits for rounds, counts and indices
+
+
 class _Table(Renamed):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelSettings(_Table):
@@ -169,7 +172,7 @@ class Recipe(_Table):
 
     title: str = ""
     plugins: list[str] = Field(default_factory=list)
-    seed: NonNegativeInt = 1
+    seed: Seed = 1
     rounds: PositiveInt
     model: ModelSettings = ModelSettings()
     task: AnyTask = InstructionsTask()
@@ -191,6 +194,9 @@ class Recipe(_Table):
                 )
         if problem := misfit(self.method, self.aggregation):
             raise _told(problem)
+        for key, value in _whole_numbers(self.model_dump()):
+            if value > LARGEST and key.rpartition(".")[2] != "seed":
+                raise _told(f"{key} = {value}: at most {LARGEST:,}")
         return self
 
     def to_toml(self) -> str:
@@ -202,6 +208,18 @@ def packaged_recipes() -> dict[str, Path]:
     """Recipes that come with fedseed, by name."""
     folder = Path(str(files("fedseed") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def _whole_numbers(table: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """The whole numbers of a table and of those in it, with their dotted keys."""
+    if isinstance(table, Mapping):
+        for key, value in table.items():
+            yield from _whole_numbers(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(table, list | tuple):
+        for number, value in enumerate(table):
+            yield from _whole_numbers(value, f"{prefix}.{number}")
+    elif isinstance(table, int):
+        yield prefix, table
 
 
 def _told(text: str) -> PydanticCustomError:
@@ -231,8 +249,7 @@ def read_recipe(
     if not path.is_file():
         packaged = packaged_recipes()
         if str(source) not in packaged:
-            raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name "
-                              f"(there are {', '.join(packaged)})")  # fmt: skip
+            raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name; {_instead(path)}")
         path = packaged[str(source)]
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -261,6 +278,18 @@ def read_recipe(
         else:
             note(f"{source}: {line}")
     return recipe
+
+
+def _instead(path: Path) -> str:
+    """What to give in place of a recipe that is not there: a file beside it, or a packaged one."""
+    try:
+        beside = {file.name: str(path.parent / file.name) for file in path.parent.glob("*.toml")}
+    except OSError:
+        beside = {}
+    near = closest(path.name, beside) or closest(f"{path.name}.toml", beside)
+    found = beside[near] if near else closest(str(path), packaged_recipes())
+    hint = "" if found is None else f"did you mean {found}? "
+    return f"{hint}`fedseed list recipes` shows those that come along, such as quickstart-ferret"
 
 
 def stored_recipe(text: str) -> Recipe:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
+from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
-from fedseed.tasks.data import Choice, ClientData, Example, TaskData
+from fedseed.tasks.data import Choice, ClientData, Example, TaskData, who_holds
 from fedseed.tasks.files import Record, read_records
 from fedseed.tasks.instruction_data import HELD_OUT, Labelled, Share, deal_clients, names_dealt, share_of
 from fedseed.tasks.partition import IID, AnyPartition, ByField
@@ -134,7 +135,7 @@ class FilesTask(Task):
     evaluation_file: str | None = None
     validation: Share = 0.0
     evaluate_on: Literal["test", "validation"] = "test"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     def load(self) -> TaskData:
         """The clients' examples and the evaluation set.
@@ -240,7 +241,7 @@ class FilesTask(Task):
         form = reader.form.fields if reader.form else ""
         notes = [
             f"{sum(sizes):,} training{held_out or ' examples'} ({form})",
-            f"{len(clients)} clients hold {min(sizes, default=0):,} to {max(sizes, default=0):,} examples",
+            who_holds(sizes),
         ]
         if reader.empty:
             notes.insert(0, f"{reader.empty:,} examples left out (nothing to answer)")

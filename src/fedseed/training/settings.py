@@ -43,7 +43,7 @@ class LocalTraining(Renamed):
     stochastically, by numbers of (seed, round, client), so that an average over clients keeps what each of them loses.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
     later: ClassVar[frozenset[str]] = frozenset({"small_steps", "autocast", "loss_scale"})
 
