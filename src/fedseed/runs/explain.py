@@ -86,7 +86,7 @@ def _path(loc: Sequence[int | str], data: Mapping[str, Any], whole: type[BaseMod
                 continue
             path.append(str(part))
             here = here.get(part)
-            models = [] if field is None else _candidates(field)
+            models = [] if field is None else models_of(field)
             kind = _kind(here) if field is not None and _is_tagged(field.annotation, field.metadata) else None
     return path
 
@@ -123,7 +123,7 @@ def _keys(model: type[BaseModel], table: Any, prefix: tuple[str, ...] = ()) -> I
         key = field.alias or name
         yield (*prefix, key)
         inside = table.get(key) if isinstance(table, Mapping) else None
-        if (models := _candidates(field)) and not isinstance(inside, list):
+        if (models := models_of(field)) and not isinstance(inside, list):
             yield from _keys(_chosen(models, inside), inside, (*prefix, key))
 
 
@@ -136,13 +136,13 @@ def _models(path: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]
             here = here[int(part)]
             continue
         fields = _chosen(models, here).model_fields.items()
-        models = _candidates(next(field for name, field in fields if part in (name, field.alias)))
+        models = models_of(next(field for name, field in fields if part in (name, field.alias)))
         here = here.get(part, {}) if isinstance(here, Mapping) else {}
     return models
 
 
-def _candidates(field: FieldInfo) -> list[type[BaseModel]]:
-    """The models that a field's value may be: one, or several among which a name or kind decides."""
+def models_of(field: FieldInfo) -> list[type[BaseModel]]:
+    """The models that a setting may be: none of a plain value; several where a name or kind in it decides."""
     return _among(field.annotation, field.metadata)
 
 
@@ -204,7 +204,7 @@ def modernise(table: dict[str, Any], models: Sequence[type[BaseModel]], prefix: 
             notes.append(changed(prefix + old, prefix + new))
     for name, field in model.model_fields.items():
         key = field.alias or name
-        inside = _candidates(field)
+        inside = models_of(field)
         parts = table.get(key)
         for part in parts if isinstance(parts, list) else [parts]:
             if isinstance(part, dict) and inside:
@@ -228,7 +228,7 @@ def modern_keys(keys: Sequence[str], data: Mapping[str, Any], whole: type[BaseMo
             model = _chosen(models, here)
             part = old_names(model).get(part, part)
             field = model.model_fields.get(part)
-            models = [] if field is None else _candidates(field)
+            models = [] if field is None else models_of(field)
             here = here.get(part) if isinstance(here, Mapping) else None
         found.append(part)
     return found

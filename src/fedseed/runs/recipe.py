@@ -51,11 +51,11 @@ class ModelSettings(_Table):
     """The base: "small", "digits", a local folder or a hub name; its dtype; which parameters train.
 
     Args:
-        base: the base.
+        base: "small" or "digits" (the project's own), a folder, or a name on the hub; `fedseed list models`.
         device: where it lies: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1", ..., or "map"
             (layers over all GPUs, the rest on the CPU). Directions, steps and replays have the same bits on every
             device; losses and gradients are the device's own, and differ in the last ones.
-        dtype: what it is loaded in.
+        dtype: what the base is loaded in.
         trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
             stands outside of the model's backbone, such as a classifier's last layer.
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
@@ -133,7 +133,13 @@ class FederationSettings(_Table):
 
 
 class AttackSettings(_Table):
-    """Byzantine clients: what they do and how many there are (the last ones)."""
+    """Byzantine clients: what they do and how many there are (the last ones).
+
+    Args:
+        kind: "sign" reverses what a client sends, "random" replaces it by something unrelated, "noise" adds to it;
+            "labels" flips the labels that it trains on.
+        clients: how many; the last ones.
+    """
 
     kind: Literal["sign", "random", "noise", "labels"]
     clients: PositiveInt
@@ -154,20 +160,20 @@ class Recipe(_Table):
     """A whole run.
 
     Args:
-        title: what it is, for people.
+        title: what the run is, for people.
         plugins: files (beside the recipe, if the path is relative) and modules with methods, tasks, ... of others. They
             are code, so whoever runs the recipe has to agree (`--trust-plugins`).
         seed: decides client sampling, data order and directions.
-        rounds: how many.
+        rounds: how many rounds.
         model: the base.
-        task: the data.
+        task: the data: which of the tasks.
         federation: who takes part in a round, and the network.
-        method: the method and its settings.
+        method: which of the methods; the other keys are its settings.
         aggregation: how the answers of a round are combined.
         attack: Byzantine clients.
         evaluation: when and how to evaluate.
         stopping: early stopping; without this table there is none.
-        tracking: where else metrics go.
+        tracking: where else metrics go: which of the trackers.
     """
 
     title: str = ""

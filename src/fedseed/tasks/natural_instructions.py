@@ -34,7 +34,7 @@ class NaturalInstructionsTask(Task):
     """Settings of the "natural-instructions" task.
 
     Args:
-        path: the original folder.
+        path: the folder with the original files.
         max_input_chars: instances with a longer input are left out.
         min_instances: train tasks with fewer instances, of those short enough, are left out.
         fraction: of a train task's instances, how much its client gets (at least one).
