@@ -15,9 +15,9 @@ BEGINNING = """# Recipe reference
 
 <!-- made by scripts/make_reference.py: change the settings' docstrings, then run it again -->
 
-Every key that a recipe may have: its type, its default, what it means, and of which method, task or kind of table it is.
-`fedseed explain KEY` shows the same in a terminal, also for keys of plug-ins; `fedseed new DIR` writes a recipe to begin with.
-A key is given in its table (`[method.training]`, then `learning_rate = 0.1`), or on the command line
+Every key that a recipe may have: its type, its default, what it means, and of which method, task or kind of table it
+is. `fedseed explain KEY` shows the same in a terminal, also for keys of plug-ins; `fedseed new DIR` writes a recipe to
+begin with. A key is given in its table (`[method.training]`, then `learning_rate = 0.1`), or on the command line
 (`--set method.training.learning_rate=0.1`).
 
 A key that is not here is an error, and so is a value of another type. Numbers are finite. Whole numbers are at most
@@ -51,10 +51,11 @@ def reference() -> str:
     keys = recipe_keys()
     parts = [BEGINNING]
     for table in dict.fromkeys(key.table for key in keys):
-        heading = f"## [[{table[:-2]}]]" if table.endswith("[]") else f"## [{table}]" if table else "## Outside of tables"
+        several = table.endswith("[]")
+        heading = f"[[{table[:-2]}]]" if several else f"[{table}]" if table else "Outside of tables"
         rows = [_row(key) for key in keys if key.table == table]
         head = "| key | type | default | meaning |\n|---|---|---|---|"
-        parts.append("\n".join([heading, "", TABLES[table], "", head, *rows, ""]))
+        parts.append("\n".join([f"## {heading}", "", TABLES[table], "", head, *rows, ""]))
     return "\n".join(parts)
 
 

@@ -78,7 +78,10 @@ def test_tables_of_the_recipe(recipe):
             "task.name = 'trivia': choose one of instructions, files, natural-instructions",
         ),
         ("[task]\nname = 3", "task.name = 3: choose one of instructions"),
-        ("[task]\nclient = 3", "task.client = 3: unknown key .did you mean clients.*; allowed here: name, clients, families_per_client"),
+        (
+            "[task]\nclient = 3",
+            "task.client = 3: unknown key .did you mean clients.*; allowed here: name, clients, families_per_client",
+        ),
         (
             "[task]\nname = 'sst2'\npath = 'x'\nunseen = 3",
             "task.unseen = 3: unknown key; allowed here: .*path.*clients",
@@ -106,7 +109,7 @@ def test_tables_of_the_recipe(recipe):
         (f"{DOLLY}partition = 'iid'", "task.partition = 'iid': input should be a valid dictionary"),
         (
             f"{DOLLY}client = 3",
-            "task.client = 3: unknown key .did you mean clients.*; allowed here: name, path, clients, partition, .*test_cat",
+            "task.client = 3: unknown key .did you mean clients.*; allowed here: name, path, clients, .*test_cat",
         ),
         ("[task]\nname = 'files'\npath = 'x'\nevaluation = 1.0", "task.evaluation = 1.0: input should be less than 1"),
         ("[model]\ndtype = 'int8'", "model.dtype = 'int8'"),

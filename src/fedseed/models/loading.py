@@ -1,6 +1,7 @@
 """Loading models: the project's own bases, a local folder, or a hub name."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,7 +22,7 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-from fedseed.errors import RecipeError, did_you_mean, to_install
+from fedseed.errors import RecipeError, to_install
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.weights.layout import DigestKind
@@ -319,11 +320,12 @@ def find_base(
 
 
 def quiet() -> None:
-    """Keep transformers' own progress bars and advice off the screen."""
-    from transformers.utils import logging
+    """Keep transformers' own progress bars off the screen, and its advice, unless fedseed's own logs are asked for."""
+    from transformers.utils import logging as theirs
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    theirs.disable_progress_bar()
+    level = logging.getLogger("fedseed").level
+    theirs.set_verbosity(level if logging.NOTSET < level <= logging.INFO else logging.ERROR)
 
 
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:

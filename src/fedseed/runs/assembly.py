@@ -1,5 +1,7 @@
 """From a recipe to a federation: model, data, objective and evaluation, put together."""
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from fedseed.models.base_files import BaseFiles
     from fedseed.objectives.kinds import ExampleKind
     from fedseed.objectives.losses import Objective
+
+
+logger = logging.getLogger(__name__)
 
 
 class Federation(Simulation):
@@ -225,7 +230,11 @@ def build(
     """
     for tracker in recipe.tracking:
         tracker.check()
+    began = time.perf_counter()
     data = recipe.task.load()
+    logger.info(
+        "data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, len(data.clients)
+    )
     count = len(data.clients)
     per_round = check_per_round(recipe, count)
     team = None
@@ -250,7 +259,9 @@ def _put_together(
     team: Team | None,
     threads: int | None,
 ) -> Federation:
+    began = time.perf_counter()
     equipment = equip(recipe, data)
+    logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
     evaluate, notes = evaluation_of(recipe, equipment, data)
     attackers, settings = attackers_of(recipe, len(data.clients)), recipe.model
     federation = Federation(

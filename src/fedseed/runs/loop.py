@@ -5,6 +5,7 @@ Free of torch. A `Backend` says how messages travel and where weights are kept (
 summary and picture are the same code for both.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,13 +22,15 @@ from fedseed.federation.rounds import Gathered
 from fedseed.methods import Method
 from fedseed.methods.content import Content
 from fedseed.orbit import Header
-from fedseed.reports.progress import Progress, Silent
+from fedseed.reports.progress import Progress, Silent, describe
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.downloads import Downloads, restored
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.per_client import exchanged, mean_exchanged, seconds_per_client
 from fedseed.tracking import Start, Tracker, Trackers
+
+logger = logging.getLogger(__name__)
 
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
 NOISE_WARNING = 0.1
@@ -228,6 +231,7 @@ class Loop:
                     folder.add_metrics(line)
                 self._trackers.metrics(line)
                 self.progress.round(line)
+                logger.info("round %d: %s", line["round"], describe(line))
         orbit_bytes = self.backend.complete()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:

@@ -1,5 +1,6 @@
 """Recipes: TOML files that say everything about a run, checked before anything is loaded."""
 
+import logging
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ from fedseed.runs.named import ByName
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind
+
+logger = logging.getLogger(__name__)
 
 AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]  # without a name: the project's own
 AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]
@@ -278,6 +281,8 @@ def read_recipe(
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
         raise RecipeError(f"{path}: {explain(error, data, Recipe)}") from error
+    logger.info("recipe %s: %s on %s, %d rounds", path, recipe.method.name, recipe.task.name, recipe.rounds)
+    logger.debug("the complete recipe:\n%s", recipe.to_toml())
     for line in dict.fromkeys(notes):
         if note is None:
             warnings.warn(f"{source}: {line}", FutureWarning, stacklevel=2)

@@ -138,9 +138,7 @@ class InstructionData(Task):
             reason = (
                 "parquet files are read by" if is_folder else "no such file or folder here, and names on the hub need"
             )
-            raise RecipeError(
-                f"{wanted}: {reason} the datasets library ({to_install('hub')}); {self.hint}"
-            ) from error
+            raise RecipeError(f"{wanted}: {reason} the datasets library ({to_install('hub')}); {self.hint}") from error
         datasets.disable_progress_bars()
         try:
             configs = datasets.get_dataset_config_names(self.path)

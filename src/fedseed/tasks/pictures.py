@@ -122,5 +122,3 @@ class PictureTask(Task):
 
 def _names(count: int) -> list[str]:
     return [f"client-{number:02d}" for number in range(1, count + 1)]
-
-

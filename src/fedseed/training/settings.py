@@ -60,8 +60,8 @@ class LocalTraining(Renamed):
     clip: PositiveFloat | None = Field(None, description="largest gradient norm; longer gradients are shortened")
     small_steps: Literal["nearest", "stochastic", "master"] = Field(
         "nearest",
-        description="what becomes of steps too small for a 16-bit weight: \"nearest\" loses them, \"master\" steps on a "
-        "float32 copy, \"stochastic\" rounds up or down by the shared stream",
+        description='what becomes of steps too small for a 16-bit weight: "nearest" loses them, "master" steps on a '
+        'float32 copy, "stochastic" rounds up or down by the shared stream',
     )
     autocast: Autocast | None = Field(None, description="dtype of forward and backward passes over float32 weights")
     loss_scale: PositiveFloat | Literal["auto"] = Field(
