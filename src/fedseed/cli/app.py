@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedseed import __version__
 from fedseed.cli import looking, network, starting
 from fedseed.cli.common import (
     DeviceOption,
@@ -55,7 +54,9 @@ console = Console()
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"fedseed {__version__}")
+        import fedseed
+
+        print(f"fedseed {fedseed.__version__}")
         raise typer.Exit
 
 
