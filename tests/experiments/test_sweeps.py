@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
         ("[[run]]\nlabel = 'a'", r"run\.0\.recipe: missing"),
         (
             "[[run]]\nlabel='a'\nrecipe='b'\ngird={}",
-            r"gird = \{\}: unknown key; allowed here: label, recipe, set, grid",
+            r"gird = \{\}: unknown key .did you mean grid...; allowed here: label, recipe, set, grid",
         ),
         ("seed=1\n[[run]]\nlabel='a'\nrecipe='b'", "allowed here: title, seeds"),
         ("[[run]]\nlabel='a'\nrecipe='b'\n[[run]]\nlabel='a'\nrecipe='c'", "two runs have the same name"),

@@ -41,6 +41,7 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
         answer(_about(orbit))
         return
     settings = header.method.model_dump(exclude={"name", "training"})
+    beside = size_beside(orbit.size, layout.dense_bytes, header.adapter is not None)
     rows: list[tuple[str, str]] = [
         ("base", f"{header.base} ({header.dtype})"),
         ("base digest", header.base_digest),
@@ -52,7 +53,10 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
         ("seed", str(header.seed)),
         ("steps", str(orbit.last) if header.first == 1 else f"{orbit.last}, only the last is held (compacted)"),
         ("state", _state(orbit)),
-        ("file size", f"{orbit.size:,} bytes ({_beside_the_model(orbit)})"),
+        (
+            "file size",
+            f"{orbit.size:,} bytes ({size_beside(orbit.size, layout.dense_bytes, header.adapter is not None)})",
+        ),
     ]
     if orbit.parts:
         rows.append(("final digest", _digest(orbit.parts[-1].digest)))
@@ -214,14 +218,18 @@ def _about(orbit: Orbit) -> dict[str, Any]:
     }
 
 
-def _beside_the_model(orbit: Orbit) -> str:
-    """How large an orbit is beside the weights that it tunes."""
-    dense = orbit.header.layout.dense_bytes
-    what = "model" if orbit.header.adapter is None else "adapter"
-    if orbit.size > dense:
+def size_beside(size: int, dense: int, adapter: bool = False) -> str:
+    """How large an orbit is beside the weights that it tunes.
+
+    Args:
+        size: the orbit's bytes.
+        dense: those of the weights.
+        adapter: the weights are an adapter's.
+    """
+    what = "adapter" if adapter else "model"
+    if size > dense:
         return f"more than the {what}'s {dense:,}"
-    ratio = dense / orbit.size
-    return f"{ratio:,.0f} times less than the {what}" if ratio >= 10 else f"the {what} has {dense:,}"
+    return f"{dense / size:,.0f} times less than the {what}" if dense >= 10 * size else f"the {what} has {dense:,}"
 
 
 def _state(orbit: Orbit) -> str:

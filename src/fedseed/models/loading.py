@@ -320,12 +320,11 @@ def find_base(
 
 
 def quiet() -> None:
-    """Keep transformers' own progress bars off the screen, and its advice, unless fedseed's own logs are asked for."""
+    """Keep transformers' own progress bars off the screen, and its advice, unless fedseed logs everything."""
     from transformers.utils import logging as theirs
 
     theirs.disable_progress_bar()
-    level = logging.getLogger("fedseed").level
-    theirs.set_verbosity(level if logging.NOTSET < level <= logging.INFO else logging.ERROR)
+    theirs.set_verbosity(logging.INFO if logging.getLogger("fedseed").level == logging.DEBUG else logging.ERROR)
 
 
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:

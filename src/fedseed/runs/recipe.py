@@ -281,7 +281,7 @@ def read_recipe(
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
         raise RecipeError(f"{path}: {explain(error, data, Recipe)}") from error
-    logger.info("recipe %s: %s on %s, %d rounds", path, recipe.method.name, recipe.task.name, recipe.rounds)
+    logger.info("recipe %s: %s on %s, rounds: %d", path, recipe.method.name, recipe.task.name, recipe.rounds)
     logger.debug("the complete recipe:\n%s", recipe.to_toml())
     for line in dict.fromkeys(notes):
         if note is None:

@@ -52,14 +52,10 @@ class Key:
 
 def recipe_keys() -> list[Key]:
     """All keys, in the order of the classes' fields; one that several methods or tasks share is there once."""
-    found: list[Key] = []
+    found: dict[Key, dict[str, None]] = {}  # what all is equal in, and whose it is, in order
     for key in _keys(Recipe, "", ()):
-        same = next((i for i, other in enumerate(found) if replace(other, of=key.of) == key), None)
-        if same is None:
-            found.append(key)
-        elif key.of:
-            found[same] = replace(found[same], of=tuple(dict.fromkeys((*found[same].of, *key.of))))
-    return found
+        found.setdefault(replace(key, of=()), {}).update(dict.fromkeys(key.of))
+    return [replace(key, of=tuple(of)) for key, of in found.items()]
 
 
 def explain_key(word: str) -> list[Key]:
