@@ -53,10 +53,7 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
         ("seed", str(header.seed)),
         ("steps", str(orbit.last) if header.first == 1 else f"{orbit.last}, only the last is held (compacted)"),
         ("state", _state(orbit)),
-        (
-            "file size",
-            f"{orbit.size:,} bytes ({size_beside(orbit.size, layout.dense_bytes, header.adapter is not None)})",
-        ),
+        ("file size", f"{orbit.size:,} bytes ({beside})"),
     ]
     if orbit.parts:
         rows.append(("final digest", _digest(orbit.parts[-1].digest)))
