@@ -32,17 +32,18 @@ class NetworkError(FedseedError):
     """The NATS server can't be reached or refuses, or the other side does; the text says which and why."""
 
 
-def closest(word: object, known: Iterable[str]) -> str | None:
+def closest(word: object, known: Iterable[str], ratio: float = 0.67) -> str | None:
     """The known name that a misspelt one most likely means; None: nothing is close.
 
     Args:
         word: what was given; anything but a text is close to nothing.
         known: the names there are.
+        ratio: how much of both names must be the same, from 0 to 1.
     """
     if not isinstance(word, str):
         return None
     plain = {name.lower().replace("_", "-"): name for name in known}
-    found = get_close_matches(word.lower().replace("_", "-"), plain, 1, 0.67)
+    found = get_close_matches(word.lower().replace("_", "-"), plain, 1, ratio)
     return plain[found[0]] if found else None
 
 

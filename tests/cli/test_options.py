@@ -157,7 +157,7 @@ def test_what_is_misspelt_ends_with_2_and_a_suggestion(place):
         (["run", "quickstart-feret"], "did you mean quickstart-ferret?"),
         (["run", "my.toml", "--set", "method.direction=1"], "(did you mean directions?)"),
         (["run", "my.toml", "--set", "methd.name=ferret"], "unknown key (did you mean method?)"),
-        (["run", "my.toml", "--set", "model.base=./smal"], "no such folder"),
+        (["run", "my.toml", "--set", "model.base=smal"], 'model.base = "smal": did you mean small?'),
         (["run", "comparison"], "fedseed compare comparison --out FOLDER"),
         (["explain", "dirctions"], "did you mean method.directions?"),
     ):

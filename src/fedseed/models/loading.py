@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-from fedseed.errors import RecipeError, to_install
+from fedseed.errors import RecipeError, closest, to_install
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.weights.layout import DigestKind
@@ -103,6 +103,10 @@ def locate(base: str) -> str:
     if looks_like_path:
         raise RecipeError(
             f'model.base = "{base}": there is no such folder; give "small", "digits", an existing folder or a hub name'
+        )
+    if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):  # asking the hub for it could take a minute
+        raise RecipeError(
+            f'model.base = "{base}": did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME'
         )
     return base
 
