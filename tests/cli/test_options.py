@@ -101,6 +101,15 @@ def test_results_as_json(place, run):
     assert [(one["key"], one["default"], one["of"]) for one in found] == [("method.directions", "200", ["ferret"])]
 
 
+@pytest.mark.long
+def test_costs_as_json(place):
+    done = fedseed("bench", "my.toml", "--memory", "--json", cwd=place[0])
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["memory"]["parameters"] == 1_195_392 and said["memory"]["peak"] > 4 * 1_195_392
+    assert (said["time"], said["untimed"]) == (None, "--memory") and "memory, reckoned" in done.stderr
+
+
 def test_comparing_as_json_in_silence_and_anew(place, tmp_path):
     words = ["compare", "my.toml", "--out", tmp_path / "both", "--json", "--quiet"]
     done = fedseed(*words, cwd=place[0])
