@@ -265,7 +265,7 @@ def _quiet() -> None:
 def main() -> None:
     """Entry point: errors become one line and an exit code."""
     try:
-        app()
+        app(prog_name="fedseed")  # however it was started: completion goes by the name
     except RecipeError as error:
         _fail(error, 2)
     except (FedseedError, OSError) as error:
