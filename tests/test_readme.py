@@ -76,11 +76,11 @@ def test_what_new_writes_runs_as_it_is(tmp_path):
     assert done.returncode == 0 and "Next: cd demo && fedseed run recipe.toml" in done.stdout
     again = command.fedseed("new", "demo", cwd=tmp_path)
     assert again.returncode == 1 and "there already; choose another folder" in again.stderr
-    quick = ["--set", "rounds=2", "--set", "evaluation.rouge=false"]
+    quick = ["--set", "rounds=1", "--set", "evaluation.rouge=false"]
     done = command.fedseed("run", "recipe.toml", "--json", *quick, cwd=tmp_path / "demo")
     assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
     summary = json.loads(done.stdout)
-    assert summary["clients"] == 3 and summary["final"]["loss"] < 0.5 * summary["baseline"]["loss"]
+    assert summary["clients"] == 3 and summary["final"]["loss"] < 0.7 * summary["baseline"]["loss"]
     words = read_recipe(tmp_path / "demo" / "recipe.toml")
     assert words.rounds == 10 and "task.validation" not in words.to_toml()
 
