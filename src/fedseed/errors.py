@@ -1,4 +1,7 @@
-"""The errors a user of fedseed can meet, each with what to do about it in its text."""
+"""The errors a user of fedseed can meet, each with what to do about it in its text; and words that many of them use."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class FedseedError(Exception):
@@ -27,3 +30,50 @@ class NonFiniteError(FedseedError):
 
 class NetworkError(FedseedError):
     """The NATS server can't be reached or refuses, or the other side does; the text says which and why."""
+
+
+def closest(word: object, known: Iterable[str], ratio: float = 0.67) -> str | None:
+    """The known name that a misspelt one most likely means; None: nothing is close.
+
+    Args:
+        word: what was given; anything but a text is close to nothing.
+        known: the names there are.
+        ratio: how much of both names must be the same, from 0 to 1.
+    """
+    if not isinstance(word, str):
+        return None
+    plain = {name.lower().replace("_", "-"): name for name in known}
+    found = get_close_matches(word.lower().replace("_", "-"), plain, 1, ratio)
+    return plain[found[0]] if found else None
+
+
+def did_you_mean(word: object, known: Iterable[str], after: str = " ") -> str:
+    """A question for an error: "did you mean hadamard? ", or "" if nothing is close.
+
+    Args:
+        word: what was given.
+        known: the names there are.
+        after: what comes after the question.
+    """
+    found = closest(word, known)
+    return "" if found is None else f"did you mean {found}?{after}"
+
+
+def to_install(extra: str) -> str:
+    """How to get what an extra of pyproject.toml has, for messages: the one place that says where fedseed comes from.
+
+    Args:
+        extra: its name, such as "train".
+    """
+    return f"pip install '.[{extra}]' in the folder of fedseed's sources"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """A number with its noun: "1 client", "1,200 clients".
+
+    Args:
+        count: the number.
+        one: the noun of one.
+        many: the noun of others; by default with an s.
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -28,7 +28,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, did_you_mean
 
 T = TypeVar("T")
 BUILT_IN = "built in"
@@ -176,7 +176,9 @@ class Registry(Generic[T]):
         for broken in self.broken():
             if broken.name == name:
                 return f"the entry point of {broken.origin} can't be loaded: {broken.reason}"
-        return f"choose one of {', '.join(self.names())}, or give the file of your own with --plugin"
+        names = self.names()
+        question = did_you_mean(name, names)
+        return f"{question}choose one of {', '.join(names)}, or give the file of your own with --plugin"
 
     def is_broken(self, name: object) -> bool:
         """Whether an entry point of this name could not be loaded."""

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from fedseed.errors import RecipeError
+from fedseed.errors import FedseedError, RecipeError
 from fedseed.experiments import sweeps
 from fedseed.experiments.sweeps import Sweep, Sweeping, find_sweep, packaged_sweeps, parse_grid, read_sweep
 from fedseed.experiments.worker_pool import Job, WorkerPool
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
         ("[[run]]\nlabel = 'a'", r"run\.0\.recipe: missing"),
         (
             "[[run]]\nlabel='a'\nrecipe='b'\ngird={}",
-            r"gird = \{\}: unknown key; allowed here: label, recipe, set, grid",
+            r"gird = \{\}: unknown key .did you mean grid..; allowed here: label, recipe, set, grid",
         ),
         ("seed=1\n[[run]]\nlabel='a'\nrecipe='b'", "allowed here: title, seeds"),
         ("[[run]]\nlabel='a'\nrecipe='b'\n[[run]]\nlabel='a'\nrecipe='c'", "two runs have the same name"),
@@ -317,3 +317,61 @@ def test_a_runs_process_starts_workers_of_its_own(tmp_path):
         helpers.stop()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["workers"] == 2 and summary["threads"] == 1
+
+
+def own(tmp_path, lines=10, **task):
+    """A recipe on two clients' own files, with a grid."""
+    for name in ("anna", "bert"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        rows = [{"prompt": f"say {i}:", "completion": f" {i}"} for i in range(lines)]
+        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [f"{key}={json.dumps(value)}" for key, value in {"name": "files", **task}.items()]
+    settings = ["task={}", *(f"task.{text}" for text in settings), f"task.path={tmp_path / 'data'}"]
+    run = {"label": "FedAvg", "recipe": "quickstart-fedavg", "grid": {"method.training.learning_rate": [1e-3, 3e-3]}}
+    return Sweep.model_validate({"run": [run, {"label": "without", "recipe": "quickstart-ferret"}], "set": settings})
+
+
+def test_a_grid_on_own_data_keeps_examples_to_choose_on(monkeypatch, tmp_path):
+    played = Played(monkeypatch, lambda recipe: recipe.method.training.learning_rate)
+    said = []
+    sweeping = Sweeping(own(tmp_path), tmp_path / "out", said.append)
+    assert len(said) == 1 and said[0].startswith("task.validation = 0.1: a grid's point is chosen on examples that no")
+    sweeping.run()
+    assert len(played.jobs) == 4 and {recipe.task.validation for _, recipe in played.jobs} == {0.1}  # comparable
+    data = played.jobs[0][1].task.load()
+    assert len(data.evaluation[""]) == 2 and data.evaluation[""] == data.validation
+
+
+def test_what_a_grid_can_not_be_chosen_on_is_said_before_anything_is_there(monkeypatch, tmp_path):
+    played = Played(monkeypatch, lambda recipe: 1.0)
+    with pytest.raises(RecipeError, match=r"keeps none: set it, such as --set task.validation=0\.1"):
+        Sweeping(own(tmp_path, validation=0.0), tmp_path / "out", lambda line: None)
+    said = []
+    Sweeping(own(tmp_path, validation=0.3), tmp_path / "out", said.append).run()
+    assert not any("task.validation" in line for line in said) and played.jobs[0][1].task.validation == 0.3
+    with pytest.raises(RecipeError, match=r"nothing is held out to evaluate on; raise task\.validation"):
+        Sweeping(own(tmp_path, lines=2), tmp_path / "none", lambda line: None).run()
+    assert not (tmp_path / "none").exists()
+    pictures = Sweep.model_validate(
+        {"run": [{"label": "a", "recipe": "digits-feedsign", "grid": {"method.learning_rate": [1e-3, 1e-2]}}],
+         "set": ['task={name="cifar10", path="x"}']}
+    )  # fmt: skip
+    with pytest.raises(RecipeError, match=r"keeps none: set it, such as --set task.validation=200"):
+        Sweeping(pictures, tmp_path / "none", lambda line: None)
+
+
+def test_a_sweep_begins_anew(monkeypatch, tmp_path):
+    played = Played(monkeypatch, lambda recipe: 1.0)
+    one = Sweep.model_validate({"run": [{"label": "FedAvg", "recipe": "quickstart-fedavg"}], "set": TINY})
+    Sweeping(one, tmp_path, lambda line: None).run()
+    Sweeping(one, tmp_path, lambda line: None).run()
+    assert len(played.jobs) == 1  # there already
+    [folder] = {job.folder for job, _ in played.jobs}
+    with pytest.raises(FedseedError, match="is no run's folder"):  # what was played has no recipe
+        Sweeping(one, tmp_path, lambda line: None, overwrite=True).run()
+    (folder / "recipe.toml").write_text(played.jobs[0][1].to_toml())
+    for file in ("summary.json", "metrics.jsonl"):
+        assert (folder / file).exists()
+    monkeypatch.setattr(played, "loss", lambda recipe: None)  # it breaks, so nothing is written again
+    Sweeping(one, tmp_path, lambda line: None, overwrite=True).run()
+    assert len(played.jobs) == 2 and list(folder.iterdir()) == []

@@ -261,7 +261,9 @@ def test_what_does_not_fit_is_said():
         install(masked, PromptTuning(), 1)
     model = install(masked, LoRA(rank=2, targets=["query"]), 1)  # but LoRA goes anywhere
     assert ParameterSpace(model).size == 2 * 2 * 16
-    with pytest.raises(RecipeError, match=r"model\.adapter\.ranks = 3: unknown key; allowed here: kind, rank"):
+    with pytest.raises(
+        RecipeError, match=r"model\.adapter\.ranks = 3: unknown key .did you mean rank..; allowed here: kind, rank"
+    ):
         read_recipe("small-feedsign", ('model.adapter.kind="lora"', "model.adapter.ranks=3"))
     with pytest.raises(RecipeError, match=r"model\.adapter\.kind = 'ia3': choose one of lora, p-tuning, prompt"):
         read_recipe("small-feedsign", ('model.adapter.kind="ia3"',))

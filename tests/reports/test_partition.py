@@ -85,7 +85,7 @@ def test_without_labels_there_are_sizes():
         TaskData([ClientData("a", [Example("p", "r")] * 3), ClientData("b", [Example("p", "r")])])
     )
     text = shown(held)
-    assert "2 clients, 4 examples" in text and "A client holds 1 to 3 (median 2) examples." in text
+    assert "2 clients, 4 examples" in text and "A client holds 1 to 3 examples (median 2)." in text
     assert "label" not in text and "mixture" not in text
 
 

@@ -3,7 +3,7 @@ from io import StringIO
 from rich.console import Console
 
 from fedseed.reports.progress import describe
-from fedseed.reports.tables import comparison_table, cost_table
+from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
 
 
 def summary_of(metrics):
@@ -49,6 +49,33 @@ def test_a_table_shows_whatever_metrics_a_task_has():
     assert "Unseen: tasks" in shown(both)
     lines = printed(comparison_table([("zo-fedsgd", summary_of(both))]), width=80).splitlines()
     assert max(map(len, lines)) <= 80 and any("18.6" in line and "2 s" in line for line in lines)  # nothing is cut
+
+
+def test_parameters_are_those_of_each_method():
+    whole, adapter = summary_of({"loss": 0.5}), {**summary_of({"loss": 0.5}), "parameters": 3, "adapter": {"rank": 1}}
+    both = printed(comparison_table([("fedavg", whole), ("ferret", whole), ("fedit", adapter)]))
+    assert "5 clients, 5 a round; parameters: 10 (fedavg, ferret), 3 (fedit)" in " ".join(both.split())
+    assert printed(comparison_table([("fedavg", whole), ("ferret", whole)])).startswith("10 parameters, 5 clients,")
+    assert printed(comparison_table([("fedit", adapter)])).startswith("3 parameters of an adapter, 5 clients,")
+    assert printed(comparison_table([("x", {**whole, "clients": 1, "clients_per_round": 1})])).startswith(
+        "10 parameters, 1 client, 1 a round"
+    )
+
+
+def test_no_one_times_fewer_and_no_zero_times():
+    base = {
+        **summary_of({"loss": 1.0}),
+        "baseline": {"loss": 2.0},
+        "payload_bytes_up": 100.0,
+        "payload_bytes_down": 100,
+    }
+    like = {**base, "payload_bytes_up": 99.0}
+    half = {**base, "payload_bytes_up": 66.0, "payload_bytes_down": 66.0}
+    more = {**base, "payload_bytes_up": 50.0, "payload_bytes_down": 450.0}
+    few = {**base, "payload_bytes_up": 1.0, "payload_bytes_down": 1.0}
+    lines = comparison_lines([("a", base), ("like", like), ("half", half), ("more", more), ("few", few)])
+    ends = ["about as many bytes", "1.5 times fewer bytes", "2.5 times more bytes", "100 times fewer bytes"]
+    assert [line.rpartition("improvement with ")[2] for line in lines] == [f"{end}." for end in ends]
 
 
 def test_what_a_round_costs_a_client_fits_a_terminal():

@@ -1,3 +1,4 @@
+import re
 import tomllib
 
 import pytest
@@ -79,7 +80,10 @@ def test_tables_of_the_recipe(recipe):
             "task.name = 'trivia': choose one of instructions, files, natural-instructions",
         ),
         ("[task]\nname = 3", "task.name = 3: choose one of instructions"),
-        ("[task]\nclient = 3", "task.client = 3: unknown key; allowed here: name, clients, families_per_client"),
+        (
+            "[task]\nclient = 3",
+            "task.client = 3: unknown key .did you mean clients.*; allowed here: name, clients, families_per_client",
+        ),
         (
             "[task]\nname = 'sst2'\npath = 'x'\nunseen = 3",
             "task.unseen = 3: unknown key; allowed here: .*path.*clients",
@@ -107,7 +111,7 @@ def test_tables_of_the_recipe(recipe):
         (f"{DOLLY}partition = 'iid'", "task.partition = 'iid': input should be a valid dictionary"),
         (
             f"{DOLLY}client = 3",
-            "task.client = 3: unknown key; allowed here: name, path, clients, partition, .*test_cat",
+            "task.client = 3: unknown key .did you mean clients.*; allowed here: name, path, clients, .*test_cat",
         ),
         ("[task]\nname = 'files'\npath = 'x'\nevaluation = 1.0", "task.evaluation = 1.0: input should be less than 1"),
         ("[model]\ndtype = 'int8'", "model.dtype = 'int8'"),
@@ -115,6 +119,85 @@ def test_tables_of_the_recipe(recipe):
     ):
         with pytest.raises(RecipeError, match=text):
             read_recipe(recipe(GOOD + table))
+
+
+FIELD = "[task]\nname = 'files'\npath = 'x'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # a misspelt key is named before what is missing because of it
+        (
+            "methd = 'ferret'",
+            "methd = 'ferret': unknown key (did you mean method?); allowed here: title, .*(and 2 more)",
+        ),
+        ("round = 1\n[method]\nname = 'ferret'", "round = 1: unknown key (did you mean rounds?); allowed"),
+        (f"{GOOD}lerning_rate = 1.0", "method.training.lerning_rate = 1.0: unknown key (did you mean learning_rate?)"),
+        (f"learning_rate = 0.1\n{GOOD}", "learning_rate = 0.1: unknown key (there is method.training.learning_rate);"),
+        # the kind of a partition is called as one of its keys
+        (
+            f"{GOOD}{FIELD}partition = {{kind = 'field', field = 'lang', alpha = 0.1}}",
+            ": task.partition.alpha = 0.1: unknown key; allowed here: kind, field, leave_out$",
+        ),
+        (f"{GOOD}{FIELD}partition = {{kind = 'field', field = 0.1}}", "task.partition.field = 0.1: .*valid string"),
+        (f"{GOOD}{FIELD}partition = {{kind = 'dirichlt'}}", "'dirichlt': did you mean dirichlet? choose one of iid"),
+        (
+            f"{GOOD}[model]\nadapter = {{kind = 'lora', rnk = 4}}",
+            "model.adapter.rnk = 4: unknown key (did you mean rank?)",
+        ),
+        (GOOD.replace('"ferret"', '"feret"'), "method.name = 'feret': did you mean ferret? choose one of ferret,"),
+        (f"{GOOD}[task]\nname = 'instructons'", "task.name = 'instructons': did you mean instructions? choose one of"),
+        (
+            GOOD.replace("directions = 100", "basis = 'hadamad'"),
+            "method.basis = 'hadamad': did you mean hadamard? input",
+        ),
+        (f"{GOOD}[evaluation]\nmetrics = ['rouge_1']", "'rouge_1': did you mean rouge_l? choose one of"),
+        # numbers that no message could carry
+        (f"seed = 18446744073709551616\n{GOOD}", "seed = 18446744073709551616: input should be less than 1844"),
+        (f"{GOOD}[task]\nseed = 18446744073709551616", "task.seed = 18446744073709551616: input should be less"),
+        (GOOD.replace("= 3", "= 4294967296"), "rounds = 4294967296: at most 4,294,967,295"),
+        (f"{GOOD}batch = 4294967296", "method.training.batch = 4294967296: at most"),
+        (GOOD.replace("0.1", "inf"), "method.training.learning_rate = inf: input should be a finite number"),
+        (GOOD.replace("0.1", "nan"), "method.training.learning_rate = nan: input should be a finite number"),
+        (f"{GOOD}[federation]\ndeadline = inf", "federation.deadline = inf: input should be a finite number"),
+        (
+            f"{GOOD}{FIELD}partition = {{kind = 'dirichlet', alpha = inf}}",
+            "task.partition.alpha = inf: .*finite number",
+        ),
+    ],
+)
+def test_what_was_meant_is_named(recipe, text, message):
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(recipe(text))
+    assert re.search(".*".join(map(re.escape, message.removesuffix("$").split(".*"))), str(caught.value))
+    assert not message.endswith("$") or str(caught.value).endswith(message[-9:-1])
+
+
+def test_the_largest_seed_runs(recipe):
+    read = read_recipe(recipe(f"seed = {2**64 - 1}\n{GOOD}"), ["task.seed=18446744073709551615"])
+    assert read.seed == read.task.seed == 2**64 - 1 and read == read_recipe(recipe(read.to_toml()))
+
+
+def test_settings_from_python_are_finite_too():
+    from pydantic import ValidationError
+
+    from fedseed import Ferret
+
+    with pytest.raises(ValidationError, match="finite"):
+        Ferret(global_rate=float("inf"))
+
+
+def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(GOOD)
+    for name, meant in (("quickstart-feret", "quickstart-ferret"), ("mine", "mine.toml"), ("mnie.toml", "mine.toml")):
+        with pytest.raises(RecipeError, match=rf"{name}: no such recipe file.*did you mean {meant}\?") as caught:
+            read_recipe(name)
+        assert "fedseed list recipes" in str(caught.value) and len(str(caught.value)) < 250
+    with pytest.raises(RecipeError) as caught:
+        read_recipe("zzz")
+    assert "did you mean" not in str(caught.value)
 
 
 def test_missing_files_and_bad_toml(recipe, tmp_path):
@@ -261,9 +344,9 @@ def test_what_was_left_out_is_said_when_a_run_starts(natural_instructions, capsy
     summary = federation.run().summary
     assert summary["data_notes"] == [
         "train: 1 of 2 tasks left out (fewer than 20 usable instances), "
-        "0 of 44 instances left out (input over 1,024 characters); 1 tasks give 25 examples",
+        "0 of 44 instances left out (input over 1,024 characters); 1 task gives 25 examples",
         "test: 0 of 1 tasks left out (fewer than 1 usable instances), "
-        "0 of 5 instances left out (input over 1,024 characters); 1 tasks give 5 examples",
+        "0 of 5 instances left out (input over 1,024 characters); 1 task gives 5 examples",
         "5 of the clients' examples left out (over evaluation.max_length = 200 tokens)",
     ]
     shown = capsys.readouterr().out

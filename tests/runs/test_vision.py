@@ -128,7 +128,9 @@ def test_what_does_not_fit_is_said_before_the_run(image_base, cifar10):
         Federation.from_file("digits-feedsign", ["model.trainable=heads"])
     with pytest.raises(RecipeError, match=r"task.clients = 700: 697 examples are not enough"):
         Federation.from_file("digits-feedsign", ["task.clients=700", "federation.per_round=5"])
-    with pytest.raises(RecipeError, match=r"task.partition.alpah = 1.0: unknown key; .*: kind, alpha, minimum"):
+    with pytest.raises(
+        RecipeError, match=r"task.partition.alpah = 1.0: unknown key .did you mean alpha..; .*: kind, alpha, minimum"
+    ):
         Federation.from_file(
             "digits-feedsign", ["task.partition.kind=dirichlet", "task.partition.alpah=1.0", "task.seed=3"]
         )

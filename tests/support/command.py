@@ -15,7 +15,7 @@ def fedseed(*words, cwd=None):
     """`fedseed WORDS` in this process: its exit code and what it says."""
     import rich.console
 
-    from fedseed.cli import app, main, network, orbit, preview
+    from fedseed.cli import app, main  # noqa: F401  (app: so that the modules are there whose consoles are exchanged)
 
     said, errors = io.StringIO(), io.StringIO()
     code, before = 0, os.getcwd()  # noqa: PTH109
@@ -24,8 +24,9 @@ def fedseed(*words, cwd=None):
         stack.enter_context(mock.patch.dict(os.environ, {"COLUMNS": "80"}))
         stack.enter_context(contextlib.redirect_stdout(said))
         stack.enter_context(contextlib.redirect_stderr(errors))
-        for module in (app, network, orbit, preview):  # a console knows the width from when it was made
-            stack.enter_context(mock.patch.object(module, "console", rich.console.Console()))
+        for name, module in list(sys.modules.items()):  # a console knows the width from when it was made
+            if name.startswith("fedseed.cli.") and hasattr(module, "console"):
+                stack.enter_context(mock.patch.object(module, "console", rich.console.Console()))
         stack.callback(os.chdir, before)
         os.chdir(cwd or before)
         try:

@@ -60,7 +60,7 @@ def test_pixels_and_labels_are_those_of_the_file(cifar10):
     assert len(data.evaluation[""]) == 20
     assert data.notes == (
         "120 training and 0 validation pictures of 120 in the train part, 20 test pictures of 20, 10 classes",
-        "1 clients hold 120 to 120 pictures of 10 classes (iid)",
+        "1 client holds 120 pictures of 10 classes (iid)",
     )
 
 

@@ -57,5 +57,5 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(RecipeError, match=r"it needs scikit-learn.*fedseed\[digits\]"):
+    with pytest.raises(RecipeError, match=r"it needs scikit-learn.*pip install '.\[digits\]'"):
         DigitsTask().load()

@@ -166,7 +166,10 @@ def test_what_can_not_be_found_says_what_to_give(name, tmp_path, monkeypatch):
         with pytest.raises(RecipeError, match=rf'task.path = "{path}": there is no such file or folder; give '):
             load(name, path)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
-    with pytest.raises(RecipeError, match=r"no such file or folder here.*pip install 'fedseed\[hub\]'\); give "):
+    with pytest.raises(
+        RecipeError,
+        match=r"no such file or folder here.*pip install '.\[hub\]' in the folder of fedseed's sources\); give ",
+    ):
         load(name, "someone/somewhat")
     (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"")
     with pytest.raises(RecipeError, match=r"parquet files are read by the datasets library"):

@@ -14,7 +14,7 @@ Vector = NDArray[np.float64]
 class AggregationRule(BaseModel, ABC):
     """Settings of one rule. Subclasses stand in a file each, and their names in a recipe's `[aggregation]`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list aggregation`

@@ -1,5 +1,6 @@
 """The command line. Exit codes: 0 done; 2 the command line or the recipe is wrong; 1 anything else."""
 
+import json
 import os
 import sys
 import traceback
@@ -8,25 +9,31 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from fedseed.cli import network, preview, results
+from fedseed.cli import looking, network, preview, results, starting
 from fedseed.cli.common import (
     DeviceOption,
+    JsonOption,
+    LogLevel,
+    OverwriteOption,
     PluginOption,
+    QuietOption,
+    RecipeArgument,
     SetOption,
     ThreadsOption,
     TrustOption,
     WorkersOption,
+    answer,
+    complete_recipe,
     interruptible,
+    log_at,
     note,
     settings,
-)  # fmt: skip
-from fedseed.cli.listing import LISTED, listing
+    talking,
+)
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.cli.status import by_client
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError, RecipeError, plural, to_install
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
 # on a machine that is busy with something else makes short operations ten times slower; sleeping at once makes them
@@ -38,21 +45,40 @@ TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite",
 app = typer.Typer(
     help="Federated tuning of all parameters of a model with seeds and scalars on the wire.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(orbit_app, name="orbit")
 network.register(app)
+looking.register(app)
 preview.register(app)
 results.register(app)
+starting.register(app)
 console = Console()
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import fedseed
+
+        print(f"fedseed {fedseed.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def options(debug: Annotated[bool, typer.Option(help="Show a traceback if something fails.")] = False) -> None:
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback if something fails.")] = False,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(help="Write log records from this level on to standard error.")
+    ] = None,
+) -> None:
     """Options that stand before the command."""
     global _debug
     _debug = debug
+    if log_level is not None:
+        log_at(log_level)
 
 
 _debug = False
@@ -60,7 +86,7 @@ _debug = False
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
+    recipe: RecipeArgument,
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")] = False,
@@ -73,33 +99,37 @@ def run(
     threads: ThreadsOption = None,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run a federation on this machine: in this process, or with --workers in several."""
+    if resume and overwrite:
+        raise RecipeError("--resume goes on with the run in the folder, --overwrite deletes it: give one of them")
+    shown = talking(console, as_json, quiet)
     folder = out or Path("runs") / Path(recipe).stem
     changes = [*settings(set_, device), *([] if rounds is None else [f"rounds={rounds}"])]
     with interruptible("--resume"):
         summary = _run(
-            recipe,
-            changes,
-            folder,
-            resume,
-            plugin or [],
-            trust_plugins,
-            workers,
-            threads,
+            recipe, changes, folder, resume, plugin or [], trust_plugins, workers, threads, overwrite, shown,
             resume and rounds is not None,
-        )
+        )  # fmt: skip
     from fedseed.reports.tables import comparison_table
 
-    console.print(comparison_table([(summary["method"], summary)]))
+    shown.print(comparison_table([(summary["method"], summary)]))
     for line in by_client(summary):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"Files: {folder}")
+        shown.print(line, highlight=False, soft_wrap=True, markup=False)
+    shown.print(f"Files: {folder}")
+    if as_json:
+        answer({**summary, "folder": str(folder)})
 
 
 @app.command()
 def compare(
-    recipes: Annotated[list[str], typer.Argument(help="Recipes to run one after the other, or one sweep.")],
+    recipes: Annotated[
+        list[str],
+        typer.Argument(help="Recipes to run one after the other, or one sweep.", autocompletion=complete_recipe),
+    ],
     out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")],
     set_: SetOption = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")] = None,
@@ -112,15 +142,24 @@ def compare(
     threads: ThreadsOption = None,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
     from fedseed.experiments.sweeps import find_sweep
 
     plugins, changes = plugin or [], settings(set_, device)
+    shown = talking(console, as_json, quiet)
     sweep = find_sweep(recipes[0]) if len(recipes) == 1 else None
     if sweep is not None or seeds is not None or grid:
         with interruptible():
-            _sweep(sweep, recipes, out, changes, seeds, grid or [], jobs, workers, threads, plugins, trust_plugins)
+            _sweep(
+                sweep, recipes, out, changes, seeds, grid or [], jobs, workers, threads, plugins, trust_plugins,
+                overwrite, shown,
+            )  # fmt: skip
+        if as_json:
+            answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
         return
     if jobs > 1:
         raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
@@ -136,19 +175,22 @@ def compare(
         read_recipe(recipe, changes, plugins, trust_plugins, lambda line: None)  # said when it runs
     with interruptible():
         summaries = [
-            _run(recipe, changes, out / name, True, plugins, trust_plugins, workers, threads)
+            _run(recipe, changes, out / name, not overwrite, plugins, trust_plugins, workers, threads, overwrite, shown)
             for recipe, name in zip(recipes, names, strict=True)
         ]
     methods = [summary["method"] for summary in summaries]
     labels = methods if len(set(methods)) == len(methods) else names
     draw_runs({label: read_metrics(out / name) for label, name in zip(labels, names, strict=True)}, out / "compare.png")
     rows = list(zip(labels, summaries, strict=True))
-    console.print(comparison_table(rows))
+    shown.print(comparison_table(rows))
     for line in comparison_lines(rows):
-        console.print(line, highlight=False)
-    console.print()
-    console.print(cost_table(rows))
-    console.print(f"Picture: {out / 'compare.png'}")
+        shown.print(line, highlight=False)
+    shown.print()
+    shown.print(cost_table(rows))
+    shown.print(f"Picture: {out / 'compare.png'}")
+    if as_json:
+        folders = [str(out / name) for name in names]
+        answer([{"label": label, "folder": f, **s} for (label, s), f in zip(rows, folders, strict=True)])
 
 
 def _sweep(
@@ -163,6 +205,8 @@ def _sweep(
     threads: int | None,
     plugins: list[str],
     trust_plugins: bool,
+    overwrite: bool,
+    shown: Console,
 ) -> None:
     from fedseed.experiments.sweeps import Sweep, Sweeping, SweepRun, parse_grid, read_sweep, write_results
 
@@ -180,92 +224,16 @@ def _sweep(
             raise RecipeError(f"--seeds {seeds}: write whole numbers, such as 1,2,3") from error
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+        shown.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    lines = Sweeping(sweep, out, say, jobs, plugins, trust_plugins, workers, threads).run()
-    for sheet in write_results(sweep, lines, out):
-        console.print("\n" + sheet.text(), highlight=False, soft_wrap=True, markup=False)
-    console.print(f"Tables and picture: {out}/compare.txt, .md, .tex, .json, .png", highlight=False)
+    sweeping = Sweeping(sweep, out, say, jobs, plugins, trust_plugins, workers, threads, overwrite)
+    lines = sweeping.run()
+    for sheet in write_results(sweeping.sweep, lines, out):
+        say("\n" + sheet.text())
+    say(f"Tables and picture: {out}/compare.txt, .md, .tex, .json, .png")
     failed = sum(len(line.failed) for line in lines)
     if failed:
-        raise FedseedError(f"{failed} runs failed; the log.txt in a run's folder says why")
-
-
-@app.command()
-def bench(
-    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
-    set_: SetOption = None,
-    device: DeviceOption = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=2, help="For the memory: tokens of an example, in place of the data's longest.")
-    ] = None,
-    memory_only: Annotated[
-        bool, typer.Option("--memory", help="Reckon the memory, and load and time nothing.")
-    ] = False,
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
-) -> None:
-    """Say what a recipe will cost on this machine: memory, before the base is loaded; seconds by phase, bytes."""
-    from fedseed.experiments.estimate import cost_table, measure
-    from fedseed.experiments.memory import fits, memory_table, predict
-    from fedseed.models.outline import has_weights
-    from fedseed.runs.recipe import read_recipe
-
-    checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins, note)
-    _quiet()
-    with console.status("reckoning the memory"):
-        memory = predict(checked, tokens)
-    for part in memory_table(memory):
-        console.print(part, highlight=False)
-    if memory_only:
-        return
-    if not has_weights(checked.model.base):
-        console.print(f"Nothing was timed: {checked.model.base} is a configuration without weights.", highlight=False)
-        return
-    if not fits(memory)[0]:
-        console.print("Nothing was timed, for want of memory.", highlight=False)
-        return
-    with console.status("running one round, shortened"):
-        cost = measure(checked)
-    for part in cost_table(cost):
-        console.print(part)
-
-
-@app.command()
-def partition(
-    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
-    set_: SetOption = None,
-    out: Annotated[Path | None, typer.Option(help="PNG file: a picture of who holds what.")] = None,
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
-) -> None:
-    """Say who holds what: each client's examples by label. Needs the data, no model."""
-    from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
-    from fedseed.runs.parties import load_data
-    from fedseed.runs.recipe import read_recipe
-
-    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
-    if out is not None and out.suffix != ".png":
-        raise RecipeError(f"--out {out}: the picture is a .png file")
-    data = load_data(checked)
-    held = partition_statistics(data)
-    for part in partition_table(held):
-        console.print(part, highlight=False)
-    for text in data.notes:
-        console.print(text, highlight=False)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        draw_partition(held, _partition_title(checked.task), out)
-        console.print(f"Picture: {out}")
-
-
-def _partition_title(task: Any) -> str:
-    """What a picture of a task's partition is called: "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"."""
-    dealt = getattr(task, "partition", None)
-    if dealt is None:
-        return str(task.name)
-    settings = ", ".join(f"{k} = {v}" for k, v in dealt.model_dump(exclude={"kind"}).items() if v != [])
-    return f"{task.name}, {dealt.kind}" + (f": {settings}" if settings else "")
+        raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")
 
 
 def _run(
@@ -277,28 +245,31 @@ def _run(
     trust_plugins: bool,
     workers: int | None,
     threads: int | None,
+    overwrite: bool,
+    shown: Console,
     extend: bool = False,
 ) -> dict[str, Any]:
     from fedseed.reports.progress import Shown
-    from fedseed.runs.assembly import build
     from fedseed.runs.recipe import read_recipe
 
+    _check_no_sweep(recipe)
     checked = read_recipe(recipe, overrides, plugins, trust_plugins, note)
+    from fedseed.runs.assembly import build  # torch from here on
+    from fedseed.runs.folder import discard
+
     _quiet()
-    federation = build(checked, folder, Shown(console), workers, threads)
+    federation = build(checked, folder, Shown(shown), workers, threads)
+    if overwrite:  # now that nothing of the recipe is wrong
+        discard(folder)
     return federation.run(resume, extend).summary
 
 
-@app.command("list")
-def list_(what: Annotated[LISTED, typer.Argument()], plugin: PluginOption = None) -> None:
-    """List what there is, and where it comes from."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    rows, broken = listing(what, plugin or [])
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
-    for line in broken:
-        console.print(Text(line, style="yellow"), soft_wrap=True)
+def _check_no_sweep(recipe: str) -> None:
+    """Raises RecipeError for a sweep where one recipe is wanted."""
+    from fedseed.experiments.sweeps import find_sweep
+
+    if find_sweep(recipe) is not None:
+        raise RecipeError(f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER")
 
 
 def _quiet() -> None:
@@ -311,7 +282,7 @@ def _quiet() -> None:
 def main() -> None:
     """Entry point: errors become one line and an exit code."""
     try:
-        app()
+        app(prog_name="fedseed")  # however it was started: completion goes by the name
     except RecipeError as error:
         _fail(error, 2)
     except (FedseedError, OSError) as error:
@@ -319,7 +290,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in TRAINING_PACKAGES:
             raise
-        _fail(FedseedError(f"this needs {error.name}, a part of the training side: pip install 'fedseed[train]'"), 1)
+        _fail(FedseedError(f"this needs {error.name}, a part of the training side: {to_install('train')}"), 1)
     except Exception as error:  # a bug: still one line, with how to see more
         _fail(RuntimeError(f"{type(error).__name__}: {error} (run again with --debug before the command)"), 1)
 

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedseed.cli.common import PluginOption, stepping
-from fedseed.errors import RecipeError
+from fedseed.cli.common import JsonOption, PluginOption, answer, stepping, talking
+from fedseed.errors import RecipeError, plural
 from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
@@ -31,12 +31,16 @@ DeviceOption = Annotated[
 
 
 @app.command()
-def info(path: PathArgument, plugin: PluginOption = None) -> None:
+def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = False) -> None:
     """Show what an orbit holds."""
     orbit = _open(path, plugin)
     header = orbit.header
     layout = header.layout
+    if as_json:
+        answer(_about(orbit))
+        return
     settings = header.method.model_dump(exclude={"name", "training"})
+    beside = size_beside(orbit.size, layout.dense_bytes, header.adapter is not None)
     rows: list[tuple[str, str]] = [
         ("base", f"{header.base} ({header.dtype})"),
         ("base digest", header.base_digest),
@@ -48,7 +52,7 @@ def info(path: PathArgument, plugin: PluginOption = None) -> None:
         ("seed", str(header.seed)),
         ("steps", str(orbit.last) if header.first == 1 else f"{orbit.last}, only the last is held (compacted)"),
         ("state", _state(orbit)),
-        ("file size", f"{orbit.size:,} bytes ({layout.dense_bytes / orbit.size:,.0f} times less than the model)"),
+        ("file size", f"{orbit.size:,} bytes ({beside})"),
     ]
     if orbit.parts:
         rows.append(("final digest", _digest(orbit.parts[-1].digest)))
@@ -67,21 +71,29 @@ def verify(
     base: BaseOption = None,
     device: DeviceOption = "auto",
     plugin: PluginOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check an orbit: checksums, chain, every step's content; if asked, digests and signature."""
     if signed is not None and key is None:
         raise RecipeError("--signature needs --key, the signer's public key")
     orbit = _open(path, plugin)
     orbit.check_steps()
-    _say(f"{len(orbit):,} steps up to {orbit.last:,}: checksums, chain and contents are right")
-    _say(_state(orbit))
+    shown = talking(console, as_json)
+    _say(f"{plural(len(orbit), 'step')} up to {orbit.last:,}: checksums, chain and contents are right", shown)
+    _say(_state(orbit), shown)
+    found: dict[str, Any] = {"steps": len(orbit), "last": orbit.last, "complete": orbit.complete}
     if key is not None:
         signature.verify(path, key, signed)
-        _say(f"the signature is that of {key.name}")
+        found["signed_by"] = key.name
+        _say(f"the signature is that of {key.name}", shown)
     if replay:
         recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
-        digest = _replay(path, orbit, orbit.last, base, device, check_all=True)[2]
-        _say(f"replayed: {recorded} recorded digests are right; the last is {digest}")
+        digest = _replay(path, orbit, orbit.last, base, device, check_all=True, shown=shown)[2]
+        found |= {"digests_compared": recorded, "digest": digest}
+        right = f"{plural(recorded, 'recorded digest')} {'is' if recorded == 1 else 'are'} right"
+        _say(f"replayed: {right}; the last is {digest}", shown)
+    if as_json:
+        answer(found)
 
 
 @app.command()
@@ -100,7 +112,7 @@ def replay(
     model, tokenizer, digest = _replay(path, orbit, count, base, device)
     facts = Facts(count, digest, orbit.last, path.name, orbit.size)
     export_model(out, model, tokenizer, orbit.header, facts)
-    _say(f"{count} steps applied; digest {digest}")
+    _say(f"{plural(count, 'step')} applied; digest {digest}")
     _say(f"{'Model' if orbit.header.adapter is None else 'Adapter'}: {out}")
 
 
@@ -114,7 +126,7 @@ def rollback(
     """Write the steps up to a number into a new orbit. What comes after may be damaged; PATH is not changed."""
     _load(plugin)
     orbit = edit.rollback(path, to, out)
-    _say(f"{out}: {orbit.last:,} steps, {orbit.size:,} bytes")
+    _say(f"{out}: {plural(orbit.last, 'step')}, {orbit.size:,} bytes")
 
 
 @app.command()
@@ -130,11 +142,16 @@ def diff(
     first: Annotated[Path, typer.Argument(help="An orbit file.")],
     second: Annotated[Path, typer.Argument(help="Another.")],
     plugin: PluginOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what tells two orbits apart: settings, the first step that differs."""
     _load(plugin)
     a, b = Orbit.open(first), Orbit.open(second)
-    for line in edit.differences(a, b) or [f"the same base, settings and {a.last:,} steps"]:
+    differences = edit.differences(a, b)
+    if as_json:
+        answer({"same": not differences, "differences": differences})
+        return
+    for line in differences or [f"the same base, settings and {plural(a.last, 'step')}"]:
         _say(line)
 
 
@@ -201,8 +218,45 @@ def _settings(table: dict[str, Any]) -> str:
     return ", ".join(f"{k}={v}" for k, v in table.items())
 
 
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+def _say(text: str, shown: Console | None = None) -> None:
+    (shown or console).print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _about(orbit: Orbit) -> dict[str, Any]:
+    """What `info --json` prints."""
+    header, layout = orbit.header, orbit.header.layout
+    return {
+        "base": header.base,
+        "dtype": header.dtype,
+        "base_digest": header.base_digest,
+        "digest_kind": header.digest_kind,
+        "parameters": layout.size,
+        "tensors": len(layout.tensors),
+        "blocks": len(layout.block_sizes),
+        "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),
+        "method": header.method.model_dump(),
+        "seed": header.seed,
+        "first": header.first,
+        "steps": orbit.last,
+        "complete": orbit.complete,
+        "bytes": orbit.size,
+        "model_bytes": layout.dense_bytes,
+        "final_digest": None if not orbit.parts or orbit.parts[-1].digest == NO_DIGEST else orbit.parts[-1].digest,
+    }
+
+
+def size_beside(size: int, dense: int, adapter: bool = False) -> str:
+    """How large an orbit is beside the weights that it tunes.
+
+    Args:
+        size: the orbit's bytes.
+        dense: those of the weights.
+        adapter: the weights are an adapter's.
+    """
+    what = "adapter" if adapter else "model"
+    if size > dense:
+        return f"more than the {what}'s {dense:,}"
+    return f"{dense / size:,.0f} times less than the {what}" if dense >= 10 * size else f"the {what} has {dense:,}"
 
 
 def _state(orbit: Orbit) -> str:
@@ -214,12 +268,18 @@ def _digest(digest: str) -> str:
 
 
 def _replay(
-    path: Path, orbit: Orbit, count: int, base: str | None, device: str, check_all: bool = False
+    path: Path,
+    orbit: Orbit,
+    count: int,
+    base: str | None,
+    device: str,
+    check_all: bool = False,
+    shown: Console | None = None,
 ) -> tuple[Any, Any, str]:
     """Load the base and replay onto it, with a bar; returns model, tokenizer and digest."""
     from fedseed.models.loading import quiet
     from fedseed.runs.tuned import replayed
 
     quiet()
-    with stepping(console, count) as tell:
+    with stepping(shown or console, count) as tell:
         return replayed(orbit, path, count, base, device, tell, check_all)

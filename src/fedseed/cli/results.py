@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedseed.cli.common import PluginOption, SetOption, TrustOption, stepping
+from fedseed.cli.common import JsonOption, PluginOption, SetOption, TrustOption, stepping
 from fedseed.errors import RecipeError
 from fedseed.registry import load_plugin
 
@@ -38,7 +38,6 @@ BestOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, for a program.")]
 
 
 def export(

@@ -25,11 +25,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
+from fedseed.randomness.seed import Seed
 from fedseed.registry import resolve
 from fedseed.reports.results import PHASES, read_metrics, read_summary
 from fedseed.reports.tables import (
@@ -42,15 +43,17 @@ from fedseed.reports.tables import (
     shown_metrics,
 )
 from fedseed.runs.explain import explain
+from fedseed.runs.folder import discard
 from fedseed.runs.recipe import packaged_recipes
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]
 LOWER_IS_BETTER = ("loss", "perplexity")
+VALIDATION = 0.1  # share of the examples that a grid's point is chosen on, where a task would keep none
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True, allow_inf_nan=False)
 
 
 class SweepRun(_Table):
@@ -106,8 +109,8 @@ class Sweep(_Table):
     """
 
     title: str = ""
-    seeds: list[NonNegativeInt] = Field([1], min_length=1)
-    choose_seeds: list[NonNegativeInt] | None = Field(None, min_length=1)
+    seeds: list[Seed] = Field([1], min_length=1)
+    choose_seeds: list[Seed] | None = Field(None, min_length=1)
     choose_in: str | None = None
     metric: str = "loss"
     set: list[str] = []
@@ -227,6 +230,7 @@ class Sweeping:
         trust_plugins: load what recipes name as plug-ins, too.
         workers: local processes that each run deals its clients to; None: a run is one process.
         threads: of each process.
+        overwrite: begin every run anew, also where a finished one lies.
 
     Raises:
         RecipeError: a recipe or setting is wrong; nothing has been run then.
@@ -242,8 +246,10 @@ class Sweeping:
         trust_plugins: bool = False,
         workers: int | None = None,
         threads: int | None = None,
+        overwrite: bool = False,
     ) -> None:
         self.sweep = sweep
+        self.overwrite = overwrite
         self.plugins = tuple(map(resolve, plugins))  # the runs have processes of their own
         self.trust_plugins = trust_plugins
         self.out = out
@@ -258,6 +264,8 @@ class Sweeping:
         self.total = 0
         self._folders: set[Path] = set()
         self._notes: set[str] = set()
+        self._kept: dict[tuple[str, str], list[str]] = {}  # settings that keep validation examples
+        self._kept = self._validation()
         for scenario in sweep.scenarios:
             for run in sweep.runs:
                 points = run.points()
@@ -267,7 +275,12 @@ class Sweeping:
                     self._check(scenario, run, point, choosing)
 
     def run(self) -> list[SweepLine]:
-        """Run what is missing; returns the tables' lines. A run that fails is told of and left out."""
+        """Run what is missing; returns the tables' lines. A run that fails is told of and left out.
+
+        Raises:
+            RecipeError: there is nothing to choose a grid's point on, or a run's data or model can't be had.
+        """
+        self._load_what_is_chosen_on()
         with ThreadPoolExecutor(self.jobs) as pool:
             chosen = {
                 (scenario.name, run.label): pool.submit(self._choose, scenario, run)
@@ -289,6 +302,42 @@ class Sweeping:
             finally:
                 self.helpers.stop()
 
+    def _validation(self) -> dict[tuple[str, str], list[str]]:
+        """Settings that keep validation examples where a grid needs some and nobody has said how many, by run.
+
+        All runs of the sweep that could have them get them: they are compared, so they train on the same examples.
+        """
+        if all(len(run.points()) == 1 for run in self.sweep.runs):
+            return {}
+        kept = {}
+        for scenario in self.sweep.scenarios:
+            for run in self.sweep.runs:
+                task = self._job(scenario, run, run.points()[0], self.sweep.seeds[0], choosing=False).read().task
+                share = getattr(task, "validation", None)
+                if isinstance(share, float) and share == 0 and "validation" not in task.model_fields_set:
+                    kept[scenario.name, run.label] = [f"task.validation={VALIDATION}"]
+        if kept:
+            self._note(
+                f"task.validation = {VALIDATION}: a grid's point is chosen on examples that no client gets; "
+                "set it yourself for another share"
+            )
+        return kept
+
+    def _load_what_is_chosen_on(self) -> None:
+        """Load the data of runs that have yet to choose, so that what is wrong with it is said before any run."""
+        seen = set()
+        for scenario in self.sweep.scenarios:
+            for run in self.sweep.runs:
+                points = run.points()
+                if len(points) == 1 or self.sweep.choose_in not in (None, scenario.name):
+                    continue
+                job = self._job(scenario, run, points[0], self._choosing[0], choosing=True)
+                task = job.read().task
+                about = task.model_dump_json()
+                if about not in seen and not (job.folder / "summary.json").exists():
+                    seen.add(about)
+                    task.load()
+
     def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
         job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)
         if job.folder in self._folders:
@@ -301,12 +350,19 @@ class Sweeping:
                     f'run "{run.label}" has a grid, but task.name = "{task.name}" has no validation examples to choose '
                     "on (task.evaluate_on): give one value for each key"
                 )
+            if getattr(task, "validation", None) == 0:
+                raise RecipeError(
+                    f'run "{run.label}" has a grid, whose point is chosen on validation examples, but task.validation '
+                    "= 0 keeps none: set it, such as --set task.validation="
+                    f"{VALIDATION if isinstance(getattr(task, 'validation', None), float) else 200}"
+                )
             job = self._job(scenario, run, point, self._choosing[0], choosing=True)
             job.read(self._note)
 
     def _job(self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool) -> Job:
         own = scenario.also.get(run.label, [])
-        settings = [*self.sweep.set, *scenario.set, *run.set, *own, *point, f"seed={seed}"]
+        kept = self._kept.get((scenario.name, run.label), [])
+        settings = [*self.sweep.set, *scenario.set, *run.set, *own, *kept, *point, f"seed={seed}"]
         parts = [slug(scenario.name), slug(run.label)]
         if choosing:
             settings += ['task.evaluate_on="validation"', *self.sweep.choose_set]
@@ -360,6 +416,8 @@ class Sweeping:
 
     def _run(self, job: Job) -> dict[str, Any] | str:
         """The summary of a run, which is run if it is not finished; or why it failed."""
+        if self.overwrite:
+            discard(job.folder)
         there = (job.folder / "summary.json").exists()
         began = time.perf_counter()
         problem = self.helpers.run(job)

@@ -133,7 +133,7 @@ class Method(Renamed, ABC):
         weighting: what a client's weight c_i is in proportion to.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
     code: ClassVar[int]  # names the method in a message's frame

@@ -83,7 +83,7 @@ class FedKSeed(ZerothOrder):
     """FedKSeed's settings; defaults as published but for the basis.
 
     Args (besides those of `ZerothOrder`):
-        candidates: K.
+        candidates: K, directions to choose among.
         importance: Pro: candidates are drawn by importance.
         steps: T, local steps a round.
         importance_clip: |rho| counts for importance up to this.

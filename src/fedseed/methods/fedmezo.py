@@ -55,7 +55,7 @@ class FedMeZO(Averaged, ZerothOrder):
 
     Args (besides those of `ZerothOrder` and `Averaged`):
         steps: H, local steps a round.
-        learning_rate: eta_0.
+        learning_rate: eta_0, the rate of the local steps; each client's own lies around it.
         travel: "pairs" (4 bytes a local step) or "tensors" (as published).
         combine: with pairs, "sum" (one pass, one rounding) or "exact" (the bits of the tensors' average; every client's
             steps are taken again one by one, with two more copies of the weights in memory).

@@ -54,7 +54,7 @@ class Ferret(Method):
             with one micro-batch a step, and allocations that do not look at the change. In 16 bit, steps that the
             weights round away count all the same; training.small_steps decides about the weights that later gradients
             are taken at ("master" keeps a float32 copy of them in memory, "stochastic" nothing).
-        global_rate: eta_g.
+        global_rate: eta_g, the rate of the step that the answers make.
         training: local training. Unless its small_steps is "nearest", 16-bit weights round the round's step
             stochastically, too.
     """

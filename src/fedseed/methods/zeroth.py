@@ -43,7 +43,7 @@ class ZerothOrder(Method):
     Args:
         basis: where directions come from. "normal" is published; "rademacher" tunes as well at less cost.
         basis_size: for "hadamard", the number of directions of one basis (B is the next power of two).
-        learning_rate: eta.
+        learning_rate: eta, the rate of a step.
         scale: eps, how far the weights are perturbed (FeedSign calls it mu).
         batch: examples an estimate is made on.
         clip: loss guard: a step whose two losses differ by more is skipped.

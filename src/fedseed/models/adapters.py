@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class _Adapter(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class LoRA(_Adapter):
     """Low-rank changes of linear layers.
 
     Args:
-        rank: r.
+        rank: r, columns of the factors that are trained.
         alpha: the change is scaled by alpha / r.
         targets: names of the layers (their last parts); None: peft's choice for the architecture, for most the
             attention's query and value projections.
@@ -54,7 +54,7 @@ class PTuning(_Adapter):
     """Virtual tokens before the prompt: an embedding through an MLP of three layers. Both are trained and sent.
 
     Args:
-        virtual_tokens: how many.
+        virtual_tokens: how many virtual tokens.
         hidden: width of the MLP; None: that of the model.
     """
 
@@ -67,7 +67,7 @@ class PromptTuning(_Adapter):
     """Virtual tokens before the prompt, trained as they are.
 
     Args:
-        virtual_tokens: how many.
+        virtual_tokens: how many virtual tokens.
         init: what they start as: rows of the model's own embedding ("vocabulary"), or N(0, 1) ("normal": peft's
             default, far from any word of most models).
     """

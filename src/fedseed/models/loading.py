@@ -1,6 +1,7 @@
 """Loading models: the project's own bases, a local folder, or a hub name."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,7 +22,7 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, closest, to_install
 from fedseed.models.heads import Head
 from fedseed.models.hub import reach
 from fedseed.models.placement import deal_out, find_device, spread
@@ -103,6 +104,10 @@ def locate(base: str) -> str:
     if looks_like_path:
         raise RecipeError(
             f'model.base = "{base}": there is no such folder; give "small", "digits", an existing folder or a hub name'
+        )
+    if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):  # asking the hub for it could take a minute
+        raise RecipeError(
+            f'model.base = "{base}": did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME'
         )
     return base
 
@@ -205,7 +210,7 @@ def _remedy(error: Exception, folder: Path) -> str:
     asked = any(name in str(error).lower() for name in ("sentencepiece", "tiktoken"))
     there = (folder / "tokenizer.model").is_file() or not folder.is_dir()  # of the hub nobody knows here
     if asked and there and find_spec("sentencepiece") is None:
-        return "a tokenizer.model, such as LLaMA's, needs sentencepiece: pip install 'fedseed[sentencepiece]'"
+        return f"a tokenizer.model, such as LLaMA's, needs sentencepiece: {to_install('sentencepiece')}"
     return "save it into the same folder (save_pretrained)"
 
 
@@ -320,11 +325,11 @@ def find_base(
 
 
 def quiet() -> None:
-    """Keep transformers' own progress bars and advice off the screen."""
-    from transformers.utils import logging
+    """Keep transformers' own progress bars off the screen, and its advice, unless fedseed logs everything."""
+    from transformers.utils import logging as theirs
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    theirs.disable_progress_bar()
+    theirs.set_verbosity(logging.INFO if logging.getLogger("fedseed").level == logging.DEBUG else logging.ERROR)
 
 
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:

@@ -21,7 +21,7 @@ class EvaluationSettings(BaseModel):
         metrics: scores of generated answers besides the task's own, by name (`fedseed list metrics`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     every: PositiveInt = 5
     digest_every: PositiveInt = 1

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from fedseed.durable import write_whole
-from fedseed.errors import FedseedError, OrbitError, RecipeError
+from fedseed.errors import FedseedError, OrbitError, RecipeError, to_install
 from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import Orbit, begin, write_orbit
 from fedseed.orbit.record import NO_DIGEST, ending
@@ -108,7 +108,7 @@ def _asking(repo: str) -> "Iterator[HfApi]":
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
     except ImportError as error:
-        raise FedseedError("this needs huggingface_hub: pip install 'fedseed[train]'") from error
+        raise FedseedError(f"this needs huggingface_hub: {to_install('train')}") from error
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     except HFValidationError as error:

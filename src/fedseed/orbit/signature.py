@@ -1,4 +1,4 @@
-"""Ed25519 signatures of orbit files, with the `cryptography` package: pip install 'fedseed[sign]'.
+"""Ed25519 signatures of orbit files, with the `cryptography` package (extra `sign`).
 
 A signature stands beside its file, in PATH.sig: the 64 bytes of RFC 8032 over the file's bytes, so that other tools
 can check it (openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in PATH -sigfile PATH.sig). Keys are PEM.
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedseed.durable import write_whole
-from fedseed.errors import OrbitError, StorageError
+from fedseed.errors import OrbitError, StorageError, to_install
 from fedseed.orbit.file import Orbit, read
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def _library() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise OrbitError("signing needs the cryptography package: pip install 'fedseed[sign]'") from error
+        raise OrbitError(f"signing needs the cryptography package: {to_install('sign')}") from error
     return ed25519, serialization
 
 

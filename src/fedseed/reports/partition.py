@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
+from fedseed.errors import plural
 from fedseed.tasks.data import Choice, ClientData, Cloze, Picture, TaskData
 
 SHOWN_CLIENTS = 24  # more are summed up
@@ -84,8 +85,8 @@ def partition_table(held: PartitionStatistics) -> list[Table | str]:
     """What a terminal shows, from top to bottom: clients, or labels if there are many clients; then a summary."""
     labelled = held.labels != ("",)
     sizes, kinds = held.sizes, (held.counts > 0).sum(axis=1)
-    about = f" of {len(held.labels):,} labels" if labelled else ""
-    parts: list[Table | str] = [f"{len(held.clients):,} clients, {sizes.sum():,} examples{about}"]
+    about = f" of {plural(len(held.labels), 'label')}" if labelled else ""
+    parts: list[Table | str] = [f"{plural(len(held.clients), 'client')}, {plural(int(sizes.sum()), 'example')}{about}"]
     if len(held.clients) <= SHOWN_CLIENTS:
         table = _table("client", "examples")
         if labelled:
@@ -106,9 +107,9 @@ def partition_table(held: PartitionStatistics) -> list[Table | str]:
             rest = sum(totals[i] for i in order[SHOWN_LABELS:])
             table.add_row(f"{len(order) - SHOWN_LABELS:,} more", f"{rest:,}", "", "")
         parts.append(table)
-    line = f"A client holds {_span(sizes)} examples"
+    line = f"A client holds {_span(sizes, 'example')}"
     if labelled:
-        line += f" of {_span(kinds)} labels; its mixture is {held.skew:.2f} from the whole's (0: the same, 1: disjoint)"
+        line += f" of {_span(kinds, 'label')}; its mixture is {held.skew:.2f} from the whole's (0: equal, 1: disjoint)"
     return [*parts, f"{line}."]
 
 
@@ -120,9 +121,9 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
-def _span(values: NDArray[np.int64]) -> str:
-    low, middle, high = values.min(), np.median(values), values.max()
-    return f"{low:,}" if low == high else f"{low:,} to {high:,} (median {middle:,.0f})"
+def _span(values: NDArray[np.int64], one: str) -> str:
+    low, middle, high = int(values.min()), np.median(values), int(values.max())
+    return plural(low, one) if low == high else f"{low:,} to {high:,} {one}s (median {middle:,.0f})"
 
 
 def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:

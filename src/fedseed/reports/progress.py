@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from fedseed.errors import plural
 from fedseed.reports.results import SCORES
 
 
@@ -99,7 +100,7 @@ class Shown:
         """Show a bar on a terminal, a line elsewhere."""
         self._rounds = rounds
         if not self.console.is_terminal:
-            self.console.print(f"{name}: {rounds} rounds")
+            self.console.print(f"{name}: {plural(rounds, 'round')}")
             yield
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

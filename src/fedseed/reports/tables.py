@@ -9,6 +9,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from fedseed.errors import plural
 from fedseed.reports.results import PHASES, SCORES
 
 
@@ -47,7 +48,7 @@ def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Tabl
     """
     first = summaries[0][1]
     names = shown_metrics(first["baseline"])
-    title = f"{first['parameters']:,} parameters, {first['clients']} clients, {first['clients_per_round']} a round"
+    title = _title(summaries)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("\nmethod", no_wrap=True)
     for heading in ("\nrounds", *map(_heading, names), "bytes\nup", "bytes\ndown", "\ntime"):
@@ -67,6 +68,32 @@ def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Tabl
         table.caption += " Unseen: tasks that no client holds."
     table.caption_justify = "left"
     return table
+
+
+def _title(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """What stands above runs side by side: who took part, and how many parameters each method tunes."""
+    first = summaries[0][1]
+    who = f"{plural(first['clients'], 'client')}, {first['clients_per_round']:,} a round"
+    tuned: dict[int, list[str]] = {}
+    for name, summary in summaries:
+        tuned.setdefault(summary["parameters"], []).append(name)
+    if len(tuned) == 1:
+        return f"{plural(first['parameters'], 'parameter')}{' of an adapter' if first.get('adapter') else ''}, {who}"
+    return f"{who}; parameters: " + ", ".join(f"{count:,} ({', '.join(names)})" for count, names in tuned.items())
+
+
+def times_as_many(ours: float, theirs: float, unit: str = "bytes") -> str:
+    """One number beside another: "125 times fewer bytes", "1.5 times more bytes", "about as many bytes".
+
+    Args:
+        ours: positive.
+        theirs: positive; what `ours` is compared with.
+        unit: what is counted.
+    """
+    ratio, word = (theirs / ours, "fewer") if ours <= theirs else (ours / theirs, "more")
+    if ratio < 1.05:
+        return f"about as many {unit}"
+    return f"{ratio:.1f} times {word} {unit}" if ratio < 10 else f"{ratio:,.0f} times {word} {unit}"
 
 
 def cost_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
@@ -123,7 +150,7 @@ def comparison_lines(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list
         if gained > 0 and sent > 0:
             lines.append(
                 f"{name} keeps {own / gained:.0%} of {reference_name}'s loss improvement with "
-                f"{total / sent:,.0f} times fewer bytes."
+                f"{times_as_many(sent, total)}."
             )
     return lines
 

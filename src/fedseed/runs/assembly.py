@@ -1,5 +1,7 @@
 """From a recipe to a federation: model, data, objective and evaluation, put together."""
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from fedseed.models.base_files import BaseFiles
     from fedseed.objectives.kinds import ExampleKind
     from fedseed.objectives.losses import Objective
+
+
+logger = logging.getLogger(__name__)
 
 
 class Federation(Simulation):
@@ -303,8 +308,12 @@ def build(
     """
     for tracker in recipe.tracking:
         tracker.check()
+    began = time.perf_counter()
     parts = load_parties(recipe) if recipe.of_parties else None
     data = recipe.task.load() if parts is None else joined(recipe, parts)
+    logger.info(
+        "data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, len(data.clients)
+    )
     count = len(data.clients)
     per_round = check_per_round(recipe, count)
     team = None
@@ -332,7 +341,9 @@ def _put_together(
 ) -> Federation:
     from fedseed.objectives.prepared import about
 
+    began = time.perf_counter()
     equipment = equip(recipe, data)
+    logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
     if parts is None or recipe.task.shares_evaluation:
         evaluate, notes = evaluation_of(recipe, equipment, data)
     else:

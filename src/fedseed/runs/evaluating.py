@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError, RecipeError, to_install
 from fedseed.runs.assembly import equipped, evaluation_of
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.runs.tuned import Source, Tuned
@@ -79,9 +79,7 @@ def evaluate_by_harness(
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise FedseedError(
-            f"--lm-eval needs lm-evaluation-harness ({error}): pip install 'fedseed[lm-eval]'"
-        ) from error
+        raise FedseedError(f"--lm-eval needs lm-evaluation-harness ({error}): {to_install('lm-eval')}") from error
     manager = TaskManager(include_path=None if include is None else str(include))
     unknown = [name for name in tasks if not manager.match_tasks([name])]
     if unknown:

@@ -1,15 +1,18 @@
 """What is wrong with a table of settings, in one line; and what its keys are called by now."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from fedseed.errors import closest, did_you_mean
 from fedseed.renaming import changed, old_names
 from fedseed.runs.named import ByName
 
 TOLD = "told"  # type of errors whose text says all, key and value included
+SHOWN = 60  # characters of a value in a message
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseModel]) -> str:
@@ -21,18 +24,9 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
         whole: what it should be.
     """
     problems = error.errors(include_url=False)
-    first = problems[0]
-    # a discriminated union puts the chosen kind into the path: leave out what is no key of the data
-    path: list[str] = []
-    here: Any = data
-    for part in first["loc"]:
-        last = part == first["loc"][-1]
-        if isinstance(here, Mapping) and (part in here or last):
-            path.append(str(part))
-            here = here.get(part)
-        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
-            path.append(str(part))
-            here = here[part]
+    # a misspelt key is what a missing one most often comes from: it goes first
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    path = _path(first["loc"], data, whole)
     key = ".".join(path) or "recipe"
     kind = first["type"]
     message = first["msg"].removeprefix("Value error, ")
@@ -43,20 +37,94 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
     elif kind == "missing_name":
         text = f"{key}.name: missing; {first['ctx']['known']}"
     elif kind == "extra_forbidden":
-        allowed = ", ".join(_allowed(path[:-1], data, whole))
-        text = f"{key} = {first['input']!r}: unknown key; allowed here: {allowed}"
+        allowed = _allowed(path[:-1], data, whole)
+        hint = _meant(path, allowed, data, whole)
+        text = f"{key} = {_shown(first['input'])}: unknown key{hint}; allowed here: {', '.join(allowed)}"
     elif kind == "missing":
         text = f"{key}: missing"
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
         tag = first["ctx"]["discriminator"].strip("'")  # "kind" of a partition
-        names = ", ".join(_tags(_models(path, data, whole), tag))
+        known = _tags(_models(path, data, whole), tag)
+        names = ", ".join(known)
         given = first["input"].get(tag) if isinstance(first["input"], Mapping) else first["input"]
         found = f"{key}.{tag} = {given!r}" if given is not None else f"{key}.{tag}: missing"
-        text = f"{found}: choose one of {names}" if given is not None else f"{found}; choose one of {names}"
+        question = did_you_mean(given, known)
+        text = f"{found}: {question}choose one of {names}" if given is not None else f"{found}; choose one of {names}"
     else:
-        text = f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+        words = re.findall(r"'([^']*)'", message) if kind == "literal_error" else []
+        question = did_you_mean(first["input"], words)
+        text = f"{key} = {_shown(first['input'])}: {question}{message[0].lower()}{message[1:]}"
     rest = len({p["loc"] for p in problems}) - 1
     return " ".join(text.split()) + (f" (and {rest} more)" if rest > 0 else "")
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; of a long one, such as a table, the beginning."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def _path(loc: Sequence[int | str], data: Mapping[str, Any], whole: type[BaseModel]) -> list[str]:
+    """The parts of a key that an error is about: pydantic's, without what is no key.
+
+    Where a table's kind says which model it is, pydantic names the kind before the key; after a key whose value may be
+    of several types, the type.
+    """
+    path: list[str] = []
+    here: Any = data
+    models: Sequence[type[BaseModel]] = [whole]
+    kind: object = None  # of the table that is looked into, until pydantic's path has passed it
+    for part in loc:
+        if kind is not None and part == kind:
+            kind = None
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            path.append(str(part))
+            here = here[part]
+        elif isinstance(here, Mapping):
+            field = _field(_chosen(models, here), str(part)) if models else None
+            if part not in here and part != loc[-1]:
+                continue
+            path.append(str(part))
+            here = here.get(part)
+            models = [] if field is None else models_of(field)
+            kind = _kind(here) if field is not None and _is_tagged(field.annotation, field.metadata) else None
+    return path
+
+
+def _field(model: type[BaseModel], key: str) -> FieldInfo | None:
+    """A model's field by its key."""
+    return next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
+
+
+def _is_tagged(annotation: Any, marks: Sequence[Any]) -> bool:
+    """Whether a field's value is one of a discriminated union."""
+    if any(getattr(mark, "discriminator", None) for mark in marks):
+        return True
+    return any(_is_tagged(part, getattr(part, "__metadata__", ())) for part in get_args(annotation))
+
+
+def _kind(table: Any) -> object:
+    return table.get("kind") if isinstance(table, Mapping) else None
+
+
+def _meant(path: Sequence[str], allowed: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]) -> str:
+    """What an unknown key may have been meant for: one that is nearly the same, or the same one of another table."""
+    if near := closest(path[-1], allowed):
+        return f" (did you mean {near}?)"
+    inside = path[:1] if len(path) > 1 else []  # of another table of a recipe, the same name is another thing
+    found = [key for key in _keys(whole, data) if key[-1] == path[-1] and list(key[: len(inside)]) == inside]
+    elsewhere = [".".join(key) for key in found]
+    return f" (there is {' and '.join(elsewhere)})" if elsewhere else ""
+
+
+def _keys(model: type[BaseModel], table: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """All keys that a table, and those in it, may have."""
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        yield (*prefix, key)
+        inside = table.get(key) if isinstance(table, Mapping) else None
+        if (models := models_of(field)) and not isinstance(inside, list):
+            yield from _keys(_chosen(models, inside), inside, (*prefix, key))
 
 
 def _models(path: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]) -> list[type[BaseModel]]:
@@ -68,13 +136,13 @@ def _models(path: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]
             here = here[int(part)]
             continue
         fields = _chosen(models, here).model_fields.items()
-        models = _candidates(next(field for name, field in fields if part in (name, field.alias)))
+        models = models_of(next(field for name, field in fields if part in (name, field.alias)))
         here = here.get(part, {}) if isinstance(here, Mapping) else {}
     return models
 
 
-def _candidates(field: FieldInfo) -> list[type[BaseModel]]:
-    """The models that a field's value may be: one, or several among which a name or kind decides."""
+def models_of(field: FieldInfo) -> list[type[BaseModel]]:
+    """The models that a setting may be: none of a plain value; several where a name or kind in it decides."""
     return _among(field.annotation, field.metadata)
 
 
@@ -136,7 +204,7 @@ def modernise(table: dict[str, Any], models: Sequence[type[BaseModel]], prefix: 
             notes.append(changed(prefix + old, prefix + new))
     for name, field in model.model_fields.items():
         key = field.alias or name
-        inside = _candidates(field)
+        inside = models_of(field)
         parts = table.get(key)
         for part in parts if isinstance(parts, list) else [parts]:
             if isinstance(part, dict) and inside:
@@ -160,7 +228,7 @@ def modern_keys(keys: Sequence[str], data: Mapping[str, Any], whole: type[BaseMo
             model = _chosen(models, here)
             part = old_names(model).get(part, part)
             field = model.model_fields.get(part)
-            models = [] if field is None else _candidates(field)
+            models = [] if field is None else models_of(field)
             here = here.get(part) if isinstance(here, Mapping) else None
         found.append(part)
     return found

@@ -12,6 +12,7 @@ a folder that has it is finished.
 
 import fcntl
 import json
+import shutil
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -49,6 +50,43 @@ ELSEWHERE = ("plugins", "tracking", "model.device", "model.offload_base", "model
 MetricsLine = dict[str, Any]
 
 
+def discard(path: Path) -> None:
+    """Delete the files of a run, finished or not, so that another can begin there; files of others stay.
+
+    Args:
+        path: the folder; a run's has a recipe.toml. One that is not there, or that no run has files in, is left alone.
+
+    Raises:
+        FedseedError: it has files of a run's names but no run's recipe, or another process works in it.
+        StorageError: a file can't be deleted.
+    """
+    order = ("summary.json", *(name for name in reversed(FILES) if name != "summary.json"))
+    there = [path / name for name in order if (path / name).exists()]
+    if not there:
+        return
+    try:
+        recipe = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        recipe = {}
+    if not {"rounds", "method"} <= recipe.keys():
+        names = ", ".join(file.name for file in there)
+        raise FedseedError(f"{path} is no run's folder (no recipe.toml of one), but has {names}: nothing is deleted")
+    if (path / "progress.jsonl").exists():
+        with open(path / "progress.jsonl", "rb+") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise FedseedError(f"{path}: another process is running in this folder") from error
+    try:
+        for file in there:  # not finished any more first, recipe.toml last: whatever stops this, it can be done again
+            if file.is_dir() and not file.is_symlink():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
+    except OSError as error:
+        raise StorageError(f"{error.filename}: can't be deleted: {error.strerror}") from error
+
+
 class RunFolder:
     """A run's folder, held by one process at a time.
 
@@ -69,9 +107,9 @@ class RunFolder:
         there = [name for name in FILES if (path / name).exists()]
         self.finished = "summary.json" in there
         if there and not resume:
-            what, remedy = "a run", ""
+            what, remedy = "a run", "begin anew with --overwrite, or "
             if not self.finished:
-                what, remedy = "an unfinished run", "continue it with --resume, or "
+                what, remedy = "an unfinished run", "continue it with --resume, begin anew with --overwrite, or "
             raise FedseedError(
                 f"{path} holds {what} already ({', '.join(there)}): {remedy}choose another folder with --out"
             )

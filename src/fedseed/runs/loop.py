@@ -5,6 +5,7 @@ Free of torch. A `Backend` says how messages travel and where weights are kept (
 summary and picture are the same code for both.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from fedseed.orbit import Header
 from fedseed.reports.best import best_rounds
 from fedseed.reports.log import Logged, first_stamp, stamp
 from fedseed.reports.machine import command, host, versions
-from fedseed.reports.progress import Progress, Silent
+from fedseed.reports.progress import Progress, Silent, describe
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.downloads import Downloads, restored
@@ -32,6 +33,8 @@ from fedseed.runs.per_client import exchanged, mean_exchanged, seconds_per_clien
 from fedseed.runs.result import RunResult
 from fedseed.runs.settings import RunSettings
 from fedseed.tracking import Start, Trackers
+
+logger = logging.getLogger(__name__)
 
 # A step whose reconstruction noise is this long beside the weights (per round) is likely to harm the model.
 NOISE_WARNING = 0.1
@@ -186,6 +189,7 @@ class Loop:
                     folder.add_metrics(line)
                 self._trackers.metrics(line)
                 self.progress.round(line)
+                logger.info("round %d: %s", line["round"], describe(line))
         orbit_bytes = self.backend.complete()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:

@@ -1,8 +1,9 @@
 """Recipes: TOML files that say everything about a run, checked before anything is loaded."""
 
+import logging
 import tomllib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,7 +12,6 @@ import tomli_w
 from pydantic import (
     ConfigDict,
     Field,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -21,11 +21,12 @@ from pydantic_core import PydanticCustomError
 
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, closest
 from fedseed.methods import Method
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
+from fedseed.randomness.seed import Seed
 from fedseed.registry import is_loaded, load_plugin, resolve
 from fedseed.renaming import Renamed, changed
 from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
@@ -35,25 +36,30 @@ from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind
 
+logger = logging.getLogger(__name__)
+
 AnyTask = Annotated[Task, ByName(tasks.REGISTRY, Task, "instructions")]  # without a name: the project's own
 AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]
 AnyRule = Annotated[AggregationRule, ByName(aggregation.REGISTRY, AggregationRule, "mean")]
 AnyTracker = Annotated[Tracker, ByName(tracking.REGISTRY, Tracker)]
 
 
+LARGEST = 2**32 - 1  # whole number but for seeds: messages and orbits have 32 bits for rounds, counts and indices
+
+
 class _Table(Renamed):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelSettings(_Table):
     """The base: "small", "digits", a local folder or a hub name; its dtype; which parameters train.
 
     Args:
-        base: the base.
+        base: "small" or "digits" (the project's own), a folder, or a name on the hub; `fedseed list models`.
         device: where it lies: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1", ..., or "map"
             (layers over all GPUs, the rest on the CPU). Directions, steps and replays have the same bits on every
             device; losses and gradients are the device's own, and differ in the last ones.
-        dtype: what it is loaded in.
+        dtype: what the base is loaded in.
         trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
             stands outside of the model's backbone, such as a classifier's last layer.
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
@@ -143,7 +149,13 @@ class FederationSettings(_Table):
 
 
 class AttackSettings(_Table):
-    """Byzantine clients: what they do and how many there are (the last ones)."""
+    """Byzantine clients: what they do and how many there are (the last ones).
+
+    Args:
+        kind: "sign" reverses what a client sends, "random" replaces it by something unrelated, "noise" adds to it;
+            "labels" flips the labels that it trains on.
+        clients: how many; the last ones.
+    """
 
     kind: Literal["sign", "random", "noise", "labels"]
     clients: PositiveInt
@@ -164,25 +176,25 @@ class Recipe(_Table):
     """A whole run.
 
     Args:
-        title: what it is, for people.
+        title: what the run is, for people.
         plugins: files (beside the recipe, if the path is relative) and modules with methods, tasks, ... of others. They
             are code, so whoever runs the recipe has to agree (`--trust-plugins`).
         seed: decides client sampling, data order and directions.
-        rounds: how many.
+        rounds: how many rounds.
         model: the base.
-        task: the data.
+        task: the data: which of the tasks.
         federation: who takes part in a round, and the network.
-        method: the method and its settings.
+        method: which of the methods; the other keys are its settings.
         aggregation: how the answers of a round are combined.
         attack: Byzantine clients.
         evaluation: when and how to evaluate.
         stopping: early stopping; without this table there is none.
-        tracking: where else metrics go.
+        tracking: where else metrics go: which of the trackers.
     """
 
     title: str = ""
     plugins: list[str] = Field(default_factory=list)
-    seed: NonNegativeInt = 1
+    seed: Seed = 1
     rounds: PositiveInt
     model: ModelSettings = ModelSettings()
     task: AnyTask = InstructionsTask()
@@ -210,6 +222,9 @@ class Recipe(_Table):
                 f'federation.{key}: task.name = "{self.task.name}" names its clients itself, and deals them its data; '
                 'leave it out, or take task.name = "files", of which each client has data of its own'
             )
+        for key, value in _whole_numbers(self.model_dump()):
+            if value > LARGEST and key.rpartition(".")[2] != "seed":
+                raise _told(f"{key} = {value}: at most {LARGEST:,}")
         return self
 
     @property
@@ -226,6 +241,18 @@ def packaged_recipes() -> dict[str, Path]:
     """Recipes that come with fedseed, by name."""
     folder = Path(str(files("fedseed") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def _whole_numbers(table: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """The whole numbers of a table and of those in it, with their dotted keys."""
+    if isinstance(table, Mapping):
+        for key, value in table.items():
+            yield from _whole_numbers(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(table, list | tuple):
+        for number, value in enumerate(table):
+            yield from _whole_numbers(value, f"{prefix}.{number}")
+    elif isinstance(table, int):
+        yield prefix, table
 
 
 def _told(text: str) -> PydanticCustomError:
@@ -255,8 +282,7 @@ def read_recipe(
     if not path.is_file():
         packaged = packaged_recipes()
         if str(source) not in packaged:
-            raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name "
-                              f"(there are {', '.join(packaged)})")  # fmt: skip
+            raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name; {_instead(path)}")
         path = packaged[str(source)]
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -279,12 +305,26 @@ def read_recipe(
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
         raise RecipeError(f"{path}: {explain(error, data, Recipe)}") from error
+    logger.info("recipe %s: %s on %s, rounds: %d", path, recipe.method.name, recipe.task.name, recipe.rounds)
+    logger.debug("the complete recipe:\n%s", recipe.to_toml())
     for line in dict.fromkeys(notes):
         if note is None:
             warnings.warn(f"{source}: {line}", FutureWarning, stacklevel=2)
         else:
             note(f"{source}: {line}")
     return recipe
+
+
+def _instead(path: Path) -> str:
+    """What to give in place of a recipe that is not there: a file beside it, or a packaged one."""
+    try:
+        beside = {file.name: str(path.parent / file.name) for file in path.parent.glob("*.toml")}
+    except OSError:
+        beside = {}
+    near = closest(path.name, beside) or closest(f"{path.name}.toml", beside)
+    found = beside[near] if near else closest(str(path), packaged_recipes())
+    hint = "" if found is None else f"did you mean {found}? "
+    return f"{hint}`fedseed list recipes` shows those that come along, such as quickstart-ferret"
 
 
 def stored_recipe(text: str) -> Recipe:

@@ -15,7 +15,7 @@ from fedseed.tasks.data import OwnData, TaskData
 class Task(BaseModel, ABC):
     """Settings of one task. Subclasses stand in a file each, and their names in a recipe's `[task]`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list tasks`

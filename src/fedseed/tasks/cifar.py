@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, to_install
 from fedseed.tasks.data import Picture
 from fedseed.tasks.files import data_folder
 from fedseed.tasks.pictures import Labelled, PictureTask
@@ -235,7 +235,7 @@ class CIFAR(PictureTask):
         try:
             from pyarrow import ArrowException, parquet
         except ImportError as error:
-            raise RecipeError(f"{path}: parquet files need pyarrow; pip install pyarrow, or {self.hint}") from error
+            raise RecipeError(f"{path}: parquet files need pyarrow: {to_install('parquet')}, or {self.hint}") from error
         from PIL import Image
 
         try:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedseed.errors import plural
+
 
 @dataclass(frozen=True)
 class Example:
@@ -194,3 +196,25 @@ class TaskData:
     def only(self, names: Collection[str]) -> "TaskData":
         """These clients' data alone, without anything to evaluate on."""
         return replace(self, clients=[c for c in self.clients if c.name in names], evaluation={}, validation=())
+
+
+def span(values: Sequence[int], one: str, many: str | None = None) -> str:
+    """The smallest and the largest of some numbers with their noun: "1 to 7 examples", "2 examples" if all are equal.
+
+    Args:
+        values: the numbers; none counts as one 0.
+        one: the noun of one.
+        many: the noun of others; by default with an s.
+    """
+    low, high = min(values, default=0), max(values, default=0)
+    return plural(low, one, many) if low == high else f"{low:,} to {plural(high, one, many)}"
+
+
+def who_holds(sizes: Sequence[int], one: str = "example") -> str:
+    """How much clients hold, for a task's notes: "3 clients hold 1 to 7 examples", "1 client holds 2 examples".
+
+    Args:
+        sizes: what each client has.
+        one: what it has.
+    """
+    return f"{plural(len(sizes), 'client')} hold{'s' if len(sizes) == 1 else ''} {span(sizes, one)}"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, to_install
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Picture
 from fedseed.tasks.pictures import Labelled, PictureTask
@@ -36,7 +36,7 @@ def images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise RecipeError(
-            'task.name = "digits": it needs scikit-learn, which carries the images; pip install "fedseed[digits]"'
+            f'task.name = "digits": it needs scikit-learn, which carries the images: {to_install("digits")}'
         ) from error
     pixels, labels = load_digits(return_X_y=True)
     order = permutation(SHARE_SEED, Domain.PARTITION, len(labels))

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, derive, permutation
+from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, TaskData
 from fedseed.tasks.files import Record, data_folder, read_records
@@ -48,7 +49,7 @@ class DrawnTask(Task):
     partition: AnyPartition = IID()
     evaluation: PositiveInt = 1000
     evaluate_on: Literal["test", "validation"] = "test"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     @abstractmethod
     def examples_of(self, row: Record) -> Iterable[Any]:

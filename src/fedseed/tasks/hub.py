@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, to_install
 from fedseed.tasks.files import Record
 
 SAVED = ("dataset_dict.json", "state.json")  # one of these is in every folder that `save_to_disk` writes
@@ -104,9 +104,7 @@ def _library(why: str, hint: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise RecipeError(
-            f"{why} the datasets library (pip install 'fedseed[hub]'){'; ' if hint else ''}{hint}"
-        ) from error
+        raise RecipeError(f"{why} the datasets library ({to_install('hub')}){'; ' if hint else ''}{hint}") from error
     datasets.disable_progress_bars()
     return datasets
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
+from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
-from fedseed.tasks.data import ClientData, TaskData
+from fedseed.tasks.data import ClientData, TaskData, who_holds
 from fedseed.tasks.files import Record, read_records
 from fedseed.tasks.hub import hub_rows
 from fedseed.tasks.partition import IID, AnyPartition, ByField
@@ -56,7 +57,7 @@ class InstructionData(Task):
     evaluation: PositiveInt | None = None
     validation: Share = 0.02
     evaluate_on: Literal["test", "validation"] = "test"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     def client_names(self) -> list[str] | None:
         """By their numbers, or the values of a field."""
@@ -101,7 +102,7 @@ class InstructionData(Task):
         )
         clients = deal_clients(held, self.partition, self.clients, self.default_clients, self.seed)
         sizes = [len(client.examples) for client in clients]
-        notes.append(f"{len(clients)} clients hold {min(sizes):,} to {max(sizes):,} examples ({self.partition.kind})")
+        notes.append(f"{who_holds(sizes)} ({self.partition.kind})")
         chosen = validation if self.evaluate_on == "validation" else evaluation
         return TaskData(clients, {"": chosen}, validation, tuple(notes), self.scores)
 

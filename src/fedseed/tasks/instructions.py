@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
+from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.families import GROUPS, Instance, families, split
@@ -42,7 +43,7 @@ class InstructionsTask(Task):
     unseen: NonNegativeInt = 5
     validation: PositiveInt = 5
     evaluate_on: Literal["test", "validation"] = "test"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     def client_names(self) -> list[str]:
         """By their numbers."""

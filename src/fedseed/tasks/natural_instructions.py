@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 from zlib import crc32
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, plural
 from fedseed.randomness import Domain, sample
+from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.files import Record, data_folder, read_json, read_text
@@ -33,7 +34,7 @@ class NaturalInstructionsTask(Task):
     """Settings of the "natural-instructions" task.
 
     Args:
-        path: the original folder.
+        path: the folder with the original files.
         max_input_chars: instances with a longer input are left out.
         min_instances: train tasks with fewer instances, of those short enough, are left out.
         fraction: of a train task's instances, how much its client gets (at least one).
@@ -51,7 +52,7 @@ class NaturalInstructionsTask(Task):
     fraction: Fraction = 0.2
     test_fraction: Fraction = 0.02
     test_instances: PositiveInt = 20
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     def load(self) -> TaskData:
         """The clients, one per train task, and the test tasks as one evaluation set.
@@ -96,7 +97,8 @@ class NaturalInstructionsTask(Task):
             f"{split}: {len(names) - len(tasks)} of {len(names)} tasks left out "
             f"(fewer than {fewest} usable instances), "
             f"{long:,} of {total:,} instances left out (input over {self.max_input_chars:,} characters); "
-            f"{len(tasks)} tasks give {sum(len(examples) for _, examples in tasks):,} examples"
+            f"{plural(len(tasks), 'task')} give{'s' if len(tasks) == 1 else ''} "
+            f"{plural(sum(len(examples) for _, examples in tasks), 'example')}"
         )
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
+from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
-from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData
+from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData, who_holds
 from fedseed.tasks.files import Record, read_text
 from fedseed.tasks.forms import TEXT, Made, Style, Template, ToLabel, finisher
 from fedseed.tasks.hub import is_hub_name, is_saved
@@ -92,7 +93,7 @@ class FilesTask(Task):
     validation: Share = 0.0
     evaluate_on: Literal["test", "validation"] = "test"
     on_bad_line: Literal["stop", "skip"] = "stop"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     def load(self) -> TaskData:
         """The clients' examples and the evaluation set.
@@ -283,11 +284,7 @@ class FilesTask(Task):
         notes = [
             *reader.notes(),
             f"{sum(sizes):,} training{held_out or ' examples'} ({form})",
-            *(
-                []
-                if len(sizes) == 1
-                else [f"{len(clients)} clients hold {min(sizes, default=0):,} to {max(sizes, default=0):,} examples"]
-            ),
+            *([] if len(sizes) == 1 else [who_holds(sizes)]),
             *repeated([line for part in training for line in part], validation, "validation"),
             *repeated([line for part in training for line in part], test, "held-out"),
         ]

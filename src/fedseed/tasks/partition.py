@@ -22,7 +22,7 @@ Partition = list[list[int]]
 
 
 class _Partitioner(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class IID(_Partitioner):

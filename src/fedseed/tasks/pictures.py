@@ -9,8 +9,9 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
+from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
-from fedseed.tasks.data import ClientData, Picture, TaskData
+from fedseed.tasks.data import ClientData, Picture, TaskData, span, who_holds
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 
 TRAIN, TEST = 0, 1  # separate the permutations of the two parts
@@ -50,7 +51,7 @@ class PictureTask(Task):
     validation: NonNegativeInt = 0
     evaluation: PositiveInt | None = None
     evaluate_on: Literal["test", "validation"] = "test"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     fields: ClassVar[tuple[str, ...]] = ("class",)  # what partition.field may name
 
@@ -100,11 +101,11 @@ class PictureTask(Task):
             for name, mine in zip(_names(len(dealt)), dealt, strict=True)
         ]
         sizes = [len(client.examples) for client in clients]
+        kinds = [len({p.label for p in c.examples}) for c in clients]
         notes = (
             f"{len(held):,} training and {len(validation):,} validation pictures of {len(order):,} in the train part, "
             f"{len(evaluation):,} test pictures of {len(test.pictures):,}, {len(classes)} classes",
-            f"{len(clients)} clients hold {min(sizes):,} to {max(sizes):,} pictures "
-            f"of {_span([len({p.label for p in c.examples}) for c in clients])} classes ({self.partition.kind})",
+            f"{who_holds(sizes, 'picture')} of {span(kinds, 'class', 'classes')} ({self.partition.kind})",
         )
         chosen = validation if self.evaluate_on == "validation" else evaluation
         return TaskData(clients, {"": chosen}, validation, notes, classes=classes)
@@ -121,7 +122,3 @@ class PictureTask(Task):
 
 def _names(count: int) -> list[str]:
     return [f"client-{number:02d}" for number in range(1, count + 1)]
-
-
-def _span(counts: Sequence[int]) -> str:
-    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"

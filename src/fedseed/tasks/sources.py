@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, to_install
 from fedseed.tasks.files import Record, as_record, each_record, read_text
 from fedseed.tasks.hub import hub_rows, is_saved, saved_rows
 
@@ -112,7 +112,7 @@ def _parquet(path: Path) -> list[Record]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise RecipeError(f"{path}: a parquet file is read by pyarrow: pip install 'fedseed[parquet]'") from error
+        raise RecipeError(f"{path}: a parquet file is read by pyarrow: {to_install('parquet')}") from error
     try:
         rows = parquet.read_table(path).to_pylist()
     except (ArrowException, OSError) as error:

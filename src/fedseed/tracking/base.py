@@ -49,7 +49,7 @@ class Tracker(BaseModel, ABC):
     `_file: Any = PrivateAttr(None)`. Each run works with a copy of its own.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list trackers`

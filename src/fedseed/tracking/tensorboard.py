@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError, RecipeError, to_install
 from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
 
 
@@ -18,7 +18,7 @@ class TensorBoard(Tracker):
     """
 
     name: Literal["tensorboard"] = "tensorboard"
-    about: ClassVar[str] = "curves in TensorBoard (pip install 'fedseed[tensorboard]')"
+    about: ClassVar[str] = "curves in TensorBoard (extra: tensorboard)"
 
     folder: str = "tensorboard"
 
@@ -28,7 +28,7 @@ class TensorBoard(Tracker):
         """Whether the package tensorboard is there."""
         if find_spec("tensorboard") is None:
             raise RecipeError(
-                "tracking.name = \"tensorboard\" needs the package tensorboard: pip install 'fedseed[tensorboard]'"
+                f'tracking.name = "tensorboard" needs the package tensorboard: {to_install("tensorboard")}'
             )
 
     def start(self, run: Start) -> None:

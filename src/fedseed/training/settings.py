@@ -43,20 +43,26 @@ class LocalTraining(Renamed):
     stochastically, by numbers of (seed, round, client), so that an average over clients keeps what each of them loses.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
     later: ClassVar[frozenset[str]] = frozenset({"small_steps", "autocast", "loss_scale"})
 
-    optimizer: Literal["sgd", "adam", "adamw", "adagrad", "adamax", "nadam", "radam", "rmsprop"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw", "adagrad", "adamax", "nadam", "radam", "rmsprop"] = Field(
+        "sgd", description="torch's optimiser of this name"
+    )
     learning_rate: PositiveFloat = Field(1e-4, description="local learning rate, eta")
     steps: PositiveInt = Field(10, description="T, optimiser steps a round; ignored if epochs is set")
     epochs: PositiveInt | None = Field(None, description="passes over the client's examples instead of steps")
     batch: PositiveInt = Field(1, description="examples in a micro-batch")
     accumulation: PositiveInt = Field(4, description="micro-batches a step")
     momentum: float = Field(0.0, ge=0, lt=1, description="for sgd and rmsprop")
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = Field(0.0, description="as the optimiser has it")
     clip: PositiveFloat | None = Field(None, description="largest gradient norm; longer gradients are shortened")
-    small_steps: Literal["nearest", "stochastic", "master"] = Field("nearest", description="see above")
+    small_steps: Literal["nearest", "stochastic", "master"] = Field(
+        "nearest",
+        description='what becomes of steps too small for a 16-bit weight: "nearest" loses them, "master" steps on a '
+        'float32 copy, "stochastic" rounds up or down by the shared stream',
+    )
     autocast: Autocast | None = Field(None, description="dtype of forward and backward passes over float32 weights")
     loss_scale: PositiveFloat | Literal["auto"] = Field(
         "auto",

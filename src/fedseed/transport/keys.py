@@ -15,7 +15,7 @@ from pathlib import Path
 
 import nkeys
 
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError, RecipeError, to_install
 from fedseed.transport.subjects import Subjects
 
 
@@ -197,7 +197,7 @@ def _certificates(out: Path, hosts: Sequence[str], days: int, valid_from: dateti
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
     except ImportError as error:
-        raise FedseedError("certificates need the package cryptography: pip install 'fedseed[sign]'") from error
+        raise FedseedError(f"certificates need the package cryptography: {to_install('sign')}") from error
     start = valid_from or datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
     end = start + datetime.timedelta(days=days)
 

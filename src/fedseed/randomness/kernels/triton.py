@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedseed.errors import to_install
 from fedseed.randomness import entries
 from fedseed.randomness.kernels.cpu import element_words  # noqa: F401  (words for the host: nothing to gain here)
 from fedseed.randomness.kernels.reference import (
@@ -52,7 +53,7 @@ try:
     import triton
     import triton.language as tl
 except ImportError as error:
-    raise ImportError("weights on a GPU need triton: pip install 'fedseed[gpu]'") from error
+    raise ImportError(f"weights on a GPU need triton: {to_install('gpu')}") from error
 
 TENSORS = True  # tensors in, tensors out
 product = None  # a GPU multiplies fastest by a copy

@@ -1,0 +1,71 @@
+"""Writes docs/recipe.md, the reference of a recipe's keys, from the settings' classes.
+
+    python scripts/make_reference.py [--check]
+
+With --check nothing is written: the exit code is 1 if the file is not what it should be.
+"""
+
+import sys
+from pathlib import Path
+
+from fedseed.runs.reference import Key, recipe_keys
+
+FILE = Path(__file__).parents[1] / "docs" / "recipe.md"
+BEGINNING = """# Recipe reference
+
+<!-- made by scripts/make_reference.py: change the settings' docstrings, then run it again -->
+
+Every key that a recipe may have: its type, its default, what it means, and of which method, task or kind of table it
+is. `fedseed explain KEY` shows the same in a terminal, also for keys of plug-ins; `fedseed new DIR` writes a recipe to
+begin with. A key is given in its table (`[method.training]`, then `learning_rate = 0.1`), or on the command line
+(`--set method.training.learning_rate=0.1`).
+
+A key that is not here is an error, and so is a value of another type. Numbers are finite. Whole numbers are at most
+4,294,967,295; seeds go up to 2^64 - 1.
+"""
+TABLES = {
+    "": "They stand before the first table.",
+    "model": "The base, its device and precision, what of it trains.",
+    "task": "The data. `task.name` says which of the tasks below.",
+    "federation": "Who takes part in a round, and the network.",
+    "method": "The method. `method.name` says which of the methods below.",
+    "aggregation": "How the answers of a round are combined.",
+    "attack": "Byzantine clients, in simulation. Without this table there are none.",
+    "evaluation": "When and how the model is evaluated.",
+    "stopping": "Early stopping. Without this table there is none.",
+    "tracking[]": "Where else metrics go: `[[tracking]]`, as often as there are places.",
+}
+
+
+def main() -> int:
+    """Write the file, or say whether it is up to date."""
+    text = reference()
+    if "--check" in sys.argv[1:]:
+        return 0 if FILE.read_text(encoding="utf-8") == text else 1
+    FILE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def reference() -> str:
+    """The whole page."""
+    keys = recipe_keys()
+    parts = [BEGINNING]
+    for table in dict.fromkeys(key.table for key in keys):
+        several = table.endswith("[]")
+        heading = f"[[{table[:-2]}]]" if several else f"[{table}]" if table else "Outside of tables"
+        rows = [_row(key) for key in keys if key.table == table]
+        head = "| key | type | default | meaning |\n|---|---|---|---|"
+        parts.append("\n".join([f"## {heading}", "", TABLES[table], "", head, *rows, ""]))
+    return "\n".join(parts)
+
+
+def _row(key: Key) -> str:
+    name = key.key.removeprefix(f"{key.table}.") if key.table else key.key
+    default = key.default if key.default in ("must be given", "not set") else f"`{key.default}`"
+    whose = f" *{', '.join(key.of)}*" if key.of else ""
+    cells = (f"`{name}`", key.kind, default, f"{key.about.rstrip('.')}.{whose}")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

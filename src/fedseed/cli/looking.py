@@ -1,0 +1,142 @@
+"""`fedseed bench`, `partition` and `list`: what a recipe will cost, who holds what, what there is."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedseed.cli.common import (
+    DeviceOption,
+    JsonOption,
+    PluginOption,
+    RecipeArgument,
+    SetOption,
+    TrustOption,
+    answer,
+    note,
+    settings,
+    talking,
+)
+from fedseed.cli.listing import ENDINGS, HEADINGS, LISTED, listing
+from fedseed.errors import RecipeError
+
+console = Console()
+
+
+def bench(
+    recipe: RecipeArgument,
+    set_: SetOption = None,
+    device: DeviceOption = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, help="For the memory: tokens of an example, in place of the data's longest.")
+    ] = None,
+    memory_only: Annotated[
+        bool, typer.Option("--memory", help="Reckon the memory, and load and time nothing.")
+    ] = False,
+    plugin: PluginOption = None,
+    trust_plugins: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a recipe will cost on this machine: memory, before the base is loaded; seconds by phase, bytes."""
+    from fedseed.runs.recipe import read_recipe
+
+    shown = talking(console, as_json)
+    checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins, note)
+    from fedseed.experiments.estimate import cost_table, measure  # torch from here on
+    from fedseed.experiments.memory import fits, memory_table, predict
+    from fedseed.models.loading import quiet
+    from fedseed.models.outline import has_weights
+
+    quiet()
+    with shown.status("reckoning the memory"):
+        memory = predict(checked, tokens)
+    for part in memory_table(memory):
+        shown.print(part, highlight=False)
+    untimed, cost = None, None
+    if memory_only:
+        untimed = "--memory"
+    elif not has_weights(checked.model.base):
+        untimed = f"{checked.model.base} is a configuration without weights"
+        shown.print(f"Nothing was timed: {untimed}.", highlight=False)
+    elif not fits(memory)[0]:
+        untimed = "for want of memory"
+        shown.print(f"Nothing was timed, {untimed}.", highlight=False)
+    else:
+        with shown.status("running one round, shortened"):
+            cost = measure(checked)
+        for part in cost_table(cost):
+            shown.print(part)
+    if as_json:
+        reckoned = {**asdict(memory), "peak": memory.peak, "fits": fits(memory)[0]}
+        timed = None if cost is None else {**asdict(cost), "total_seconds": cost.total}
+        answer({"memory": reckoned, "time": timed, "untimed": untimed})
+
+
+def partition(
+    recipe: RecipeArgument,
+    set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="PNG file: a picture of who holds what.")] = None,
+    plugin: PluginOption = None,
+    trust_plugins: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say who holds what: each client's examples by label. Needs the data, no model."""
+    from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
+    from fedseed.runs.recipe import read_recipe
+
+    task = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note).task
+    if out is not None and out.suffix != ".png":
+        raise RecipeError(f"--out {out}: the picture is a .png file")
+    data = task.load()
+    held = partition_statistics(data)
+    shown = talking(console, as_json)
+    for part in partition_table(held):
+        shown.print(part, highlight=False)
+    for text in data.notes:
+        shown.print(text, highlight=False)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draw_partition(held, _partition_title(task), out)
+        shown.print(f"Picture: {out}")
+    if as_json:
+        rows = zip(held.clients, held.counts.tolist(), strict=True)
+        clients = {name: dict(zip(held.labels, row, strict=True)) for name, row in rows}
+        answer({"clients": clients, "skew": held.skew, "notes": list(data.notes)})
+
+
+def list_(
+    what: Annotated[LISTED, typer.Argument()], plugin: PluginOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    """List what there is, and where it comes from."""
+    rows, broken = listing(what, plugin or [])
+    if as_json:
+        answer([dict(zip(HEADINGS[what], row, strict=False)) for row in rows])
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    for line in broken:
+        console.print(Text(line, style="yellow"), soft_wrap=True)
+    if what in ENDINGS:
+        console.print(Text(f"\n{ENDINGS[what]}"), soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(bench)
+    app.command()(partition)
+    app.command("list")(list_)
+
+
+def _partition_title(task: Any) -> str:
+    """What a picture of a task's partition is called: "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"."""
+    dealt = getattr(task, "partition", None)
+    if dealt is None:
+        return str(task.name)
+    settings = ", ".join(f"{k} = {v}" for k, v in dealt.model_dump(exclude={"kind"}).items() if v != [])
+    return f"{task.name}, {dealt.kind}" + (f": {settings}" if settings else "")

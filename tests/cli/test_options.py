@@ -1,0 +1,249 @@
+"""What all commands can do: versions, JSON, silence, logs, beginning anew; and what is suggested."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedseed as package
+from fedseed.cli.common import LOGGERS, complete_recipe
+from fedseed.errors import FedseedError
+from fedseed.runs.folder import FILES, discard
+from support.command import fedseed
+
+RECIPE = """
+title = "tiny"
+rounds = 1
+[task]
+name = "files"
+path = "data"
+[method]
+name = "ferret"
+directions = 20
+[method.training]
+steps = 1
+[evaluation]
+rouge = false
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a recipe, its data and a finished run; what the run said."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "data").mkdir()
+    for name, count in (("anna", 4), ("bert", 4)):
+        rows = [{"prompt": f"say {i}:", "completion": f" {i}"} for i in range(count)]
+        (folder / "data" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "my.toml").write_text(RECIPE)
+    done = fedseed("--log-level", "info", "run", "my.toml", "--json", cwd=folder)
+    for name in LOGGERS:  # as they were
+        logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger(name).handlers = []
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+@pytest.fixture
+def run(place):
+    """The finished run's folder."""
+    return place[0] / "runs" / "my"
+
+
+def test_version():
+    done = fedseed("--version")
+    assert (done.returncode, done.stdout) == (0, f"fedseed {package.__version__}\n")
+
+
+def test_json_is_all_there_is_on_standard_output(place, run):
+    done = place[1]
+    said = json.loads(done.stdout)
+    assert said == {**json.loads((run / "summary.json").read_text()), "folder": "runs/my"}
+    assert "round 1" in done.stderr and "zero-shot" in done.stderr  # what people read
+
+
+def test_logs_say_what_takes_how_long(place):
+    lines = [line for line in place[1].stderr.splitlines() if " INFO fedseed." in line]
+    for text in (
+        "recipe my.toml: ferret on files",
+        "data of files loaded in",
+        "base small loaded in",
+        "round 1: held-",
+    ):
+        assert any(text in line for line in lines), text
+
+
+def test_results_as_json(place, run):
+    def said(*words):
+        done = fedseed(*words, "--json", cwd=place[0])
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    held = said("partition", "my.toml")
+    assert held["clients"] == {"anna": {"": 3}, "bert": {"": 3}} and "2 clients hold 3 examples" in held["notes"]
+    info = said("orbit", "info", run / "model.orbit")
+    summary = json.loads((run / "summary.json").read_text())
+    assert info["final_digest"] == summary["weights_digest"] and info["method"]["directions"] == 20
+    assert info["bytes"] == (run / "model.orbit").stat().st_size and info["complete"] is True
+    checked = said("orbit", "verify", run / "model.orbit", "--replay")
+    assert checked == {"steps": 1, "last": 1, "complete": True, "digests_compared": 1, "digest": info["final_digest"]}
+    assert said("orbit", "diff", run / "model.orbit", run / "model.orbit") == {"same": True, "differences": []}
+    assert {"name": "hadamard"}.items() <= said("list", "bases")[3].items()
+    assert {row["name"]: row["where"] for row in said("list", "models")}.items() >= {
+        ("small", "comes with fedseed"), ("digits", "comes with fedseed")
+    }  # fmt: skip
+    assert {row["origin"] for row in said("list", "methods")} >= {"built in"}
+    found = said("explain", "method.directions")
+    assert [(one["key"], one["default"], one["of"]) for one in found] == [("method.directions", "200", ["ferret"])]
+
+
+@pytest.mark.long
+def test_costs_as_json(place):
+    done = fedseed("bench", "my.toml", "--memory", "--json", cwd=place[0])
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["memory"]["parameters"] == 1_195_392 and said["memory"]["peak"] > 4 * 1_195_392
+    assert (said["time"], said["untimed"]) == (None, "--memory") and "memory, reckoned" in done.stderr
+
+
+@pytest.mark.long
+def test_comparing_as_json_in_silence_and_anew(place, tmp_path):
+    words = ["compare", "my.toml", "--out", tmp_path / "both", "--json", "--quiet"]
+    done = fedseed(*words, cwd=place[0])
+    assert done.returncode == 0 and done.stderr == ""
+    [first] = json.loads(done.stdout)
+    assert first["label"] == "ferret" and first["folder"] == str(tmp_path / "both" / "my") and first["rounds"] == 1
+    again = fedseed(*words, "--set", "rounds=2", cwd=place[0])
+    assert again.returncode == 2 and "rounds is 1 there, 2 here" in again.stderr
+    anew = fedseed(*words, "--set", "rounds=2", "--overwrite", cwd=place[0])
+    assert anew.returncode == 0 and json.loads(anew.stdout)[0]["rounds"] == 2
+
+
+def test_overwriting_deletes_a_runs_files_and_no_others(place, run, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    (out / "notes.txt").write_text("mine")
+    words = ["run", "my.toml", "--out", out, "--set", "seed=2", "--quiet"]
+    refused = fedseed(*words, cwd=place[0])
+    assert refused.returncode == 1 and "begin anew with --overwrite" in refused.stderr
+    wrong = fedseed(*words, "--overwrite", "--set", "federation.per_round=9", cwd=place[0])
+    assert wrong.returncode == 2 and (out / "summary.json").exists()  # a wrong recipe deletes nothing
+    both = fedseed(*words, "--overwrite", "--resume", cwd=place[0])
+    assert both.returncode == 2 and "give one of them" in both.stderr
+    done = fedseed(*words, "--overwrite", cwd=place[0])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "seed = 2" in (out / "recipe.toml").read_text() and (out / "notes.txt").read_text() == "mine"
+
+
+def test_what_is_no_runs_folder_is_not_touched(tmp_path):
+    import fcntl
+
+    discard(tmp_path / "not there")
+    for name in ("summary.json", "model.safetensors"):  # a model of somebody's
+        (tmp_path / name).write_text("x")
+    for recipe in (None, "title = 'a poem'", "not = = toml"):
+        if recipe is not None:
+            (tmp_path / "recipe.toml").write_text(recipe)
+        with pytest.raises(FedseedError, match=r"is no run's folder .*nothing is deleted"):
+            discard(tmp_path)
+        assert (tmp_path / "model.safetensors").exists() and (tmp_path / "summary.json").exists()
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "progress.jsonl").write_text("")
+    with open(tmp_path / "progress.jsonl", "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(FedseedError, match="another process is running"):
+            discard(tmp_path)
+    (tmp_path / "mine").write_text("x")
+    discard(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"] and "recipe.toml" in FILES
+
+
+def test_what_is_misspelt_ends_with_2_and_a_suggestion(place):
+    for words, text in (
+        (["run", "quickstart-feret"], "did you mean quickstart-ferret?"),
+        (["run", "my.toml", "--set", "method.direction=1"], "(did you mean directions?)"),
+        (["run", "my.toml", "--set", "methd.name=ferret"], "unknown key (did you mean method?)"),
+        (["run", "my.toml", "--set", "model.base=smal"], 'model.base = "smal": did you mean small?'),
+        (["run", "comparison"], "fedseed compare comparison --out FOLDER"),
+        (["explain", "dirctions"], "did you mean method.directions?"),
+    ):
+        done = fedseed(*words, cwd=place[0])
+        assert done.returncode == 2 and text in done.stderr and done.stderr.count("\n") == 1, (words, done.stderr)
+
+
+def test_listings_say_which_bases_and_which_keys():
+    assert "Models to tune: fedseed list models" in fedseed("list", "bases").stdout
+    keys = fedseed("list", "keys").stdout
+    assert "method.directions" in keys and "fedseed explain KEY" in keys
+    text = fedseed("explain", "learning_rate").stdout
+    assert "method.training.learning_rate" in text and "of feedsign" in text and "default 5e-06" in text
+
+
+def test_recipes_are_completed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.toml").write_text("")
+    (tmp_path / "quarry").mkdir()
+    (tmp_path / "quarry" / "a.toml").write_text("")
+    assert list(complete_recipe("quick")) == ["quickstart-fedavg", "quickstart-ferret", "quick.toml"]
+    assert list(complete_recipe("qua")) == ["quarry/"] and list(complete_recipe("quarry/")) == ["quarry/a.toml"]
+    # as a shell asks, with what typer writes into its start-up file
+    for typed, offered in (("fedseed run quickstart-fer", ["quickstart-ferret"]), ("fedseed expl", ["explain"])):
+        monkeypatch.setenv("_FEDSEED_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+        assert fedseed().stdout.split() == offered
+
+
+def test_an_orbit_is_not_0_times_smaller(place, run):
+    """Of an adapter of few parameters the orbit may be the larger file."""
+    from fedseed.cli.orbit import size_beside
+
+    for size, dense, adapter, text in (
+        (100, 4_000, False, "40 times less than the model"),
+        (3_000, 4_000, True, "the adapter has 4,000"),
+        (8_000, 4_000, True, "more than the adapter's 4,000"),
+    ):
+        assert size_beside(size, dense, adapter) == text
+    assert "times less than the model)" in fedseed("orbit", "info", run / "model.orbit").stdout
+
+
+LIGHT = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None  # any import of them fails
+from fedseed.cli import main
+main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["list", "methods"], 0),
+        (["explain", "seed"], 0),
+        (["run", "quickstart-ferret", "--set", "rounds=0"], 2),
+        (["bench", "nowhere.toml"], 2),
+    ],
+)
+def test_lists_and_errors_need_no_torch(words, code):
+    done = subprocess.run([sys.executable, "-c", LIGHT, *words], capture_output=True, text=True)
+    assert done.returncode == code and "torch" not in done.stderr, done.stderr
+
+
+def test_install_lines_are_in_one_place_and_true():
+    """There is no distribution of this name on an index yet: who reads this has the sources."""
+    root = Path(package.__file__).parents[2]
+    texts = [
+        *root.glob("src/fedseed/**/*.py"),
+        *root.glob("docs/*.md"),
+        *root.glob("*.md"),
+        *root.glob("examples/**/*"),
+    ]
+    for path in texts:
+        if path.is_file() and path.suffix in (".py", ".md", ".toml", ".sh"):
+            text = path.read_text(encoding="utf-8")
+            assert "pip install fedseed" not in text and "fedseed[" not in text.replace("'fedseed[dev]", ""), path

@@ -1,0 +1,87 @@
+"""The reference of a recipe's keys: all there are, and the page that is made of them."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fedseed.methods import METHODS
+from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
+from fedseed.runs.reference import documented, explain_key, near_key, recipe_keys
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return recipe_keys()
+
+
+def leaves(table, prefix=""):
+    """The keys of a complete recipe: tables that are not there have none."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        elif value is not None and not (name == "tracking" and value == []):
+            yield f"{prefix}{name}"
+
+
+def test_every_key_of_every_recipe_is_there_with_a_meaning(keys):
+    known = {key.key for key in keys}
+    for name in packaged_recipes():
+        read = read_recipe(name)
+        assert set(leaves(read.model_dump())) <= known, name
+    assert [key.key for key in keys if len(key.about) < 5] == []
+    assert len({(key.key, key.of) for key in keys}) == len(keys)
+
+
+def test_type_default_and_owner(keys):
+    def one(name, of=None):
+        return next(key for key in keys if key.key == name and (of is None or of in key.of))
+
+    directions = one("method.directions")
+    assert (directions.kind, directions.default, directions.of) == (
+        "whole number from 1 to 1,048,576", "200", ("ferret",)
+    )  # fmt: skip
+    assert one("rounds").default == "must be given" and one("model.adapter.kind").default == "not set"
+    assert one("seed").kind == "whole number from 0 below 2^64"
+    assert one("task.evaluation", "files").kind == "number from 0 below 1"
+    assert one("task.evaluation", "instructions").kind == "whole number above 0"
+    assert one("method.training.loss_scale").kind == 'number above 0 or "auto"'
+    assert one("attack.kind").kind == 'one of "sign", "random", "noise", "labels"'
+    assert one("tracking[].file").of == ("csv",)
+    for method in METHODS:  # each field of each method
+        name = method.model_fields["name"].default
+        for field in method.model_fields:
+            if field not in ("name", "adapter", "training"):
+                assert one(f"method.{field}", name)
+
+
+def test_docstrings_are_read_with_their_parents():
+    from fedseed.methods import FeedSign
+
+    found = documented(FeedSign)
+    assert found["epsilon"].startswith("DP-FeedSign") and found["learning_rate"].startswith("eta")
+    assert "\n" not in "".join(documented(Recipe).values())
+
+
+def test_a_key_is_found_by_its_end_and_by_its_table():
+    assert [key.key for key in explain_key("method.training.learning_rate")] == ["method.training.learning_rate"]
+    assert {key.key for key in explain_key("learning_rate")} == {
+        "method.learning_rate",
+        "method.training.learning_rate",
+    }
+    assert [key.key for key in explain_key("[stopping]")] == ["stopping.patience"]
+    assert {key.key for key in explain_key("tracking")} == {"tracking[].name", "tracking[].file", "tracking[].folder"}
+    assert (
+        explain_key("colour") == []
+        and near_key("dirctions") == "did you mean method.directions?"
+        and near_key("xyz") == ""
+    )
+
+
+def test_the_page_is_up_to_date():
+    """If not: python scripts/make_reference.py."""
+    page = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))
+    assert page["FILE"] == ROOT / "docs" / "recipe.md"
+    assert page["FILE"].read_text(encoding="utf-8") == page["reference"](), "run scripts/make_reference.py"
