@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedseed.cli import network
+from fedseed.cli import network, pages
 from fedseed.cli.common import (
     DeviceOption,
     PluginOption,
@@ -41,6 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(orbit_app, name="orbit")
 network.register(app)
+pages.register(app)
 console = Console()
 
 
@@ -101,6 +102,7 @@ def compare(
         return
     if jobs > 1:
         raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
+    from fedseed.reports.comparison import write_runs
     from fedseed.reports.plots import draw_runs
     from fedseed.reports.results import read_metrics
     from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
@@ -117,14 +119,16 @@ def compare(
     ]
     methods = [summary["method"] for summary in summaries]
     labels = methods if len(set(methods)) == len(methods) else names
-    draw_runs({label: read_metrics(out / name) for label, name in zip(labels, names, strict=True)}, out / "compare.png")
+    folders = {label: out / name for label, name in zip(labels, names, strict=True)}
+    write_runs(out, folders)
+    draw_runs({label: read_metrics(folder) for label, folder in folders.items()}, out / "compare.png")
     rows = list(zip(labels, summaries, strict=True))
     console.print(comparison_table(rows))
     for line in comparison_lines(rows):
         console.print(line, highlight=False)
     console.print()
     console.print(cost_table(rows))
-    console.print(f"Picture: {out / 'compare.png'}")
+    console.print(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", highlight=False)
 
 
 def _sweep(
@@ -161,7 +165,7 @@ def _sweep(
     lines = Sweeping(sweep, out, say, jobs, plugins, trust_plugins, workers, threads).run()
     for sheet in write_results(sweep, lines, out):
         console.print("\n" + sheet.text(), highlight=False, soft_wrap=True, markup=False)
-    console.print(f"Tables and picture: {out}/compare.txt, .md, .tex, .json, .png", highlight=False)
+    console.print(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", highlight=False)
     failed = sum(len(line.failed) for line in lines)
     if failed:
         raise FedseedError(f"{failed} runs failed; the log.txt in a run's folder says why")

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,7 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
 
 if TYPE_CHECKING:
+    from fedseed.reports.prometheus import Exporter
     from fedseed.runs.recipe import Recipe
 
 console = Console()
@@ -41,6 +44,10 @@ def serve(
     server_log: Annotated[
         Path | None, typer.Option("--server-log", help="nats-server's log: what the server refuses is counted, too.")
     ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve figures for Prometheus at this port, under /metrics.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address for that. Default: this machine only.")] = "127.0.0.1",
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
 ) -> None:
@@ -58,7 +65,9 @@ def serve(
         summary = read_summary(folder)
     else:
         reach = replace(access(checked, nats, key, ca, "coordinator"), server_log=server_log)
-        summary = coordinate(checked, name, transport(reach, name), folder, fresh, Shown(console)).summary
+        with exporting(metrics_port, metrics_host) as exporter:
+            way = transport(reach, name)
+            summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
 
@@ -184,6 +193,22 @@ def read_examples(path: Path) -> list[Any]:
         else:
             examples.append(Example(prompt, row.field("response", str)))
     return examples
+
+
+@contextmanager
+def exporting(port: int | None, host: str) -> "Iterator[Exporter | None]":
+    """Figures for Prometheus as long as the block lasts; None: nobody asked for them."""
+    if port is None:
+        yield None
+        return
+    from fedseed.reports.prometheus import Exporter
+
+    exporter = Exporter(port, host)
+    console.print(f"figures for Prometheus: http://{host}:{exporter.port}/metrics", highlight=False, soft_wrap=True)
+    try:
+        yield exporter
+    finally:
+        exporter.close()
 
 
 async def ask(reach: Access, run: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fedseed.federation.rounds import Gathered
 from fedseed.methods import Method
 from fedseed.methods.content import Content
 from fedseed.orbit import Header
+from fedseed.registry import one_line
 from fedseed.reports.progress import Progress, Silent
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs import stopping
@@ -232,7 +233,9 @@ class Loop:
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:
             self.backend.draw(folder, metrics)
+            self._report(folder, summary)
             folder.finish(summary)
+            self._trackers.artefacts(folder.left())
         self._trackers.finish(summary)
         return RunResult(summary, metrics, None if folder is None else folder.path)
 
@@ -288,6 +291,15 @@ class Loop:
             )
 
     # -- at the end ----------------------------------------------------------------------------------
+
+    def _report(self, folder: RunFolder, summary: dict[str, Any]) -> None:
+        """Write report.html; whatever is wrong with a page, the run's results do not depend on it."""
+        from fedseed.reports.pages import write_report  # Jinja takes a while to import
+
+        try:
+            write_report(folder.path, summary)
+        except Exception as error:
+            self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
 
     def _summary(self, metrics: list[dict[str, Any]], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
         rounds, settings, header = metrics[1:], self.settings, self.backend.header

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from fedseed.tracking.base import Start, flat, scalars
 from fedseed.tracking.remote import RemoteTracker
@@ -23,11 +23,11 @@ class MLflow(RemoteTracker):
     """
 
     name: Literal["mlflow"] = "mlflow"
-    about: ClassVar[str] = "MLflow, at a server or in a local store (pip install 'fedseed[mlflow]')"
+    about: ClassVar[str] = "MLflow, at a server or in a local store (extra: mlflow)"
     package: ClassVar[str] = "mlflow"
 
     uri: str | None = None
-    tags: dict[str, str] = {}
+    tags: dict[str, str] = Field(default_factory=dict)
 
     _client: Any = PrivateAttr(None)
 

@@ -1,7 +1,7 @@
 """What trackers share whose runs live elsewhere: W&B, MLflow, Trackio.
 
-A run that is resumed goes on in the same run there, whose name is kept in tracking.json in the run's folder. No round is
-sent twice and none is missing: what is there already, the service says.
+A run that is resumed goes on in the same run there, whose name is kept in tracking.json in the run's folder. No round
+is sent twice and none is missing: what is there already, the service says.
 """
 
 import json
@@ -74,8 +74,7 @@ class RemoteTracker(Tracker):
         """Whether its package is there."""
         if find_spec(self.package) is None:
             raise RecipeError(
-                f'tracking.name = "{self.name}" needs the package {self.package}: '
-                f"pip install 'fedseed[{self.name}]'"
+                f"tracking.name = \"{self.name}\" needs the package {self.package}: pip install 'fedseed[{self.name}]'"
             )
 
     def start(self, run: Start) -> None:

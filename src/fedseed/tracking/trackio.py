@@ -1,4 +1,4 @@
-"""Trackio: a run in a local project (`trackio show`), at a server of one's own or in a Space of the Hugging Face hub."""
+"""Trackio: a run in a local project (`trackio show`), at a server of one's own, or in a Space of a hub."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ class Trackio(RemoteTracker):
     """
 
     name: Literal["trackio"] = "trackio"
-    about: ClassVar[str] = "Trackio, on this machine or in a Space (pip install 'fedseed[trackio]')"
+    about: ClassVar[str] = "Trackio, on this machine or in a Space (extra: trackio)"
     package: ClassVar[str] = "trackio"
 
     space: str | None = None

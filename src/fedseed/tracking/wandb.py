@@ -1,8 +1,8 @@
 """Weights & Biases: a run of its own, online, or offline (WANDB_MODE=offline, then `wandb sync`).
 
-Offline a session leaves a folder under the run's folder. Nobody can be asked then what an earlier session, which may have
-been killed, has brought to the disk, so a session that goes on tells everything once more and takes its folder's place:
-there is one folder, it is complete, and `wandb sync` makes one run of it.
+Offline a session leaves a folder under the run's folder. Nobody can be asked then what an earlier session, which may
+have been killed, has brought to the disk, so a session that goes on tells everything once more and takes the earlier
+folder's place: there is one, it is complete, and `wandb sync` makes one run of it.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from fedseed.tracking.base import Start, scalars
 from fedseed.tracking.remote import RemoteTracker
@@ -29,13 +29,13 @@ class WandB(RemoteTracker):
     """
 
     name: Literal["wandb"] = "wandb"
-    about: ClassVar[str] = "Weights & Biases, online or offline (pip install 'fedseed[wandb]')"
+    about: ClassVar[str] = "Weights & Biases, online or offline (extra: wandb)"
     package: ClassVar[str] = "wandb"
 
     entity: str | None = None
     mode: Literal["online", "offline", "disabled"] | None = None
     group: str | None = None
-    tags: list[str] = []
+    tags: list[str] = Field(default_factory=list)
 
     _run: Any = PrivateAttr(None)
 
