@@ -59,7 +59,10 @@ def watch(
     """Show a run going on as a page in a browser on this machine, until Ctrl-C; the page outlives the run."""
     from fedseed.reports.live import LiveServer
 
-    server = LiveServer(_folder(Path(run)) if nats is None else _coordinator(run, nats, key, ca), port)
+    if nats is None:
+        server = LiveServer(_folder(Path(run)), port)
+    else:
+        server = LiveServer(_coordinator(run, nats, key, ca), port, ASK_SECONDS)
     typer.echo(f"{run}: {server.address} (Ctrl-C ends it)")
     try:
         server.serve()
@@ -93,10 +96,17 @@ def _run_folders(given: list[Path]) -> list[Path]:
 
 
 def _folder(folder: Path) -> Callable[[], tuple[object, Callable[[], "RunView"]]]:
-    from fedseed.reports.view import stamp, view_folder
+    from fedseed.reports.view import RunView, stamp, view_folder
 
-    view_folder(folder)  # says what is wrong before a browser is opened
-    return lambda: (stamp(folder), lambda: view_folder(folder))
+    def view() -> RunView:
+        try:
+            return view_folder(folder)
+        except FedseedError:
+            return RunView(folder.resolve().name, [], state="waiting")
+
+    if view().state == "waiting":
+        typer.echo(f"{folder}: no run is here yet: the page waits for one", err=True)
+    return lambda: (stamp(folder), view)
 
 
 def _coordinator(

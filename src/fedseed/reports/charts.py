@@ -123,7 +123,7 @@ class _Scale:
             spread = 0.04 * (high - low)
             low, high = (0.0 if low == 0 else low - spread), high + spread
         self.low, self.high = low, high
-        self.ticks = _log_ticks(low, high) if axis.log else _ticks(low, high, axis.whole)
+        self.ticks = log_ticks(low, high) if axis.log else _ticks(low, high, axis.whole)
 
     def __call__(self, value: float) -> float:
         low, high = (log10(self.low), log10(self.high)) if self.axis.log else (self.low, self.high)
@@ -141,8 +141,13 @@ def _ticks(low: float, high: float, whole: bool) -> list[float]:
     return [round(i * step, 12) for i in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 between them if there are few; of many powers every second or third."""
+def log_ticks(low: float, high: float) -> list[float]:
+    """Values for the ticks of a logarithmic axis: powers of ten, with 2 and 5 between them if there are few.
+
+    Args:
+        low: the axis' lower end, above 0.
+        high: its upper end.
+    """
     first, last = floor(log10(low)), ceil(log10(high))
     found = [10.0**p for p in range(first, last + 1) if low * 0.999 <= 10.0**p <= high * 1.001]
     if len(found) > 6:

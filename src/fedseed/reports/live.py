@@ -6,6 +6,7 @@ GET /body    what stands on it; with the ETag of the last answer 304 as long as 
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,13 +26,21 @@ class LiveServer:
         look: what is to be shown now, and something that differs when it has changed. Called from several threads, one
             at a time. A FedseedError is shown on the page.
         port: 0: one that is free.
+        every: seconds after which to look also when no browser asks; None: then it does not matter.
 
     Raises:
         FedseedError: the port is taken.
     """
 
-    def __init__(self, look: Callable[[], tuple[object, Callable[[], RunView]]], port: int = 0) -> None:
+    def __init__(
+        self,
+        look: Callable[[], tuple[object, Callable[[], RunView]]],
+        port: int = 0,
+        every: float | None = None,
+    ) -> None:
         self._look = look
+        self._every = every
+        self._over = threading.Event()
         self._lock = threading.Lock()
         self._known: tuple[str, bytes] | None = None
         try:
@@ -47,6 +56,8 @@ class LiveServer:
 
     def serve(self) -> None:
         """Answer until `stop`, or until Ctrl-C."""
+        if self._every is not None:
+            threading.Thread(target=self._keep_looking, daemon=True).start()
         self._server.serve_forever(poll_interval=0.2)
 
     def stop(self) -> None:
@@ -56,7 +67,13 @@ class LiveServer:
 
     def close(self) -> None:
         """Free the port."""
+        self._over.set()
         self._server.server_close()
+
+    def _keep_looking(self) -> None:
+        while not self._over.wait(self._every):
+            with suppress(FedseedError), self._lock:
+                self._look()
 
     def page(self) -> bytes:
         """The whole page."""

@@ -140,7 +140,13 @@ def _tiles(view: RunView) -> list[tuple[str, str, str]]:
     tiles = []
     for name in shown_metrics(dict.fromkeys(view.measured))[:4]:
         before, after = view.before_and_after(name)
-        tiles.append((metric_title(name), _number(name, after), f"{_number(name, before)} before tuning"))
+        tiles.append(
+            (
+                metric_title(name),
+                _number(name, after),
+                "" if before is None else f"{_number(name, before)} before tuning",
+            )
+        )
     payload = view.payload()
     if payload is not None:
         up, down = payload
@@ -177,7 +183,8 @@ def _run_charts(view: RunView) -> list[tuple[str, Markup, list[tuple[str, Markup
         made.append(("clients' local loss", [Series("local loss", view.curve("train_loss"))], Axis(""), None))
     both = [Series("up", view.bytes_curve("up")), Series("down", view.bytes_curve("down"), number=1)]
     if view.payload() is not None:
-        made.append(("payload of a client that takes part, summed up", both, Axis("", unit="bytes"), None))
+        what = "summed up" if view.status is None else "a round"
+        made.append((f"payload of a client that takes part, {what}", both, Axis("", unit="bytes"), None))
     phases = list(dict.fromkeys(phase for line in view.lines for phase in line.get("seconds", {})))
     spent = [
         Series(PHASE_NAMES.get(phase, phase), _phase_curve(view, phase), number=number)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedseed.errors import FedseedError
+from fedseed.reports.results import SCORES
 
 Line = dict[str, Any]
-State = Literal["finished", "running", "stopped", "unknown"]
+State = Literal["finished", "running", "stopped", "waiting", "unknown"]
 
 
 @dataclass
@@ -46,7 +47,7 @@ class RunView:
         recipe: its recipe as text; "" if it has none.
         round: the last round that is known to count.
         rounds: how many there will be; None: not known.
-        state: whether it goes on.
+        state: whether it goes on; waiting: there is nothing of it yet.
         status: what a coordinator says of itself, for a run on a network.
     """
 
@@ -82,22 +83,29 @@ class RunView:
         """Names of the metrics that are measured on held-out examples."""
         if self.summary is not None:
             return list(self.summary["baseline"])
-        first = self.lines[0] if self.lines and self.lines[0]["round"] == 0 else {}
-        return [name for name, value in first.items() if isinstance(value, float)]
+        if self.status is not None:
+            return [name for name in ("loss", *SCORES) if any(line.get(name) is not None for line in self.lines)]
+        return [name for name, value in (self.lines[0] if self.lines else {}).items() if isinstance(value, float)]
 
     def before_and_after(self, name: str) -> tuple[float | None, float | None]:
         """A metric before any round, and the newest value; None where it was not measured."""
-        found = [line[name] for line in self.lines if line.get(name) is not None]
         if self.summary is not None:
             return self.summary["baseline"].get(name), self.summary["final"].get(name)
-        return (found[0] if found and self.lines[0].get(name) is not None else None), (found[-1] if found else None)
+        found = [line[name] for line in self.lines if line.get(name) is not None]
+        first = self.lines[0] if self.lines and self.lines[0]["round"] == 0 else {}
+        return first.get(name), (found[-1] if found else None)
 
     def curve(self, name: str) -> list[tuple[float, float]]:
         """(round, value) wherever a metric was measured."""
         return [(line["round"], line[name]) for line in self.lines if isinstance(line.get(name), int | float)]
 
     def bytes_curve(self, direction: Literal["up", "down"]) -> list[tuple[float, float]]:
-        """(round, payload bytes of a client that takes part in every round, up to and with it)."""
+        """(round, payload bytes of a client that takes part in every round, up to and with it).
+
+        Of a run on a network not every round may have been seen: there each round's own.
+        """
+        if self.status is not None:
+            return self.curve(f"bytes_{direction}")
         each = [line.get(f"bytes_{direction}", 0.0) * line.get("rounds", 1) for line in self.lines]
         return list(zip((line["round"] for line in self.lines), accumulate(each), strict=True))
 
