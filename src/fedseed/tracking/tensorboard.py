@@ -39,19 +39,23 @@ class TensorBoard(Tracker):
             )
 
     def start(self, run: Start) -> None:
-        """Open the event file; what an interrupted run has shown beyond its last line of metrics is dropped."""
+        """Open the event file; of an interrupted run all is told anew, in place of what earlier files have.
+
+        Which of them has a line that was written just before the run was interrupted, nobody knows.
+        """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if run.folder is None and not Path(self.folder).is_absolute():
             raise FedseedError("the run has no folder (out): give tracking.folder as an absolute path")
         where = Path(self.folder) if run.folder is None else run.folder / self.folder
-        first = run.earlier[-1]["round"] + 1 if run.earlier else 0
         self._writer = EventFileWriter(str(where))
-        start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=time.time(), step=first, session_log=start))
-        if run.recipe is not None and not run.earlier:
+        start = SessionLog(status=SessionLog.START)  # readers drop what they have of this step and later ones
+        self._writer.add_event(Event(wall_time=time.time(), step=0, session_log=start))
+        if run.recipe is not None:
             self._text("recipe", run.recipe)
+        for line in run.earlier:
+            self.metrics(line)
 
     def metrics(self, line: MetricsLine) -> None:
         """A point on each curve; "seconds.local" stands under "seconds/local"."""
