@@ -169,6 +169,8 @@ def test_a_run_seen_through_its_coordinator():
     started.tell(status(1))
     started.tell({"run": "r", "entries": 4})  # the server answers, no coordinator does
     assert started.view().state == "stopped"
+    started.tell({"run": "r", "entries": 5, "ended": True})
+    assert started.view().state == "finished"
 
 
 def test_metrics_in_words():

@@ -25,7 +25,7 @@ from fedseed.reports.view import RunView, view_folder
 MOST_CLIENTS = 200  # rows of the table
 ROUND = Axis("round", whole=True)
 # what a summary says of the machine and the session, where it says it
-SURROUNDINGS = ("versions", "host", "machine", "environment", "command", "started", "ended", "finished", "devices")
+SURROUNDINGS = ("versions", "host", "devices", "command", "started", "ended")
 PHASE_NAMES = {"local": "local training", "projection": "projection", "aggregation": "aggregation",
                "rebuild": "rebuilding the weights", "evaluation": "evaluation"}  # fmt: skip
 
@@ -298,7 +298,11 @@ def _surroundings(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name in SURROUNDINGS:
         value = summary.get(name)
         if isinstance(value, Mapping):
-            found += [(f"{key}", str(inner)) for key, inner in value.items() if inner not in (None, "")]
+            found += [
+                (key.removesuffix("_bytes"), human_bytes(inner) if key.endswith("_bytes") else str(inner))
+                for key, inner in value.items()
+                if inner not in (None, "")
+            ]
         elif isinstance(value, list):
             found.append((name, ", ".join(map(str, value))))
         elif value:

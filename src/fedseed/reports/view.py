@@ -272,10 +272,12 @@ class Watched:
         self.count = 0  # of answers that said something new
         self._lines: list[Line] = []
         self._there = False
+        self._over = False  # the server's log says so
 
     def tell(self, status: Mapping[str, Any] | None) -> None:
         """What a coordinator has answered; None or an answer without a round: there is none."""
         there = status is not None and "round" in status
+        self._over = bool((status or {}).get("ended"))
         if not there and (self.status is None or self._there):
             self._there, self.count = False, self.count + 1
             self.status = self.status or {}
@@ -294,6 +296,6 @@ class Watched:
         if self._there:
             made.state = "running"
         else:
-            over = self._lines and made.rounds is not None and self._lines[-1]["round"] >= made.rounds
-            made.state = "finished" if over else "stopped"
+            seen = self._lines and made.rounds is not None and self._lines[-1]["round"] >= made.rounds
+            made.state = "finished" if self._over or seen else "stopped"
         return made
