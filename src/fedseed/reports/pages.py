@@ -155,7 +155,7 @@ def _tiles(view: RunView) -> list[tuple[str, str, str]]:
         )
         whole = (view.summary or {}).get("fedavg_bytes")
         if whole and up + down > 0:
-            tiles.append(("less than whole weights", _times(whole / (up + down)), f"{human_bytes(whole)} both ways"))
+            tiles.append(("whole weights would take", _times(whole / (up + down)), f"{human_bytes(whole)} both ways"))
     seconds = (view.summary or {}).get("seconds", {}).get("total")
     spent = sum(view.seconds().values()) if seconds is None else seconds
     tiles.append(("rounds", f"{view.round:,}", f"of {view.rounds:,}" if view.rounds else ""))

@@ -201,5 +201,5 @@ def _finish_spent(row: Sequence[Axes]) -> None:
     row[0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
     units: tuple[Unit, Unit] = ("bytes", "")
     for axes, unit in zip(row[1:], units, strict=True):
-        if any(len(line.get_xdata()) and line.get_label()[:1] != "_" for line in axes.get_lines()):
+        if any(np.size(line.get_xdata()) and not str(line.get_label()).startswith("_") for line in axes.get_lines()):
             log_axis(axes, unit)
