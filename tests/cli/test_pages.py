@@ -50,6 +50,8 @@ def test_a_page_of_several(runs, given):
 
 
 def test_what_is_wrong_is_said(runs, tmp_path):
+    done = fedseed("watch", runs, "--port", "0")
+    assert done.returncode == 1 and f"holds several runs: watch one of them, such as {runs / 'first'}" in done.stderr
     for words, code, text in (
         (["nowhere"], 1, "nowhere: no run is here, nor in the folders below"),
         ([runs / "first", "--out", "page.pdf"], 2, "--out page.pdf: the page is an .html file"),

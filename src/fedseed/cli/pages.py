@@ -105,6 +105,9 @@ def _folder(folder: Path) -> Callable[[], tuple[object, Callable[[], "RunView"]]
             return RunView(folder.resolve().name, [], state="waiting")
 
     if view().state == "waiting":
+        inside = sorted(path.parent.name for path in folder.glob("*/recipe.toml"))
+        if inside:
+            raise FedseedError(f"{folder} holds several runs: watch one of them, such as {folder / inside[0]}")
         typer.echo(f"{folder}: no run is here yet: the page waits for one", err=True)
     return lambda: (stamp(folder), view)
 
