@@ -156,15 +156,16 @@ def test_a_run_seen_through_its_coordinator():
     count = watched.count
     watched.tell(status(2, round=1, loss=2.0, bytes_up=10.0, bytes_down=5.0))
     assert watched.count == count  # nothing new
+    watched.tell(status(3, round=3, loss=2.0, bytes_up=10.0, bytes_down=5.0))  # before its evaluation: the one before
     watched.tell(status(3, round=3, loss=1.0, bytes_up=10.0, bytes_down=5.0))
     view = watched.view()
     assert view.state == "running" and view.curve("loss") == [(1, 2.0), (3, 1.0)] and view.measured == ["loss"]
     text = Page(run_page(view)).text
     assert "2 of 3 alive" in text and "waiting for b" in text and "2 of b: late" in text
     watched.tell(None)
-    assert watched.view().state == "finished" and watched.count == count + 2  # all rounds were there: it is over
+    assert watched.view().state == "finished" and watched.count == count + 3  # all rounds were there: it is over
     watched.tell(None)
-    assert watched.count == count + 2
+    assert watched.count == count + 3
     started = Watched("r")
     started.tell(status(1))
     started.tell({"run": "r", "entries": 4})  # the server answers, no coordinator does

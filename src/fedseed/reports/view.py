@@ -285,7 +285,9 @@ class Watched:
             return
         self._there, self.status, self.count = True, status, self.count + 1
         last = status.get("last") or {}
-        if "round" in last and (not self._lines or last["round"] > self._lines[-1]["round"]):
+        if "round" in last:
+            if self._lines and last["round"] <= self._lines[-1]["round"]:
+                self._lines.pop()  # it is evaluated now, or begun again
             self._lines.append(dict(last))
 
     def view(self) -> RunView:
