@@ -137,7 +137,7 @@ def _number(name: str, value: float | None) -> str:
 
 def _tiles(view: RunView) -> list[tuple[str, str, str]]:
     """The headline figures: what, how much, and a word about it."""
-    tiles = []
+    tiles, summary = [], view.summary or {}
     for name in shown_metrics(dict.fromkeys(view.measured))[:4]:
         before, after = view.before_and_after(name)
         tiles.append(
@@ -153,16 +153,16 @@ def _tiles(view: RunView) -> list[tuple[str, str, str]]:
         tiles.append(
             ("bytes a round", human_bytes(up + down), f"a client: {human_bytes(up)} up, {human_bytes(down)} down")
         )
-        whole = (view.summary or {}).get("fedavg_bytes")
+        whole = summary.get("fedavg_bytes")
         if whole and up + down > 0:
             tiles.append(("whole weights would take", _times(whole / (up + down)), f"{human_bytes(whole)} both ways"))
-    seconds = (view.summary or {}).get("seconds", {}).get("total")
+    seconds = summary.get("seconds", {}).get("total")
     spent = sum(view.seconds().values()) if seconds is None else seconds
     tiles.append(("rounds", f"{view.round:,}", f"of {view.rounds:,}" if view.rounds else ""))
     if spent:
         tiles.append(("time", human_seconds(spent), f"{human_seconds(spent / max(1, view.round))} a round"))
-    if (view.summary or {}).get("peak_memory_bytes"):
-        tiles.append(("peak memory", human_bytes(view.summary["peak_memory_bytes"]), "of this process"))  # type: ignore[index]
+    if summary.get("peak_memory_bytes"):
+        tiles.append(("peak memory", human_bytes(summary["peak_memory_bytes"]), "of this process"))
     return tiles
 
 

@@ -30,6 +30,8 @@ class MLflow(RemoteTracker):
     tags: dict[str, str] = Field(default_factory=dict)
 
     _client: Any = PrivateAttr(None)
+    _half: set[str] = PrivateAttr(default_factory=set)  # what is there of a round that was being sent at a kill
+    _half_round: int = PrivateAttr(-1)
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
         """A new run in the experiment, or the one that an earlier session began."""
@@ -83,15 +85,12 @@ class MLflow(RemoteTracker):
             self._client.set_terminated(self._run_id, status="KILLED")
         self._client = None
 
-    _half: set[str] = PrivateAttr(default_factory=set)
-    _half_round: int = PrivateAttr(-1)
-
     def _last(self) -> int:
         """The last round whose numbers are all there."""
         return max((point.step for point in self._client.get_metric_history(self._run_id, "round")), default=-1)
 
     def _note_half(self) -> None:
-        """Note what is there of a round that was being sent when the last session ended: a store is no transaction."""
+        """Note what is there of a round that was being sent when the last session ended: not every store is whole."""
         last = self._last()
         newest = self._client.get_run(self._run_id).data.metrics
         histories = {key: self._client.get_metric_history(self._run_id, key) for key in newest}
