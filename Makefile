@@ -3,6 +3,7 @@
 # make test         style, types and all that a user relies on
 # make slow         the rest of the tests: whole matrices, long series of kills
 # make gpu        everything that is to be tried on a GPU, where there is one; the report goes to gpu-report.md
+# make trackers   installs all trackers (W&B, MLflow, Trackio) and runs their tests
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
 # each of them sets up what is missing first
 
@@ -15,7 +16,7 @@ GPU_PYTHON ?= python3
 # two workers and more take from each other what is left; each has one thread (tests/conftest.py)
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: setup quickstart check test slow gpu mutate lint clean nats
+.PHONY: setup quickstart check test slow trackers gpu mutate lint clean nats
 
 setup: $(VENV)/ready
 
@@ -52,6 +53,11 @@ test: lint nats
 # only what `make test` leaves out
 slow: setup nats
 	@FEDSEED_SLOW=1 $(PYTEST) -m slow
+
+# hundreds of megabytes that only these tests need
+trackers: setup
+	@$(BIN)/pip install --quiet '.[trackers]'
+	@FEDSEED_SLOW=1 $(BIN)/python -m pytest tests/tracking
 
 # with the torch that is there (PYTHON's own, say): the one that `setup` brings has no CUDA
 gpu:

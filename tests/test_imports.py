@@ -21,6 +21,11 @@ MODULES = [
     "fedseed.tasks.sst2",
     "fedseed.tasks.own",
     "fedseed.reports.partition",
+    "fedseed.reports.pages",
+    "fedseed.reports.comparison",
+    "fedseed.reports.live",
+    "fedseed.reports.prometheus",
+    "fedseed.cli.pages",
     "fedseed.cli.app",
 ]
 

@@ -1,14 +1,17 @@
 """Whole runs over the transport in memory: the conversation is the same, whatever carries the bytes."""
 
 import threading
+import urllib.request
 
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from fedseed import Orbit, ParameterSpace
 from fedseed.federation.network_client import NetworkClient
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.progress import Silent
+from fedseed.reports.prometheus import Exporter
 from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
@@ -146,6 +149,48 @@ def test_the_result_is_that_of_one_process(method, largest, problem, tmp_path, i
     assert repeats(result.summary["refusals"]) and result.summary["repeated_rounds"] == 0
     assert result.summary["exchanged"] == pytest.approx(expected.summary["exchanged"])
     assert result.summary["parameters_exchanged"] > 0 or method == "feedsign"
+
+
+class Scraping(Silent):
+    """Reads a coordinator's figures for Prometheus whenever a round is over, from another thread than it works in."""
+
+    def __init__(self, exporter):
+        self.exporter, self.seen, self.threads = exporter, [], []
+
+    def read(self):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.exporter.port}/metrics") as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        self.seen.append({s.name: s.value for family in families for s in family.samples})
+
+    def note(self, text):
+        self.round({})
+
+    def round(self, line):
+        self.threads.append(threading.Thread(target=self.read))
+        self.threads[-1].start()
+
+
+def test_prometheus_is_told_of_a_run(problem, tmp_path):
+    """Also while the coordinator is busy, and without disturbing it."""
+    checked, hub = recipe("ferret"), Hub()
+    clients, exporter = Clients(checked, hub, problem), Exporter(0)
+    clients.host("client-*")
+    scraping = Scraping(exporter)
+    try:
+        result = coordinate(
+            checked, "run", hub.transport("run"), tmp_path / "run", progress=scraping, exporter=exporter
+        )
+        clients.wait()
+        scraping.round({})
+        for thread in scraping.threads:
+            thread.join()
+    finally:
+        exporter.close()
+    assert len(scraping.seen) >= 8 and all("fedseed_rounds_done_total" in seen for seen in scraping.seen)
+    last = max(scraping.seen, key=lambda seen: seen["fedseed_rounds_done_total"])
+    assert last["fedseed_rounds_done_total"] == 6 and last["fedseed_clients"] == 5
+    sent = sum(line["bytes_up"] * line["taking_part"] for line in result.metrics[1:])
+    assert {seen["fedseed_payload_bytes_total"] for seen in scraping.seen} >= {0.0} and sent > 0
 
 
 class Validated(Problem):

@@ -1,5 +1,6 @@
 import csv
 import json
+import sys
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -7,7 +8,8 @@ from pydantic import PrivateAttr
 
 from fedseed.errors import RecipeError
 from fedseed.tracking import CSV, TRACKERS, Start, TensorBoard, Tracker, Trackers
-from fedseed.tracking.base import scalars
+from fedseed.tracking.base import flat, scalars
+from fedseed.tracking.remote import RemoteTracker
 
 LINES = [
     {"round": 0, "seconds": {"evaluation": 1.5}, "loss": 4.0, "train_loss": None},
@@ -45,6 +47,9 @@ class Noisy(Tracker):
     def metrics(self, line):
         self._hear("metrics", line)
 
+    def artefacts(self, files):
+        self._hear("artefacts", [file.name for file in files])
+
     def finish(self, summary):
         self._hear("finish", summary)
 
@@ -63,8 +68,10 @@ def test_numbers_of_a_line():
 
 
 @pytest.mark.parametrize("kind", TRACKERS)
-def test_what_every_tracker_keeps_to(kind, tmp_path):
+def test_what_every_tracker_keeps_to(kind, tmp_path, elsewhere):
     assert kind.about
+    if issubclass(kind, RemoteTracker):
+        pytest.importorskip(kind.package, reason=f"the extra {kind.model_fields['name'].default} is not installed")
     with pytest.raises(ValueError, match="extra"):
         kind(folders="x")
     for run in (start(tmp_path), start(tmp_path, LINES[:2])):
@@ -73,6 +80,7 @@ def test_what_every_tracker_keeps_to(kind, tmp_path):
         tracker.start(run)
         for line in LINES[len(run.earlier) :]:
             tracker.metrics(line)
+        tracker.artefacts([])
         tracker.finish({"rounds": 2})
         tracker.close()
         tracker.close()
@@ -116,16 +124,33 @@ def test_a_resumed_spreadsheet_has_no_line_twice_and_none_missing(known, tmp_pat
 def test_curves_on_a_board(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for earlier in ([], LINES[:1]):  # killed after round 2, of which metrics.jsonl has round 0 only
+    # killed after round 2, of which metrics.jsonl has round 0 only; then before it was told of round 1
+    for known, told in ((0, 3), (1, 1), (2, 3)):
         tracker = TensorBoard()
-        tracker.start(start(tmp_path, earlier))
-        for line in LINES[len(earlier) :]:
+        tracker.start(start(tmp_path, LINES[:known]))
+        for line in LINES[known:told]:
             tracker.metrics(line)
         tracker.close()
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in board.Scalars("loss")] == [(0, 4.0), (2, 3.5)]
     assert [event.step for event in board.Scalars("seconds/local")] == [1, 2]
     assert "recipe/text_summary" in board.Tags()["tensors"]
+
+
+def test_a_board_needs_no_torch(tmp_path, monkeypatch):
+    """A coordinator has none. What is left at the end can be read there, too."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    tracker = TensorBoard()
+    tracker.start(start(tmp_path))
+    tracker.metrics(LINES[0])
+    tracker.finish({"weights_digest": "00ff"})
+    tracker.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (text,) = board.Tensors("summary/text_summary")
+    assert b'"weights_digest": "00ff"' in text.tensor_proto.string_val[0]
+    assert board.Scalars("loss")[0].value == 4.0
 
 
 def test_a_board_without_its_package(monkeypatch):
@@ -144,7 +169,7 @@ def test_without_a_folder_it_is_said_and_the_run_goes_on(kind):
     assert len(said) == 1 and "has no folder" in said[0]
 
 
-@pytest.mark.parametrize("fails", ["start", "metrics", "finish", "close", "nowhere"])
+@pytest.mark.parametrize("fails", ["start", "metrics", "artefacts", "finish", "close", "nowhere"])
 def test_one_that_fails_is_named_once_and_left_out(fails):
     said: list[str] = []
     settings = [Noisy(fails=fails), Noisy()]
@@ -153,10 +178,13 @@ def test_one_that_fails_is_named_once_and_left_out(fails):
     trackers.start(start(None))
     for line in LINES:
         trackers.metrics(line)
+    trackers.artefacts([])
     trackers.finish({})
     trackers.close()
     bad, good = copies
-    assert [what for what, _ in good._told] == ["start", "metrics", "metrics", "metrics", "finish", "close"]
+    assert [what for what, _ in good._told] == [
+        "start", "metrics", "metrics", "metrics", "artefacts", "finish", "close",
+    ]  # fmt: skip
     heard = [what for what, _ in bad._told]
     if fails == "nowhere":
         assert said == [] and heard == [what for what, _ in good._told]
@@ -164,6 +192,26 @@ def test_one_that_fails_is_named_once_and_left_out(fails):
         assert said == [f'tracking.name = "noisy" is left out from here on: OSError: no {fails} today']
         assert heard.count(fails) == (2 if fails == "close" else 1) and heard[-1] == "close"
     assert settings[1]._told == []  # a run has copies of its own
+
+
+def test_what_a_run_is_called_and_how_it_is_configured(tmp_path):
+    run = Start("ferret", 2, 1, ["a"], tmp_path / "mine", '[method]\nname = "ferret"\nlist = [1, 2]\n')
+    assert run.title == "mine" and run.config == {"method": {"name": "ferret", "list": [1, 2]}}
+    assert flat(run.config) == {"method.name": "ferret", "method.list": "[1, 2]"}
+    assert Start("ferret", 2, 1, ["a"]).config == {"method": {"name": "ferret"}, "rounds": 2, "seed": 1}
+
+
+def test_a_run_hands_over_the_files_that_it_leaves(problem, tmp_path, without_pictures):
+    told = []
+
+    class Keeping(Noisy):
+        def finish(self, summary):
+            told.extend(self._told)
+
+    run = problem.federation(problem.ferret(), rounds=1, out=tmp_path / "run", trackers=[Keeping()], recipe_text="")
+    run.run()
+    (files,) = [content for what, content in told if what == "artefacts"]
+    assert files == ["recipe.toml", "metrics.jsonl", "model.orbit", "summary.json", "report.html"]
 
 
 def test_a_real_run_tells_what_metrics_jsonl_has(problem, tmp_path, without_pictures):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedseed.cli import looking, network, preview, results, starting
+from fedseed.cli import looking, network, pages, preview, results, starting
 from fedseed.cli.common import (
     DeviceOption,
     JsonOption,
@@ -50,6 +50,7 @@ app = typer.Typer(
 app.add_typer(orbit_app, name="orbit")
 network.register(app)
 looking.register(app)
+pages.register(app)
 preview.register(app)
 results.register(app)
 starting.register(app)
@@ -163,6 +164,7 @@ def compare(
         return
     if jobs > 1:
         raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
+    from fedseed.reports.comparison import write_runs
     from fedseed.reports.plots import draw_runs
     from fedseed.reports.results import read_metrics
     from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
@@ -180,17 +182,19 @@ def compare(
         ]
     methods = [summary["method"] for summary in summaries]
     labels = methods if len(set(methods)) == len(methods) else names
-    draw_runs({label: read_metrics(out / name) for label, name in zip(labels, names, strict=True)}, out / "compare.png")
+    folders = {label: out / name for label, name in zip(labels, names, strict=True)}
+    write_runs(out, folders)
+    draw_runs({label: read_metrics(folder) for label, folder in folders.items()}, out / "compare.png")
     rows = list(zip(labels, summaries, strict=True))
     shown.print(comparison_table(rows))
     for line in comparison_lines(rows):
         shown.print(line, highlight=False)
     shown.print()
     shown.print(cost_table(rows))
-    shown.print(f"Picture: {out / 'compare.png'}")
+    shown.print(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", highlight=False)
     if as_json:
-        folders = [str(out / name) for name in names]
-        answer([{"label": label, "folder": f, **s} for (label, s), f in zip(rows, folders, strict=True)])
+        where = [str(out / name) for name in names]
+        answer([{"label": label, "folder": f, **s} for (label, s), f in zip(rows, where, strict=True)])
 
 
 def _sweep(
@@ -230,7 +234,7 @@ def _sweep(
     lines = sweeping.run()
     for sheet in write_results(sweeping.sweep, lines, out):
         say("\n" + sheet.text())
-    say(f"Tables and picture: {out}/compare.txt, .md, .tex, .json, .png")
+    say(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png")
     failed = sum(len(line.failed) for line in lines)
     if failed:
         raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,7 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
 
 if TYPE_CHECKING:
+    from fedseed.reports.prometheus import Exporter
     from fedseed.runs.recipe import Recipe
 
 console = Console()
@@ -45,6 +48,10 @@ def serve(
     server_log: Annotated[
         Path | None, typer.Option("--server-log", help="nats-server's log: what the server refuses is counted, too.")
     ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve figures for Prometheus at this port, under /metrics.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address for that. Default: this machine only.")] = "127.0.0.1",
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
 ) -> None:
@@ -65,8 +72,9 @@ def serve(
         summary = read_summary(folder)
     else:
         reach = replace(access(checked, nats, key, ca, "coordinator"), server_log=server_log)
-        with interruptible():
-            summary = coordinate(checked, name, transport(reach, name), folder, fresh, Shown(console)).summary
+        with interruptible(), exporting(metrics_port, metrics_host) as exporter:
+            way = transport(reach, name)
+            summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary
     for line in by_client(summary):
         say(line)
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
@@ -223,6 +231,22 @@ def access(recipe: "Recipe", url: str | None, key: Path | None, ca: Path | None,
 def say(line: str) -> None:
     """Print a line as it is, so that it can be pasted."""
     console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def exporting(port: int | None, host: str) -> "Iterator[Exporter | None]":
+    """Figures for Prometheus as long as the block lasts; None: nobody asked for them."""
+    if port is None:
+        yield None
+        return
+    from fedseed.reports.prometheus import Exporter
+
+    exporter = Exporter(port, host)
+    console.print(f"figures for Prometheus: http://{host}:{exporter.port}/metrics", highlight=False, soft_wrap=True)
+    try:
+        yield exporter
+    finally:
+        exporter.close()
 
 
 async def ask(reach: Access, run: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import re
 import threading
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,21 +26,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
 from fedseed.randomness.seed import Seed
 from fedseed.registry import resolve
-from fedseed.reports.results import PHASES, read_metrics, read_summary
-from fedseed.reports.tables import (
-    Sheet,
-    human_bytes,
-    human_seconds,
-    mean_and_deviation,
-    parameters_exchanged,
-    phases_of,
-    shown_metrics,
-)
+from fedseed.reports.comparison import Block, Compared, costs_sheet, results_sheet, write_comparison
+from fedseed.reports.results import read_metrics, read_summary
+from fedseed.reports.tables import Sheet
 from fedseed.runs.explain import explain
 from fedseed.runs.folder import discard
 from fedseed.runs.recipe import packaged_recipes
@@ -461,8 +452,18 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
     made = []
     for scenario in sweep.scenarios:
         mine = [line for line in lines if line.scenario == scenario.name]
-        results = {line.label: [read_summary(folder) for folder in line.folders.values()] for line in mine}
-        made += [_results_sheet(sweep, scenario, mine, results), _costs_sheet(scenario, results)]
+        compared = [
+            Compared(
+                line.label,
+                [read_summary(folder) for folder in line.folders.values()],
+                f" [{' '.join(map(_short, line.point))}]" if line.tried else "",
+                len(line.failed),
+            )
+            for line in mine
+        ]
+        title = ": ".join(filter(None, (sweep.title, scenario.name))) or "Comparison"
+        made.append(results_sheet(title, compared, len(sweep.seeds)))
+        made.append(costs_sheet(": ".join(filter(None, ("Costs of a round", scenario.name))), compared))
     shown = [line for line in lines if sweep.choose_in in (None, line.scenario)]
     tried = [
         [line.scenario, line.label, " ".join(map(_short, point)) + (" (chosen)" if point == line.point else ""),
@@ -479,91 +480,12 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
     return made
 
 
-def _results_sheet(
-    sweep: Sweep, scenario: Scenario, lines: Sequence[SweepLine], results: Mapping[str, list[dict[str, Any]]]
-) -> Sheet:
-    # an adapter's new parameters can change what a model says before any tuning: the base is what most runs begin with
-    starts = [found[0] for found in results.values() if found]
-    counted = Counter(str(summary["baseline"]) for summary in starts)
-    known = max(starts, key=lambda summary: counted[str(summary["baseline"])], default=None)
-    scores = ("rouge_l", "accuracy", "loss", "unseen_rouge_l", "unseen_loss")
-    there = [] if known is None else shown_metrics(known["final"])
-    shown = [m for m in scores if m in there] + [m for m in there if m not in scores]
-    titles = {"rouge_l": "Rouge-L", "accuracy": "accuracy, %", "loss": "loss", "unseen_rouge_l": "unseen Rouge-L",
-              "unseen_loss": "unseen loss"}  # fmt: skip
-    head = ["method", "rounds", *(titles.get(m, m.replace("_", " ")) for m in shown), "bytes up", "bytes down",
-            "forward", "backward", "memory", "seconds"]  # fmt: skip
-    rows = []
-    if known is not None:
-        rows.append(["zero-shot", "0", *(_score(m, [known["baseline"][m]]) for m in shown), *["-"] * 6])
-    for line in lines:
-        found = results[line.label]
-        label = line.label + (f" [{' '.join(map(_short, line.point))}]" if line.tried else "")
-        if not found:
-            rows.append([label, *["failed"] * (len(head) - 1)])
-            continue
-
-        def mean(key: str, found: list[dict[str, Any]] = found) -> float:
-            return fmean(summary[key] for summary in found)
-
-        rows.append(
-            [
-                label + (f" ({len(line.failed)} failed)" if line.failed else ""),
-                f"{mean('rounds'):g}",
-                *(_score(m, [s["final"].get(m, float("nan")) for s in found]) for m in shown),
-                human_bytes(mean("payload_bytes_up")),
-                human_bytes(mean("payload_bytes_down")),
-                f"{mean('forward_passes'):,.0f}",
-                f"{mean('backward_passes'):,.0f}",
-                human_bytes(mean("peak_memory_bytes")),
-                mean_and_deviation([s["seconds"]["total"] for s in found], 0),
-            ]
-        )  # fmt: skip
-    note = (
-        f"Mean ± deviation over {len(sweep.seeds)} seeds, on test examples. Bytes: payload per client and round "
-        "in which it takes part. Passes: micro-batches, all clients and rounds. Memory: peak of the whole process."
-    )
-    return Sheet(": ".join(filter(None, (sweep.title, scenario.name))) or "Comparison", head, rows, note)
-
-
-def _costs_sheet(scenario: Scenario, results: Mapping[str, list[dict[str, Any]]]) -> Sheet:
-    """What a round costs a client, as in Ferret's Tables 4, 5 and 10, and the whole of a simulation."""
-    head = ("method", "local", "projection", "aggregation", "rebuild", "together", "parameters", "bytes both ways",
-            "all clients")  # fmt: skip
-    rows = []
-    for label, found in results.items():
-        if found:
-            phases = [fmean(seconds) for seconds in zip(*map(phases_of, found), strict=True)]
-            both = fmean(summary["payload_bytes_up"] + summary["payload_bytes_down"] for summary in found)
-            every = fmean(
-                sum(summary["seconds"].get(phase, 0.0) for phase in PHASES) / max(1, summary["rounds"])
-                for summary in found
-            )
-            rows.append(
-                [label, *map(human_seconds, phases), parameters_exchanged(found[0]), human_bytes(both),
-                 human_seconds(every)]
-            )  # fmt: skip
-    note = (
-        "Seconds, parameters (scalars both ways) and payload bytes of one client in a round in which it takes part. "
-        "Local and projection are Ferret's local update; aggregation, the answers to a step, and rebuild, the step to "
-        "weights, its global aggregation. All clients: a simulated round, its clients one after the other."
-    )
-    return Sheet(": ".join(filter(None, ("Costs of a round", scenario.name))), head, rows, note)
-
-
-def _score(metric: str, values: Sequence[float]) -> str:
-    return mean_and_deviation(values, 3 if metric.endswith("loss") else 1)
-
-
 def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[Sheet]:
-    """Tables as text, Markdown and LaTeX, everything as JSON, and a picture; returns the tables.
+    """Tables as text, Markdown and LaTeX, everything as JSON, a page and a picture; returns the tables.
 
-    compare.txt, compare.md, compare.tex, compare.json, compare.png
+    compare.txt, compare.md, compare.tex, compare.json, compare.html, compare.png
     """
     made = sheets(sweep, lines)
-    write_whole(out / "compare.txt", "\n".join(sheet.text() for sheet in made).encode())
-    write_whole(out / "compare.md", "\n".join(sheet.markdown() for sheet in made).encode())
-    write_whole(out / "compare.tex", "\n".join(sheet.latex() for sheet in made).encode())
     content = [
         {
             "scenario": line.scenario,
@@ -575,7 +497,14 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[S
         }
         for line in lines
     ]
-    write_whole(out / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
+    blocks = [
+        Block(
+            scenario.name,
+            {line.label: list(line.folders.values()) for line in lines if line.scenario == scenario.name},
+        )
+        for scenario in sweep.scenarios
+    ]
+    write_comparison(out, sweep.title or "Comparison", blocks, made, content)
     curves: dict[str, dict[str, list[Any]]] = {}
     for line in lines:
         if line.folders:

@@ -136,11 +136,16 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
         title: above the picture.
         path: PNG file to write.
     """
-    from fedseed.reports.plots import finish_axes  # chooses matplotlib's backend, takes a second to import
+    from fedseed.reports import fonts
+    from fedseed.reports.plots import finish_axes, save  # chooses matplotlib's backend, takes a second to import
 
     from matplotlib import pyplot as plt  # isort: skip
+    from matplotlib.ticker import MaxNLocator  # isort: skip
 
     many = len(held.clients) > SHOWN_CLIENTS
+    clients, no_font_for_clients = fonts.prepare(list(held.clients))
+    labels, no_font_for_labels = fonts.prepare(list(held.labels))
+    title = fonts.plain(title)
     shares = held.counts / np.maximum(held.sizes, 1)[:, None]
     top = np.where(held.sizes > 0, shares.argmax(axis=1), len(held.labels))  # clients with nothing come last
     order = np.lexsort((-shares.max(axis=1), top)) if many else np.arange(len(held.clients))
@@ -152,12 +157,13 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     x = np.arange(len(held.clients))
     for row, (values, heading) in enumerate(((held.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]):
         bottom = np.zeros(len(x))
-        for i, label in enumerate(held.labels):
+        for i, label in enumerate(labels):
             each = values[order, i]
             # without a gap between many bars, and no edges: they would be wider than the bars
             axes[row][0].bar(x, each, 1.0 if many else 0.85, bottom, color=colours[i], label=label, linewidth=0)
             bottom += each
         finish_axes(axes[row][0], "", heading)
+        axes[row][0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes[row][0].set_xlim(-0.6, len(x) - 0.4)
         axes[row][0].grid(axis="x", visible=False)
     last = axes[-1][0]
@@ -165,8 +171,8 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
         last.set_xlabel(f"{len(x):,} clients" + (", by their most frequent label" if labelled else ""))
         last.set_xticks([])
     else:
-        crowded = len(x) * max(map(len, held.clients)) > 80
-        last.set_xticks(x, [_short(name) for name in held.clients], rotation=90 if crowded else 0, fontsize=8)
+        crowded = len(x) * max(map(len, clients)) > 80
+        last.set_xticks(x, [_short(name) for name in clients], rotation=90 if crowded else 0, fontsize=8)
     if len(axes) > 1:
         axes[1][0].set_ylim(0, 100)
     axes[0][0].set_title(f"{title} (mixtures {held.skew:.2f} apart)" if labelled else title, fontsize=10, loc="left")
@@ -176,9 +182,7 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
                       bbox_to_anchor=(1.0, 0.5), fontsize=8)  # fmt: skip
     elif labelled:
         figure.text(1.0, 0.5, f"{len(held.labels):,} labels,\na colour each", fontsize=8, va="center")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path, no_font_for_labels or (None if many else no_font_for_clients))
 
 
 def _short(text: str, length: int = 28) -> str:

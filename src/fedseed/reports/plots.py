@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # told apart by colour-blind readers
+from fedseed.reports import fonts
+from fedseed.reports.charts import Unit, log_ticks, short_number
+from fedseed.reports.style import COLOURS, look
+
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
 Lines = Sequence[Mapping[str, Any]]
 LABELS = {
     "loss": "held-out loss",
@@ -24,6 +31,18 @@ LABELS = {
 }
 
 
+def line_style(number: int) -> dict[str, Any]:
+    """How the line of this number looks: 48 lines look different, also without colours most neighbours do."""
+    colour, dashes = look(number)
+    return {
+        "color": COLOURS[colour],
+        "linestyle": DASHES[dashes],
+        "marker": MARKERS[(number // 3 + dashes) % len(MARKERS)],  # a run that was evaluated once is a point
+        "markersize": 3.5,
+        "linewidth": 1.6,
+    }
+
+
 def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     """Loss and scores over rounds, the bytes a client has sent and received, and forward passes.
 
@@ -31,31 +50,33 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> No
         runs: name of each run and its lines of metrics.
         path: PNG file to write.
     """
-    shown = [m for m in LABELS if any(m in line for lines in runs.values() for line in lines)]
-    if not shown:
+    metrics = [m for m in LABELS if any(m in line for lines in runs.values() for line in lines)]
+    if not metrics:
         return
-    figure, grid = plt.subplots(len(shown), 3, figsize=(12.5, 3.2 * len(shown)), squeeze=False, sharey="row")
-    for row, metric in enumerate(shown):
-        for colour, (name, lines) in zip(COLOURS * 9, runs.items(), strict=False):
-            style = {"color": colour, "marker": "o", "markersize": 3.5, "linewidth": 1.6, "label": name}
+    names, note = fonts.prepare(list(runs))
+    figure, grid = plt.subplots(len(metrics), 3, figsize=(12.5, 3.2 * len(metrics)), squeeze=False, sharey="row")
+    for row, metric in zip(grid, metrics, strict=True):
+        for number, (name, lines) in enumerate(zip(names, runs.values(), strict=True)):
+            style = {**line_style(number), "label": name}
             measured = [i for i, line in enumerate(lines) if metric in line]
+            if not measured:
+                continue
             values = [lines[i][metric] for i in measured]
-            rounds = [lines[i]["round"] for i in measured]
-            grid[row][0].plot(rounds, values, **style)
-            for column, spent in ((1, _payload(lines)), (2, _forward_passes(lines))):
-                grid[row][column].plot([spent[i] for i in measured[1:]], values[1:], **style)
-                grid[row][column].axhline(values[0], color="0.6", linewidth=0.8, linestyle=":")
-                if spent[-1] > 0:
-                    grid[row][column].set_xscale("log")
-            if colour == COLOURS[0]:
-                grid[row][1].annotate("zero-shot", (0.01, values[0]), xycoords=("axes fraction", "data"), color="0.4")
-        finish_axes(grid[row][0], "round", LABELS[metric])
-        finish_axes(grid[row][1], "payload bytes per client taking part, both ways", "")
-        finish_axes(grid[row][2], "forward passes, all clients", "")
-    grid[0][0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+            row[0].plot([lines[i]["round"] for i in measured], values, **style)
+            for axes, spent in ((row[1], _payload(lines)), (row[2], _forward_passes(lines))):
+                paid = [(spent[i], value) for i, value in zip(measured, values, strict=True) if spent[i] > 0]
+                axes.plot([x for x, _ in paid], [y for _, y in paid], **style)
+                axes.axhline(values[0], color="0.6", linewidth=0.8, linestyle=":")
+            if number == 0:
+                row[1].annotate(
+                    "zero-shot", (0.01, values[0]), xycoords=("axes fraction", "data"), color="0.4", va="bottom"
+                )
+        finish_axes(row[0], "round", LABELS[metric])
+        finish_axes(row[1], "payload of a client taking part, both ways", "")
+        finish_axes(row[2], "forward passes, all clients", "")
+        _finish_spent(row)
+    grid[0][2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    save(figure, path, note)
 
 
 def draw_sweep(curves: Mapping[str, Mapping[str, Sequence[Lines]]], path: Path) -> None:
@@ -65,40 +86,32 @@ def draw_sweep(curves: Mapping[str, Mapping[str, Sequence[Lines]]], path: Path) 
         curves: by scenario and name, each seed's lines of metrics.
         path: PNG file to write.
     """
+    labels = list(dict.fromkeys(name for runs in curves.values() for name in runs))
+    names, note = fonts.prepare([*labels, *curves])
+    scenarios = names[len(labels) :]
     figure, grid = plt.subplots(len(curves), 3, figsize=(14, 3.6 * len(curves)), squeeze=False, sharey="row")
-    for row, (scenario, runs) in zip(grid, curves.items(), strict=True):
-        for number, (name, seeds) in enumerate(runs.items()):
-            style = {
-                "color": COLOURS[number % len(COLOURS)],
-                "linestyle": ("-", "--", ":", "-.")[number // len(COLOURS) % 4],
-                "linewidth": 1.6,
-                "marker": "o",  # a run that was evaluated once is a point
-                "markersize": 2.5,
-            }
+    for row, scenario, runs in zip(grid, scenarios, curves.values(), strict=True):
+        for label, seeds in runs.items():
+            style = line_style(labels.index(label))
             measured = [[i for i, line in enumerate(lines) if "loss" in line] for lines in seeds]
             length = min(map(len, measured))  # a run may have stopped early
             values = np.array([[s[i]["loss"] for i in at[:length]] for s, at in zip(seeds, measured, strict=True)])
             mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else 0
             first, at = seeds[0], measured[0][:length]
-            axes = ([line["round"] for line in first], _payload(first), _passes(first))
-            for column, spent in enumerate(axes):
+            spent = ([line["round"] for line in first], _payload(first), _passes(first))
+            for column, axes in enumerate(row):
                 where = slice(0 if column == 0 else 1, None)  # nothing is spent yet: not on a logarithmic axis
-                x = [spent[i] for i in at][where]
-                row[column].plot(x, mean[where], label=name, **style)
+                x = [spent[column][i] for i in at][where]
+                axes.plot(x, mean[where], label=names[labels.index(label)], **style)
                 band = (mean - deviation)[where], (mean + deviation)[where]
-                row[column].fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
-        for column, label in enumerate(
-            ("round", "payload bytes per client taking part", "forward passes (a backward pass is two), all clients")
-        ):
-            finish_axes(row[column], label, "held-out loss" if column == 0 else "")
-            if column:
-                row[column].set_xscale("log")
-                row[column].xaxis.set_minor_formatter("")  # or labels would overlap within a decade
+                axes.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
+        finish_axes(row[0], "round", "held-out loss")
+        finish_axes(row[1], "payload of a client taking part, both ways", "")
+        finish_axes(row[2], "forward passes (a backward pass is two), all clients", "")
+        _finish_spent(row)
         row[0].set_title(scenario, fontsize=10, loc="left")
     grid[0][2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path, note)
 
 
 def draw_probabilities(probabilities: NDArray[np.floating], path: Path) -> None:
@@ -115,9 +128,7 @@ def draw_probabilities(probabilities: NDArray[np.floating], path: Path) -> None:
     axes.annotate("uniform", (0.01, 1), xycoords=("axes fraction", "data"), color="0.4", va="bottom")
     axes.set_title(f"most to least likely: {relative[0] / relative[-1]:.2f} times", fontsize=10)
     finish_axes(axes, "candidate, by rank", "probability times K")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _passes(lines: Lines) -> list[int]:
@@ -136,7 +147,7 @@ def _forward_passes(lines: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def finish_axes(axes: Axes, x: str, y: str) -> None:
-    """The house style: two spines, a faint grid.
+    """The house style: two spines, a faint grid behind what is drawn, ticks with their values.
 
     Args:
         axes: to be finished.
@@ -146,4 +157,49 @@ def finish_axes(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
     axes.grid(alpha=0.25)
+    axes.tick_params(labelleft=True)  # also where a row shares its axis
+
+
+def log_axis(axes: Axes, unit: Unit = "") -> None:
+    """Make the horizontal axis logarithmic, with several ticks that have their values, however few decades there are.
+
+    Args:
+        axes: what it shows is on it already, above zero.
+        unit: how its numbers are written.
+    """
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    apart = 0.14 * np.log10(high / low)  # or their values would touch
+    ticks: list[float] = []
+    for tick in log_ticks(low, high):
+        if not ticks or np.log10(tick / ticks[-1]) >= apart:
+            ticks.append(tick)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value, unit)))
+
+
+def save(figure: Figure, path: Path, note: str | None = None) -> None:
+    """Write a picture, and forget it.
+
+    Args:
+        figure: what was drawn.
+        path: PNG file to write.
+        note: a line below it.
+    """
+    figure.tight_layout()
+    if note is not None:
+        figure.text(0.01, 0.0, note, fontsize=8, va="top", color="0.4")
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _finish_spent(row: Sequence[Axes]) -> None:
+    """Rounds are whole numbers; what was spent stands on logarithmic axes, if anything was."""
+    row[0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    units: tuple[Unit, Unit] = ("bytes", "")
+    for axes, unit in zip(row[1:], units, strict=True):
+        if any(np.size(line.get_xdata()) and not str(line.get_label()).startswith("_") for line in axes.get_lines()):
+            log_axis(axes, unit)

@@ -1,4 +1,4 @@
-"""What a run writes into its folder: recipe, metrics, orbit or weights, summary, picture; and taking it up again.
+"""What a run writes into its folder: recipe, metrics, orbit or weights, summary, report; and taking it up again.
 
 A round's files are written in an order that lets a run stop at any moment:
 
@@ -38,7 +38,10 @@ FILES = (
     "adapter",
     "metrics.png",
     "probabilities.png",
+    "report.html",
+    "tracking.json",
 )
+KEPT_INSIDE = ("progress.jsonl", "tracking.json")  # of use to this run only
 # keys of a recipe's [federation] that say how messages travel: runs that differ in them only are the same run.
 # Nor does it matter where plug-ins lie (a copy of the folder may go on elsewhere), where else metrics go, or what the
 # model is computed on.
@@ -64,6 +67,8 @@ def discard(path: Path) -> None:
     there = [path / name for name in order if (path / name).exists()]
     if not there:
         return
+    if (path / "log.txt").exists():
+        there.insert(1, path / "log.txt")
     try:
         recipe = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -221,6 +226,12 @@ class RunFolder:
         self.release()
         (self.path / "progress.jsonl").unlink(missing_ok=True)
         self.write_text("summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def left(self) -> list[Path]:
+        """The files of a finished run that others may want to have."""
+        there = [self.path / name for name in FILES if name not in KEPT_INSIDE]
+        inside = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in there]
+        return [path for paths in inside for path in paths if path.is_file()]
 
     def release(self) -> None:
         """Close the files as they are."""

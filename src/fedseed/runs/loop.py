@@ -20,6 +20,7 @@ from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.methods.content import Content
 from fedseed.orbit import Header
+from fedseed.registry import one_line
 from fedseed.reports.best import best_rounds
 from fedseed.reports.log import Logged, first_stamp, stamp
 from fedseed.reports.machine import command, host, versions
@@ -194,7 +195,9 @@ class Loop:
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:
             self.backend.draw(folder, metrics)
+            self._report(folder, summary)
             folder.finish(summary)
+            self._trackers.artefacts(folder.left())
         self._trackers.finish(summary)
         self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
         where = None if folder is None else folder.path
@@ -252,6 +255,15 @@ class Loop:
             )
 
     # -- at the end ----------------------------------------------------------------------------------
+
+    def _report(self, folder: RunFolder, summary: dict[str, Any]) -> None:
+        """Write report.html; whatever is wrong with a page, the run's results do not depend on it."""
+        from fedseed.reports.pages import write_report  # Jinja takes a while to import
+
+        try:
+            write_report(folder.path, summary)
+        except Exception as error:
+            self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
 
     def _summary(self, metrics: list[dict[str, Any]], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
         rounds, settings, header = metrics[1:], self.settings, self.backend.header

@@ -4,6 +4,7 @@ The conversation with the clients is `NetworkCoordinator`; here it becomes a run
 """
 
 import asyncio
+import concurrent.futures
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -21,6 +22,7 @@ from fedseed.reports.apart import draw_apart
 from fedseed.reports.log import Logged
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, Silent
+from fedseed.reports.prometheus import Exporter
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.network_store import STORES, NetworkStore
@@ -31,11 +33,13 @@ from fedseed.runs.settings import RunSettings
 from fedseed.transport.base import Transport
 
 T = TypeVar("T")
+STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be busy
 
 
 def coordinate(
-    recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool = False, progress: Progress | None = None
-) -> RunResult:
+    recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool = False, progress: Progress | None = None,
+    exporter: Exporter | None = None,
+) -> RunResult:  # fmt: skip
     """Coordinate a run from its beginning, or from where it was interrupted, to its end.
 
     Args:
@@ -45,6 +49,7 @@ def coordinate(
         out: folder for the run's files; with an unfinished run of this recipe in it, that run goes on.
         fresh: delete a run of this name from the server first.
         progress: shows the run going on.
+        exporter: tells Prometheus of it.
 
     Raises:
         NetworkError: the server can't be reached, or another coordinator runs this run.
@@ -53,7 +58,7 @@ def coordinate(
     for tracker in recipe.tracking:
         tracker.check()
     logged = Logged(progress or Silent())
-    backend = NetworkBackend(recipe, run, transport, out, fresh, logged)
+    backend = NetworkBackend(recipe, run, transport, out, fresh, logged, exporter)
     try:
         return Loop(backend.settings, backend, logged).run(resume=True)
     finally:
@@ -68,9 +73,10 @@ class NetworkBackend(Backend):
 
     def __init__(
         self, recipe: Recipe, run: str, transport: Transport, out: Path, fresh: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | None = None, exporter: Exporter | None = None,
     ) -> None:  # fmt: skip
         self.progress = progress or Silent()
+        self._exporter = exporter
         self.settings = RunSettings(
             recipe.method, recipe.rounds, recipe.seed, recipe.evaluation.every, out, recipe.to_toml(),
             patience=None if recipe.stopping is None else recipe.stopping.patience,
@@ -82,6 +88,8 @@ class NetworkBackend(Backend):
         self._folder: RunFolder | None = None
         self._loop = asyncio.new_event_loop()
         self._talk: NetworkCoordinator | None = None
+        if exporter is not None:
+            exporter.attach(self._status)  # before there are clients: that none comes is worth seeing
         try:
             self._wait(self._start(recipe, run, transport, fresh))
         except BaseException:
@@ -147,6 +155,8 @@ class NetworkBackend(Backend):
             self._store.before(number)
         self._wait(self.talk.log.publish(number, step))
         self.talk.line.update(line)
+        if self._exporter is not None:
+            self._exporter.count(line)
         if self._store is not None:
             self._store.after(number, step, waits=log)
             if not log and self._store.due:
@@ -197,6 +207,23 @@ class NetworkBackend(Backend):
     def about(self) -> dict[str, Any]:
         """What was refused, and the like."""
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
+
+    def _status(self) -> dict[str, Any] | None:
+        """What the coordinator says of itself, for another thread; None while it computes or is gone."""
+        talk, answer = self._talk, concurrent.futures.Future[dict[str, Any]]()
+        if talk is None:
+            return None
+
+        def tell() -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(talk.status())
+
+        try:
+            self._loop.call_soon_threadsafe(tell)
+            return answer.result(STATUS_SECONDS)
+        except (TimeoutError, RuntimeError):  # the loop does not run just now, or is closed
+            answer.cancel()
+            return None
 
     def close(self) -> None:
         """Close the connection; again is fine."""

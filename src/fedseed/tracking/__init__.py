@@ -3,7 +3,10 @@
 from fedseed.registry import Registry, check_class, classes_in, name_of
 from fedseed.tracking.base import Start, Tracker, Trackers
 from fedseed.tracking.csv import CSV
+from fedseed.tracking.mlflow import MLflow
 from fedseed.tracking.tensorboard import TensorBoard
+from fedseed.tracking.trackio import Trackio
+from fedseed.tracking.wandb import WandB
 
 TRACKERS: tuple[type[Tracker], ...] = tuple(classes_in(__name__, Tracker))
 REGISTRY: Registry[type[Tracker]] = Registry(
@@ -13,4 +16,6 @@ REGISTRY: Registry[type[Tracker]] = Registry(
     lambda thing: check_class(thing, Tracker),
 )
 
-__all__ = ["CSV", "REGISTRY", "TRACKERS", "Start", "TensorBoard", "Tracker", "Trackers"]
+__all__ = [
+    "CSV", "REGISTRY", "TRACKERS", "MLflow", "Start", "TensorBoard", "Tracker", "Trackers", "Trackio", "WandB",
+]  # fmt: skip

@@ -1,9 +1,17 @@
 """What a tracker is, and the trackers of a run.
 
 A tracker is told what metrics.jsonl is told, line by line. It is a guest: one that fails is named once and left out,
-and the run goes on.
+and the run goes on. What it is told, in this order:
+
+    check                           before anything is loaded
+    start(Start)                    the run begins or goes on: its configuration, and the lines that are known already
+    metrics(line)                   a line, once it is on disk
+    artefacts(files)                the run is over: its recipe, orbit or weights, summary, pictures and report
+    finish(summary)                 what summary.json holds
+    close                           always last, also of a run that was stopped
 """
 
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +49,18 @@ class Start:
     recipe: str | None = None
     earlier: Sequence[MetricsLine] = ()
 
+    @property
+    def title(self) -> str:
+        """What people know the run by: its folder's name, or the method's."""
+        return self.method if self.folder is None else self.folder.resolve().name
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The recipe's tables; without a recipe what else is known."""
+        if self.recipe is not None:
+            return tomllib.loads(self.recipe)
+        return {"method": {"name": self.method}, "rounds": self.rounds, "seed": self.seed}
+
 
 class Tracker(BaseModel, ABC):
     """Settings of one tracker, and what it does. Subclasses stand in a file each, their names in `[[tracking]]`.
@@ -68,6 +88,9 @@ class Tracker(BaseModel, ABC):
     def metrics(self, line: MetricsLine) -> None:
         """A line of metrics, as metrics.jsonl has it."""
 
+    def artefacts(self, files: Sequence[Path]) -> None:
+        """The run is over; the files it leaves in its folder. Not called for a run without a folder."""
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run is over; what summary.json holds."""
 
@@ -94,6 +117,10 @@ class Trackers:
     def metrics(self, line: MetricsLine) -> None:
         """A line of metrics."""
         self._tell(lambda tracker: tracker.metrics(line))
+
+    def artefacts(self, files: Sequence[Path]) -> None:
+        """What the run leaves."""
+        self._tell(lambda tracker: tracker.artefacts(files))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run is over."""
@@ -125,4 +152,18 @@ def scalars(line: MetricsLine) -> dict[str, float]:
             found[key] = len(value)
         elif isinstance(value, int | float):
             found[key] = value
+    return found
+
+
+def flat(table: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """A nested table with one level: {"method": {"name": "ferret"}} becomes {"method.name": "ferret"}.
+
+    Lists become texts, None is left out.
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found.update({f"{key}{separator}{name}": inner for name, inner in flat(value, separator).items()})
+        elif value is not None:
+            found[key] = str(value) if isinstance(value, list | tuple) else value
     return found

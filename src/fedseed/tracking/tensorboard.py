@@ -1,5 +1,11 @@
-"""Curves in TensorBoard: `tensorboard --logdir runs`. The package is imported when a run uses it, and not before."""
+"""Curves in TensorBoard: `tensorboard --logdir runs`. The package is imported when a run uses it, and not before.
 
+Event files are written with TensorBoard's own writer, so that a coordinator without torch has curves, too.
+"""
+
+import json
+import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,7 +17,7 @@ from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
 
 
 class TensorBoard(Tracker):
-    """The numbers of each line of metrics as curves over rounds, and the recipe as text.
+    """The numbers of each line of metrics as curves over rounds; the recipe and the summary as texts.
 
     Args:
         folder: where event files go: relative to the run's folder, "" for the folder itself.
@@ -23,6 +29,7 @@ class TensorBoard(Tracker):
     folder: str = "tensorboard"
 
     _writer: Any = PrivateAttr(None)
+    _newest: int = PrivateAttr(0)
 
     def check(self) -> None:
         """Whether the package tensorboard is there."""
@@ -32,26 +39,57 @@ class TensorBoard(Tracker):
             )
 
     def start(self, run: Start) -> None:
-        """Open the event file; what an interrupted run has shown beyond its last line of metrics is dropped."""
-        from torch.utils.tensorboard import SummaryWriter
+        """Open the event file; of an interrupted run all is told anew, in place of what earlier files have.
+
+        Which of them has a line that was written just before the run was interrupted, nobody knows.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if run.folder is None and not Path(self.folder).is_absolute():
             raise FedseedError("the run has no folder (out): give tracking.folder as an absolute path")
         where = Path(self.folder) if run.folder is None else run.folder / self.folder
-        first = run.earlier[-1]["round"] + 1 if run.earlier else 0
-        self._writer = SummaryWriter(str(where), purge_step=first)
-        if run.recipe is not None and not run.earlier:
-            self._writer.add_text("recipe", "\n".join(f"    {line}" for line in run.recipe.splitlines()))
+        self._writer = EventFileWriter(str(where))
+        start = SessionLog(status=SessionLog.START)  # readers drop what they have of this step and later ones
+        self._writer.add_event(Event(wall_time=time.time(), step=0, session_log=start))
+        if run.recipe is not None:
+            self._text("recipe", run.recipe)
+        for line in run.earlier:
+            self.metrics(line)
 
     def metrics(self, line: MetricsLine) -> None:
         """A point on each curve; "seconds.local" stands under "seconds/local"."""
-        for name, value in scalars(line).items():
-            if name != "round":
-                self._writer.add_scalar(name.replace(".", "/"), value, line["round"])
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._newest = line["round"]
+        values = [
+            Summary.Value(tag=name.replace(".", "/"), simple_value=value)
+            for name, value in scalars(line).items()
+            if name != "round"
+        ]
+        self._writer.add_event(Event(wall_time=time.time(), step=line["round"], summary=Summary(value=values)))
         self._writer.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """What the run came to."""
+        self._text("summary", json.dumps(summary, indent=2), self._newest)
 
     def close(self) -> None:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _text(self, tag: str, text: str, step: int = 0) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+
+        shown = "\n".join(f"    {line}" for line in text.splitlines())  # as code, in Markdown
+        about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        tensor = TensorProto(dtype="DT_STRING", string_val=[shown.encode()], tensor_shape=shape)
+        value = Summary.Value(tag=f"{tag}/text_summary", metadata=about, tensor=tensor)
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))

@@ -1,0 +1,340 @@
+"""Pages: report.html of a run, of several runs side by side, and the live page. Each is one file that asks for nothing.
+
+Made with Jinja from the templates beside this file; charts are SVG (`charts`). No torch, no Matplotlib, no scripts but
+the live page's few lines.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedseed.durable import write_whole
+from fedseed.reports.charts import Axis, Series, line_chart, swatch
+from fedseed.reports.results import SCORES
+from fedseed.reports.style import COLOURS, DARK_COLOURS, DASHES
+from fedseed.reports.tables import Sheet, human_bytes, human_seconds, shown_metrics
+from fedseed.reports.view import RunView, view_folder
+
+MOST_CLIENTS = 200  # rows of the table
+ROUND = Axis("round", whole=True)
+# what a summary says of the machine and the session, where it says it
+SURROUNDINGS = ("versions", "host", "devices", "command", "started", "ended")
+PHASE_NAMES = {"local": "local training", "projection": "projection", "aggregation": "aggregation",
+               "rebuild": "rebuilding the weights", "evaluation": "evaluation"}  # fmt: skip
+
+
+def run_page(view: RunView) -> str:
+    """A finished run's report, or what there is of one that goes on."""
+    return _render("report.html", title=view.title, body=run_body(view), live=False)
+
+
+def live_page(view: RunView) -> str:
+    """The live page: the same, and a few lines of script that ask this server for the newest body."""
+    return _render("report.html", title=view.title, body=run_body(view), live=True)
+
+
+def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Path:
+    """Write report.html into a run's folder.
+
+    Args:
+        folder: the run's.
+        summary: of a run that is about to write it.
+
+    Returns:
+        The file.
+
+    Raises:
+        FedseedError: there is no run in the folder, or it can't be written.
+    """
+    page = folder / "report.html"
+    write_whole(page, run_page(view_folder(folder, summary)).encode())
+    return page
+
+
+def run_body(view: RunView) -> Markup:
+    """What stands on a run's page."""
+    clients = view.clients()
+    columns = list(dict.fromkeys(name for row in clients for name in row.metrics if not name.endswith("perplexity")))
+    summary = view.summary or {}
+    text = _render(
+        "run.html",
+        view=view,
+        tiles=_tiles(view),
+        charts=_run_charts(view),
+        clients=clients[:MOST_CLIENTS],
+        client_columns=columns,
+        skips=any(row.skipped for row in clients),
+        more_clients=max(0, len(clients) - MOST_CLIENTS),
+        phases=[(PHASE_NAMES.get(name, name), spent) for name, spent in view.seconds().items()],
+        facts=_facts(view),
+        surroundings=_surroundings(summary),
+        notes=summary.get("data_notes", []),
+        made=_made(),
+    )
+    return Markup(text)  # Jinja has escaped what goes in
+
+
+def comparison_page(
+    title: str,
+    blocks: Mapping[str, Mapping[str, Sequence[RunView]]],
+    sheets: Sequence[Sheet],
+    lines: Sequence[str] = (),
+) -> str:
+    """Several runs side by side.
+
+    Args:
+        title: above the page.
+        blocks: by scenario ("" if there is one only) and label, the run with each seed.
+        sheets: tables to show.
+        lines: what the numbers come to, in a sentence each.
+    """
+    labels = list(dict.fromkeys(label for runs in blocks.values() for label in runs))
+    firsts = {
+        " ".join(filter(None, (scenario, label))): views[0]
+        for scenario, runs in blocks.items()
+        for label, views in runs.items()
+        if views
+    }
+    body = _render(
+        "comparison.html",
+        title=title,
+        count=sum(len(views) for runs in blocks.values() for views in runs.values()),
+        legend=[(label, swatch(number)) for number, label in enumerate(labels)],
+        blocks=[(scenario, _comparison_charts(runs, labels)) for scenario, runs in blocks.items()],
+        sheets=sheets,
+        lines=lines,
+        labels=list(firsts),
+        differences=_differences({label: view.settings for label, view in firsts.items()}),
+        digests=[(label, (view.summary or {}).get("weights_digest", "not finished")) for label, view in firsts.items()],
+        made=_made(),
+    )
+    return _render("report.html", title=title, body=Markup(body), live=False)
+
+
+# -- what stands on a page ---------------------------------------------------------------------------------------------
+
+
+def metric_title(name: str) -> str:
+    """A metric in words: "held-out loss", "unseen Rouge-L"."""
+    for metric, title in {"loss": "loss", **SCORES}.items():
+        if name == metric or name.endswith(f"_{metric}"):
+            return f"{name.removesuffix(metric).rstrip('_') or 'held-out'} {title}"
+    return name.replace("_", " ")
+
+
+def _number(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if name.endswith(("loss", "perplexity")) else f"{value:.1f}"
+
+
+def _tiles(view: RunView) -> list[tuple[str, str, str]]:
+    """The headline figures: what, how much, and a word about it."""
+    tiles, summary = [], view.summary or {}
+    for name in shown_metrics(dict.fromkeys(view.measured))[:4]:
+        before, after = view.before_and_after(name)
+        tiles.append(
+            (
+                metric_title(name),
+                _number(name, after),
+                "" if before is None else f"{_number(name, before)} before tuning",
+            )
+        )
+    payload = view.payload()
+    if payload is not None:
+        up, down = payload
+        tiles.append(
+            ("bytes a round", human_bytes(up + down), f"a client: {human_bytes(up)} up, {human_bytes(down)} down")
+        )
+        whole = summary.get("fedavg_bytes")
+        if whole and up + down > 0:
+            tiles.append(("whole weights would take", _times(whole / (up + down)), f"{human_bytes(whole)} both ways"))
+    seconds = summary.get("seconds", {}).get("total")
+    spent = sum(view.seconds().values()) if seconds is None else seconds
+    tiles.append(("rounds", f"{view.round:,}", f"of {view.rounds:,}" if view.rounds else ""))
+    if spent:
+        tiles.append(("time", human_seconds(spent), f"{human_seconds(spent / max(1, view.round))} a round"))
+    if summary.get("peak_memory_bytes"):
+        tiles.append(("peak memory", human_bytes(summary["peak_memory_bytes"]), "of this process"))
+    return tiles
+
+
+def _times(ratio: float) -> str:
+    """How many times: "125 times", "1.3 times"."""
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.2g} times"
+
+
+def _run_charts(view: RunView) -> list[tuple[str, Markup, list[tuple[str, Markup]]]]:
+    """The curves of a run: heading, chart, legend."""
+    made = []
+    for name in shown_metrics(dict.fromkeys(view.measured)):
+        lines = [Series(metric_title(name), view.curve(name))]
+        if name == "loss" and view.curve("train_loss"):
+            lines.append(Series("clients' local loss", view.curve("train_loss"), number=1))
+        made.append((metric_title(name), lines, Axis("", unit=""), view.before_and_after(name)[0]))
+    if not any(name == "loss" for name in view.measured) and view.curve("train_loss"):
+        made.append(("clients' local loss", [Series("local loss", view.curve("train_loss"))], Axis(""), None))
+    both = [Series("up", view.bytes_curve("up")), Series("down", view.bytes_curve("down"), number=1)]
+    if view.payload() is not None:
+        what = "summed up" if view.status is None else "a round"
+        made.append((f"payload of a client that takes part, {what}", both, Axis("", unit="bytes"), None))
+    phases = list(dict.fromkeys(phase for line in view.lines for phase in line.get("seconds", {})))
+    spent = [
+        Series(PHASE_NAMES.get(phase, phase), _phase_curve(view, phase), number=number)
+        for number, phase in enumerate(phases)
+    ]
+    made.append(("seconds a round, by phase", spent, Axis("", unit="s"), None))
+    return [
+        (heading, chart, [(s.name, swatch(s.number)) for s in lines] if len(lines) > 1 else [])
+        for heading, lines, axis, start in made
+        if (chart := line_chart(heading, lines, ROUND, Axis(heading, unit=axis.unit), start)) is not None
+    ]
+
+
+def _phase_curve(view: RunView, phase: str) -> list[tuple[float, float]]:
+    return [
+        (line["round"], line["seconds"][phase] / (1 if phase == "evaluation" else line.get("rounds", 1)))
+        for line in view.lines
+        if phase in line.get("seconds", {})
+    ]
+
+
+def _comparison_charts(runs: Mapping[str, Sequence[RunView]], labels: Sequence[str]) -> list[tuple[str, Markup]]:
+    """Each metric over rounds and over bytes: means over seeds, with their deviation."""
+    measured = list(dict.fromkeys(name for views in runs.values() for view in views for name in view.measured))
+    made = []
+    for name in shown_metrics(dict.fromkeys(measured)):
+        by_round, by_bytes = [], []
+        for label, views in runs.items():
+            if not views:
+                continue
+            number = labels.index(label)
+            points, band = _mean_curve([view.curve(name) for view in views])
+            by_round.append(Series(label, points, band, number))
+            spent = dict(_both_ways(views[0]))
+            by_bytes.append(Series(label, [(spent[at], value) for at, value in points if at in spent], number=number))
+        title = metric_title(name)
+        made += [
+            (f"{title} over rounds", line_chart(title, by_round, ROUND, Axis(title))),
+            (f"{title} over payload bytes", line_chart(
+                title, by_bytes, Axis("payload bytes of a client that takes part", log=True, unit="bytes"), Axis(title)
+            )),
+        ]  # fmt: skip
+    return [(heading, chart) for heading, chart in made if chart is not None]
+
+
+def _both_ways(view: RunView) -> list[tuple[float, float]]:
+    down = dict(view.bytes_curve("down"))
+    return [(at, up + down[at]) for at, up in view.bytes_curve("up")]
+
+
+def _mean_curve(
+    curves: Sequence[Sequence[tuple[float, float]]],
+) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
+    """The mean of several seeds' curves where all have a point, and a deviation to both sides."""
+    tables = [dict(curve) for curve in curves]
+    points, band = [], []
+    for at in tables[0] if tables else ():
+        values = [table[at] for table in tables if at in table]
+        if len(values) < len(tables) or not all(map(isfinite, values)):
+            continue
+        mean = sum(values) / len(values)
+        points.append((at, mean))
+        if len(values) > 1:
+            deviation = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+            band.append((at, mean - deviation, mean + deviation))
+    return points, band
+
+
+def _differences(settings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Keys of recipes in which the runs differ, with each run's value."""
+    tables = {label: dict(_flat(table)) for label, table in settings.items()}
+    keys = sorted({key for table in tables.values() for key in table} - {"title"})
+    rows = [(key, [str(table.get(key, "-")) for table in tables.values()]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _flat(table: Mapping[str, Any], head: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        found += _flat(value, f"{head}{key}.") if isinstance(value, Mapping) else [(f"{head}{key}", value)]
+    return found
+
+
+def _facts(view: RunView) -> list[tuple[str, str]]:
+    """What the run was, in names and digests."""
+    summary, model = view.summary or {}, view.settings.get("model", {})
+    newest = next((line["weights_digest"] for line in reversed(view.lines) if line.get("weights_digest")), None)
+    privacy = summary.get("privacy")
+    facts: list[tuple[str, object]] = [
+        ("method", view.method),
+        ("base", model.get("base")),
+        ("task", view.settings.get("task", {}).get("name")),
+        ("parameters", f"{summary['parameters']:,}" if summary else None),
+        ("clients", f"{summary['clients']:,}, {summary['clients_per_round']:,} a round" if summary else None),
+        ("aggregation", (summary.get("aggregation") or {}).get("name")),
+        ("adapter", None if not summary.get("adapter") else json.dumps(summary["adapter"])),
+        ("attack", None if not summary.get("attack") else json.dumps(summary["attack"])),
+        ("privacy spent", None if not privacy else json.dumps(privacy)),
+        ("stopped early", None if not summary.get("stopped") else json.dumps(summary["stopped"])),
+        ("seed", view.settings.get("seed")),
+        ("orbit", human_bytes(summary["orbit_bytes"]) if summary.get("orbit_bytes") else None),
+        ("digest of the base", summary.get("base_digest")),
+        ("digest of the weights", summary.get("weights_digest") or newest),
+    ]
+    return [(name, str(value)) for name, value in facts if value not in (None, "")]
+
+
+def _surroundings(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Versions, machine, command and times, as far as the summary has them."""
+    found = []
+    for name in SURROUNDINGS:
+        value = summary.get(name)
+        if isinstance(value, Mapping):
+            found += [
+                (key.removesuffix("_bytes"), human_bytes(inner) if key.endswith("_bytes") else str(inner))
+                for key, inner in value.items()
+                if inner not in (None, "")
+            ]
+        elif isinstance(value, list):
+            found.append((name, ", ".join(map(str, value))))
+        elif value:
+            found.append((name, str(value)))
+    return found
+
+
+def _made() -> str:
+    try:
+        ours = version("fedseed")
+    except PackageNotFoundError:  # run from its source
+        ours = "from source"
+    return f"fedseed {ours}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+# -- Jinja -------------------------------------------------------------------------------------------------------------
+
+_environment: Environment | None = None
+
+
+def _render(template: str, **content: Any) -> str:
+    global _environment
+    if _environment is None:
+        _environment = Environment(
+            loader=PackageLoader("fedseed.reports"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        _environment.globals.update(
+            colours=COLOURS, dark_colours=DARK_COLOURS, dashes=DASHES, human_seconds=human_seconds, number=_number,
+            metric_title=metric_title,
+        )  # fmt: skip
+    return _environment.get_template(template).render(**content)

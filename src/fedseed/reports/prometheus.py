@@ -1,0 +1,110 @@
+"""A coordinator's figures for Prometheus: `serve --metrics-port`. The package is imported when somebody asks for it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from threading import Lock
+from typing import Any
+
+from fedseed.errors import FedseedError, RecipeError, to_install
+
+# figures of the newest line of metrics, as a status has them
+LAST = {
+    "loss": "Held-out loss of the last evaluation.",
+    "train_loss": "Mean local loss of the last round.",
+    "accuracy": "Held-out accuracy of the last evaluation, in percent.",
+    "rouge_l": "Held-out Rouge-L of the last evaluation, 0 to 100.",
+}
+
+
+class Exporter:
+    """A page with a run's figures for Prometheus, served by a thread of this process.
+
+    Args:
+        port: 0: one that is free.
+        host: the address to listen at.
+
+    Raises:
+        RecipeError: the package prometheus_client is not installed.
+        FedseedError: the port is taken.
+    """
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        if find_spec("prometheus_client") is None:
+            raise RecipeError(
+                f"--metrics-port needs the package prometheus_client: {to_install('prometheus')}"
+            )  # fmt: skip
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._ask: Callable[[], Mapping[str, Any] | None] = lambda: None
+        self._last: Mapping[str, Any] | None = None
+        self._lock = Lock()
+        self._counts = {"up": 0.0, "down": 0.0, "rounds": 0.0, "refused": 0.0}
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            raise FedseedError(f"--metrics-port {port}: {host}: {error}: choose another") from error
+        self.port = int(self._server.server_port)
+
+    def attach(self, ask: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Say who is asked for a coordinator's status, from another thread; None: it has no time to answer now."""
+        self._ask = ask
+
+    def count(self, line: Mapping[str, Any]) -> None:
+        """A round is over."""
+        with self._lock:
+            self._counts["rounds"] += 1
+            self._counts["refused"] += line.get("refused", 0)
+            for way in ("up", "down"):
+                self._counts[way] += line.get(f"bytes_{way}", 0.0) * line.get("taking_part", 0)
+
+    def close(self) -> None:
+        """Free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def collect(self) -> Iterator[Any]:
+        """The figures, as prometheus_client asks for them at each request."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        self._last = self._ask() or self._last
+        with self._lock:
+            counts = dict(self._counts)
+        sent = CounterMetricFamily(
+            "fedseed_payload_bytes", "Payload of all clients since this process began.", labels=["direction"]
+        )
+        sent.add_metric(["up"], counts["up"])
+        sent.add_metric(["down"], counts["down"])
+        yield sent
+        yield CounterMetricFamily(
+            "fedseed_rounds_done", "Rounds that counted since this process began.", value=counts["rounds"]
+        )
+        status = self._last
+        if status is None:
+            return
+        yield InfoMetricFamily("fedseed_run", "The run.", value={"run": status["run"], "method": status["method"]})
+        for name, about, value in (
+            ("fedseed_round", "The round that is open, or the last one.", status["round"]),
+            ("fedseed_rounds", "Rounds that the run is to have.", status["rounds"]),
+            ("fedseed_clients", "Clients of the run.", status["clients"]),
+            ("fedseed_clients_alive", "Clients that have been heard of lately.", status["alive"]),
+            ("fedseed_clients_waited_for", "Clients whose answer the open round lacks.", len(status["waiting_for"])),
+            ("fedseed_clients_drifted", "Clients that had other weights than the others.", len(status["drifted"])),
+            ("fedseed_start_time_seconds", "When the coordinator began, in seconds since 1970.", status["began"]),
+            ("fedseed_resident_memory_bytes", "Resident memory of the coordinator.", status["memory_bytes"]),
+        ):
+            yield GaugeMetricFamily(name, about, value=value)
+        for name, about in LAST.items():
+            if status["last"].get(name) is not None:
+                yield GaugeMetricFamily(f"fedseed_{name}", about, value=status["last"][name])
+        yield CounterMetricFamily(
+            "fedseed_repeated_rounds", "Rounds begun again for want of answers.", value=status["repeated_rounds"]
+        )
+        refused = CounterMetricFamily(
+            "fedseed_refused_messages", "Messages not accepted, by client.", labels=["client"]
+        )
+        for client, reasons in status["refusals"].items():
+            refused.add_metric([client], sum(reasons.values()))
+        yield refused

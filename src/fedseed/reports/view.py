@@ -1,0 +1,303 @@
+"""What a run's folder says about the run, finished or going on, as a page shows it. Free of torch and Matplotlib."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+from fedseed.errors import FedseedError
+from fedseed.reports.results import SCORES
+
+Line = dict[str, Any]
+State = Literal["finished", "running", "stopped", "waiting", "unknown"]
+
+
+@dataclass
+class ClientRow:
+    """What a run's files say about a client.
+
+    Args:
+        name: the client's.
+        rounds: in which it took part.
+        about: the number of rounds is an estimate: only sums were written.
+        skipped: rounds in which it was asked and sent nothing that counts, by reason.
+        attacker: it was made to lie.
+        metrics: its own held-out figures, the newest ones.
+    """
+
+    name: str
+    rounds: float = 0.0
+    about: bool = False
+    skipped: dict[str, int] = field(default_factory=dict)
+    attacker: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class RunView:
+    """A run as a page shows it.
+
+    Args:
+        name: what the page calls it.
+        lines: of metrics, the ones there are.
+        summary: what summary.json holds; None: the run is not over.
+        recipe: its recipe as text; "" if it has none.
+        round: the last round that is known to count.
+        rounds: how many there will be; None: not known.
+        state: whether it goes on; waiting: there is nothing of it yet.
+        status: what a coordinator says of itself, for a run on a network.
+    """
+
+    name: str
+    lines: list[Line]
+    summary: Mapping[str, Any] | None = None
+    recipe: str = ""
+    round: int = 0
+    rounds: int | None = None
+    state: State = "unknown"
+    status: Mapping[str, Any] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recipe's tables."""
+        return tomllib.loads(self.recipe) if self.recipe else {}
+
+    @property
+    def method(self) -> str:
+        """The method's name; "" if nothing says it."""
+        for table in (self.summary or {}, self.status or {}):
+            if table.get("method"):
+                return str(table["method"])
+        return str(self.settings.get("method", {}).get("name", ""))
+
+    @property
+    def title(self) -> str:
+        """The recipe's title, or the run's name."""
+        return str(self.settings.get("title") or self.name)
+
+    @property
+    def measured(self) -> list[str]:
+        """Names of the metrics that are measured on held-out examples."""
+        if self.summary is not None:
+            return list(self.summary["baseline"])
+        if self.status is not None:
+            return [name for name in ("loss", *SCORES) if any(line.get(name) is not None for line in self.lines)]
+        return [name for name, value in (self.lines[0] if self.lines else {}).items() if isinstance(value, float)]
+
+    def before_and_after(self, name: str) -> tuple[float | None, float | None]:
+        """A metric before any round, and the newest value; None where it was not measured."""
+        if self.summary is not None:
+            return self.summary["baseline"].get(name), self.summary["final"].get(name)
+        found = [line[name] for line in self.lines if line.get(name) is not None]
+        first = self.lines[0] if self.lines and self.lines[0]["round"] == 0 else {}
+        return first.get(name), (found[-1] if found else None)
+
+    def curve(self, name: str) -> list[tuple[float, float]]:
+        """(round, value) wherever a metric was measured."""
+        return [(line["round"], line[name]) for line in self.lines if isinstance(line.get(name), int | float)]
+
+    def bytes_curve(self, direction: Literal["up", "down"]) -> list[tuple[float, float]]:
+        """(round, payload bytes of a client that takes part in every round, up to and with it).
+
+        Of a run on a network not every round may have been seen: there each round's own.
+        """
+        if self.status is not None:
+            return self.curve(f"bytes_{direction}")
+        each = [line.get(f"bytes_{direction}", 0.0) * line.get("rounds", 1) for line in self.lines]
+        return list(zip((line["round"] for line in self.lines), accumulate(each), strict=True))
+
+    def payload(self) -> tuple[float, float] | None:
+        """Mean payload bytes of a client and round, up and down; None before the first round."""
+        if self.summary is not None:
+            return self.summary["payload_bytes_up"], self.summary["payload_bytes_down"]
+        lines = [line for line in self.lines if line["round"] > 0 and "bytes_up" in line]
+        count = sum(line.get("rounds", 1) for line in lines)
+        if not count:
+            return None
+        up, down = (sum(line[f"bytes_{d}"] * line.get("rounds", 1) for line in lines) / count for d in ("up", "down"))
+        return up, down
+
+    def seconds(self) -> dict[str, float]:
+        """All seconds by phase."""
+        found: dict[str, float] = {}
+        for line in self.lines:
+            for phase, spent in line.get("seconds", {}).items():
+                found[phase] = found.get(phase, 0.0) + spent
+        return found
+
+    def clients(self) -> list[ClientRow]:
+        """What is known of each client that any line names, in the order of their names."""
+        rows: dict[str, ClientRow] = {}
+
+        def row(name: str) -> ClientRow:
+            return rows.setdefault(name, ClientRow(name))
+
+        for line in self.lines:
+            part = _share(line)
+            for name in line.get("clients", ()):
+                row(name).rounds += part
+                row(name).about |= part != int(part)
+            for skipped in line.get("skipped", ()):
+                reasons = row(skipped["client"]).skipped
+                reasons[skipped["reason"]] = reasons.get(skipped["reason"], 0) + 1
+            for name in line.get("attacked", ()):
+                row(name).attacker = True
+            for name, values in own_metrics(line).items():
+                row(name).metrics.update(values)
+        return sorted(rows.values(), key=lambda row: _natural(row.name))
+
+
+def own_metrics(line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Held-out figures of single clients in a line of metrics: {"by_client": {"north": {"loss": 1.0}}}."""
+    found = line.get("by_client") or {}
+    return {name: {key: float(v) for key, v in values.items()} for name, values in found.items()}
+
+
+def _share(line: Mapping[str, Any]) -> float:
+    """In how many of a line's rounds each of its clients took part, as far as sums tell."""
+    rounds, names = line.get("rounds", 1), len(line.get("clients", ()))
+    if rounds == 1 or not names:
+        return 1.0
+    return float(line.get("taking_part", rounds * names)) / names
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Names in the order in which people count: client-2 before client-10."""
+    parts, text = [], ""
+    for c in name:
+        if text and text[-1].isdecimal() != c.isdecimal():
+            parts.append(text)
+            text = ""
+        text += c
+    parts.append(text)
+    return tuple((int(p), "") if p.isdecimal() else (1 << 62, p) for p in parts)
+
+
+# -- reading a folder --------------------------------------------------------------------------------------------------
+
+
+def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunView:
+    """Read a run's folder as it is now, also while a run writes into it.
+
+    Args:
+        folder: the run's.
+        summary: of a run that is about to write it.
+
+    Raises:
+        FedseedError: there is no run in it.
+    """
+    recipe = _text(folder / "recipe.toml")
+    lines = _whole_lines(folder / "metrics.jsonl")
+    if summary is None and (text := _text(folder / "summary.json")):
+        summary = json.loads(text)
+    if not lines and not recipe:
+        raise FedseedError(f"{folder}: no run is here: neither recipe.toml nor metrics.jsonl")
+    unlogged = [line["round"] for line in _whole_lines(folder / "progress.jsonl")]
+    settings = tomllib.loads(recipe) if recipe else {}
+    view = RunView(
+        folder.resolve().name, lines, summary, recipe, max([line["round"] for line in lines] + unlogged, default=0),
+        settings.get("rounds"),
+    )  # fmt: skip
+    if summary is not None:
+        view.state = "finished"
+    else:
+        held = _held(folder / "progress.jsonl")
+        view.state = "unknown" if held is None else "running" if held else "stopped"
+    return view
+
+
+def stamp(folder: Path) -> tuple[object, ...]:
+    """Something that differs whenever a run has written into its folder."""
+    found = []
+    for name in ("metrics.jsonl", "progress.jsonl", "summary.json", "recipe.toml"):
+        try:
+            at = (folder / name).stat()
+            found.append((at.st_mtime_ns, at.st_size))
+        except OSError:
+            found.append((0, 0))
+    return (*found, _held(folder / "progress.jsonl"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _whole_lines(path: Path) -> list[Line]:
+    """The lines that were written to their ends; what comes after a damaged one is left out."""
+    found: list[Line] = []
+    for text in _text(path).split("\n")[:-1]:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            break
+        if not isinstance(line, dict) or "round" not in line:
+            break
+        found.append(line)
+    return found
+
+
+def _held(path: Path) -> bool | None:
+    """Whether a process holds a file's lock, as a run holds that of its progress; None where it can't be told.
+
+    Asking for the lock would tell, too, but a run that starts at that moment would be turned away.
+    """
+    try:
+        inode = path.stat().st_ino
+        table = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return None if path.exists() else False
+    return any(f":{inode} " in line for line in table.splitlines() if "FLOCK" in line)  # devices differ on some systems
+
+
+# -- a run on a network ------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A run of which a coordinator tells, seen from outside: curves begin with the first answer.
+
+    Args:
+        name: the run's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.status: Mapping[str, Any] | None = None
+        self.asked = float("-inf")  # when, by the clock of whoever asks
+        self.count = 0  # of answers that said something new
+        self._lines: list[Line] = []
+        self._there = False
+        self._over = False  # the server's log says so
+
+    def tell(self, status: Mapping[str, Any] | None) -> None:
+        """What a coordinator has answered; None or an answer without a round: there is none."""
+        there = status is not None and "round" in status
+        self._over = bool((status or {}).get("ended"))
+        if not there and (self.status is None or self._there):
+            self._there, self.count = False, self.count + 1
+            self.status = self.status or {}
+        if status is None or not there or (there == self._there and status == self.status):
+            return
+        self._there, self.status, self.count = True, status, self.count + 1
+        last = status.get("last") or {}
+        if "round" in last:
+            if self._lines and last["round"] <= self._lines[-1]["round"]:
+                self._lines.pop()  # it is evaluated now, or begun again
+            self._lines.append(dict(last))
+
+    def view(self) -> RunView:
+        """The run as a page shows it."""
+        status = self.status or {}
+        made = RunView(self.name, list(self._lines), None, "", status.get("round", 0), status.get("rounds"))
+        made.status = status if "alive" in status else None
+        if self._there:
+            made.state = "running"
+        else:
+            seen = self._lines and made.rounds is not None and self._lines[-1]["round"] >= made.rounds
+            made.state = "finished" if self._over or seen else "stopped"
+        return made

@@ -1,0 +1,103 @@
+"""MLflow: a run in an experiment, at a tracking server or in a local store (MLFLOW_TRACKING_URI)."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, PrivateAttr
+
+from fedseed.tracking.base import Start, flat, scalars
+from fedseed.tracking.remote import RemoteTracker
+
+MOST_PARAMETERS = 100  # in one request
+LONGEST_VALUE = 500  # characters, also at older servers
+
+
+class MLflow(RemoteTracker):
+    """Metrics with the round as their step, the recipe as parameters, the summary as metrics and tags, the run's files.
+
+    Args (besides those of `RemoteTracker`):
+        uri: of the tracking server or store; by default MLFLOW_TRACKING_URI, or MLflow's own choice.
+        tags: the run's tags.
+    """
+
+    name: Literal["mlflow"] = "mlflow"
+    about: ClassVar[str] = "MLflow, at a server or in a local store (extra: mlflow)"
+    package: ClassVar[str] = "mlflow"
+
+    uri: str | None = None
+    tags: dict[str, str] = Field(default_factory=dict)
+
+    _client: Any = PrivateAttr(None)
+    _half: set[str] = PrivateAttr(default_factory=set)  # what is there of a round that was being sent at a kill
+    _half_round: int = PrivateAttr(-1)
+
+    def open(self, run: Start, known: str | None) -> tuple[str, int]:
+        """A new run in the experiment, or the one that an earlier session began."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        client = self._client = MlflowClient(tracking_uri=self.uri)
+        if known is not None:
+            self._run_id = known
+            client.update_run(known, status="RUNNING")
+            self._note_half()
+            return known, self._last()
+        there = client.get_experiment_by_name(self.project)
+        experiment = client.create_experiment(self.project) if there is None else there.experiment_id
+        tags = {"fedseed.method": run.method, **self.tags}
+        made = client.create_run(experiment, run_name=self.run_name or run.title, tags=tags).info.run_id
+        values = {key: str(value)[:LONGEST_VALUE] for key, value in flat(run.config).items()}
+        parameters = [Param(_name(key), value) for key, value in values.items()]
+        for first in range(0, len(parameters), MOST_PARAMETERS):
+            client.log_batch(made, params=parameters[first : first + MOST_PARAMETERS])
+        return made, -1
+
+    def send(self, number: int, values: dict[str, float]) -> None:
+        """All numbers in one request; the round comes last, so that where it is, everything is."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        there = self._half if number == self._half_round else set()
+        metrics = [Metric(_name(key), float(v), now, number) for key, v in values.items() if _name(key) not in there]
+        self._client.log_batch(self._run_id, metrics=[*metrics, Metric("round", float(number), now, number)])
+
+    def send_files(self, files: Sequence[Path]) -> None:
+        """Each file, in place of one of its name."""
+        for file in files:
+            self._client.log_artifact(self._run_id, str(file))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """What the run came to; its status is FINISHED."""
+        from mlflow.entities import Metric, RunTag
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(f"summary.{_name(key)}", float(v), now, 0) for key, v in scalars(summary).items()]
+        tags = [RunTag(f"summary.{key}", value) for key, value in summary.items() if isinstance(value, str)]
+        self._client.log_batch(self._run_id, metrics=metrics, tags=tags)
+        self._client.set_terminated(self._run_id)
+        self._client = None
+
+    def close(self) -> None:
+        """A run that was stopped has the status KILLED, until it goes on."""
+        if self._client is not None and self._run_id:
+            self._client.set_terminated(self._run_id, status="KILLED")
+        self._client = None
+
+    def _last(self) -> int:
+        """The last round whose numbers are all there."""
+        return max((point.step for point in self._client.get_metric_history(self._run_id, "round")), default=-1)
+
+    def _note_half(self) -> None:
+        """Note what is there of a round that was being sent when the last session ended: not every store is whole."""
+        last = self._last()
+        newest = self._client.get_run(self._run_id).data.metrics
+        histories = {key: self._client.get_metric_history(self._run_id, key) for key in newest}
+        self._half_round = min((p.step for points in histories.values() for p in points if p.step > last), default=-1)
+        self._half = {key for key, points in histories.items() if any(p.step == self._half_round for p in points)}
+
+
+def _name(key: str) -> str:
+    """A name as MLflow allows it."""
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in key)

@@ -1,0 +1,98 @@
+"""Weights & Biases: a run of its own, online, or offline (WANDB_MODE=offline, then `wandb sync`).
+
+Offline a session leaves a folder under the run's folder. Nobody can be asked then what an earlier session, which may
+have been killed, has brought to the disk, so a session that goes on tells everything once more and takes the earlier
+folder's place: there is one, it is complete, and `wandb sync` makes one run of it.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from uuid import uuid4
+
+from pydantic import Field, PrivateAttr
+
+from fedseed.tracking.base import Start, scalars
+from fedseed.tracking.remote import RemoteTracker
+
+
+class WandB(RemoteTracker):
+    """Curves over rounds, the recipe as configuration, the summary, and the run's files as an artefact.
+
+    Args (besides those of `RemoteTracker`):
+        entity: the user or team; by default that of whoever is logged in.
+        mode: "online", "offline" or "disabled"; by default WANDB_MODE, or online.
+        group: what the run is grouped under.
+        tags: the run's tags.
+    """
+
+    name: Literal["wandb"] = "wandb"
+    about: ClassVar[str] = "Weights & Biases, online or offline (extra: wandb)"
+    package: ClassVar[str] = "wandb"
+
+    entity: str | None = None
+    mode: Literal["online", "offline", "disabled"] | None = None
+    group: str | None = None
+    tags: list[str] = Field(default_factory=list)
+
+    _run: Any = PrivateAttr(None)
+
+    def open(self, run: Start, known: str | None) -> tuple[str, int]:
+        """A run with an id of our own choice: whoever has the id goes on with it."""
+        import wandb
+
+        identity = known or uuid4().hex[:8]
+        self._run = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            name=self.run_name or run.title,
+            id=identity,
+            resume="allow",
+            mode=self.mode,
+            group=self.group,
+            tags=list(self.tags) or None,
+            config=run.config,
+            dir=None if run.folder is None or "WANDB_DIR" in os.environ else str(run.folder),
+            reinit="create_new",
+            settings=wandb.Settings(console="off"),  # what the terminal shows stays here
+        )
+        if self._run.settings.mode == "offline":
+            self._drop_earlier(Path(self._run.dir).parent)
+        return identity, self._run.step - 1 if self._run.resumed else -1
+
+    def send(self, number: int, values: dict[str, float]) -> None:
+        """A point on each curve; "seconds.local" stands under "seconds/local"."""
+        self._run.log({key.replace(".", "/"): value for key, value in values.items()}, step=number)
+
+    def send_files(self, files: Sequence[Path]) -> None:
+        """One artefact with all files; the same files again make no new version."""
+        import wandb
+
+        made = wandb.Artifact(f"run-{self._run_id}", type="fedseed-run")
+        for file in files:
+            made.add_file(str(file))
+        self._run.log_artifact(made)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """What the run came to; the run ends well there."""
+        numbers = {key.replace(".", "/"): value for key, value in scalars(summary).items()}
+        texts = {key: value for key, value in summary.items() if isinstance(value, str)}
+        self._run.summary.update({f"summary/{key}": value for key, value in {**numbers, **texts}.items()})
+        self._run.finish()
+        self._run = None
+
+    def close(self) -> None:
+        """A run that was stopped counts as failed there, until it goes on."""
+        if self._run is not None:
+            self._run.finish(exit_code=1)
+            self._run = None
+
+    @staticmethod
+    def _drop_earlier(session: Path) -> None:
+        """Remove what earlier sessions of the same run have left beside this session's folder."""
+        identity = session.name.split("-")[3]  # offline-run-20260131_120000-ID, and -1 if there is one of this second
+        for folder in session.parent.glob(f"offline-run-*-{identity}*"):
+            if folder != session and folder.name.split("-")[3] == identity:
+                shutil.rmtree(folder)

@@ -1,0 +1,99 @@
+"""`fedseed report`, `watch` and what `compare` keeps, as a person types them."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from support.command import CODE, fedseed
+from support.page import Page
+from support.problem import Problem
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder, problem = tmp_path_factory.mktemp("pages"), Problem()
+    for name, directions in (("first", 100), ("second", 300)):
+        method = problem.ferret(directions=directions)
+        recipe = f'rounds = 2\nseed = 3\n[method]\nname = "ferret"\ndirections = {directions}\n'
+        federation = problem.federation(method, rounds=2, out=folder / "both" / name, recipe_text=recipe)
+        federation.loop.backend.draw = lambda folder, metrics: None
+        federation.run()
+    return folder / "both"
+
+
+def digest(run):
+    return json.loads((run / "summary.json").read_text())["weights_digest"]
+
+
+def test_a_page_of_one_run(runs, tmp_path):
+    (runs / "first" / "report.html").unlink()
+    done = fedseed("report", runs / "first")
+    assert done.returncode == 0 and "report.html" in done.stdout
+    assert digest(runs / "first") in Page((runs / "first" / "report.html").read_text()).text
+    done = fedseed("report", runs / "first", "--out", tmp_path / "new" / "mine.html")
+    assert done.returncode == 0 and Page((tmp_path / "new" / "mine.html").read_text()).asks_for() == []
+
+
+@pytest.mark.parametrize("given", [["."], ["first", "second"]])
+def test_a_page_of_several(runs, given):
+    (runs / "report.html").unlink(missing_ok=True)
+    done = fedseed("report", *given, cwd=runs)
+    assert done.returncode == 0, done.stderr
+    page = Page((runs / "report.html").read_text())
+    assert digest(runs / "first") in page.text and digest(runs / "second") in page.text
+    assert "method.directions 100 300" in page.text
+
+
+def test_what_is_wrong_is_said(runs, tmp_path):
+    done = fedseed("watch", runs, "--port", "0")
+    assert done.returncode == 1 and f"holds several runs: watch one of them, such as {runs / 'first'}" in done.stderr
+    for words, code, text in (
+        (["nowhere"], 1, "nowhere: no run is here, nor in the folders below"),
+        ([runs / "first", "--out", "page.pdf"], 2, "--out page.pdf: the page is an .html file"),
+    ):
+        done = fedseed("report", *words, cwd=tmp_path)
+        assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.long
+def test_a_plain_comparison_keeps_its_tables(tmp_path):
+    """The runs of two recipes; they are finished the second time, so only tables are made."""
+    quick = ["rounds=1", "federation.per_round=1", "method.training.steps=1", "task.evaluation=1", "task.unseen=1",
+             "task.examples=5", "evaluation.max_new_tokens=4"]  # fmt: skip
+    words = [word for pair in quick for word in ("--set", pair)]
+    for _ in range(2):
+        done = fedseed("compare", "quickstart-ferret", "quickstart-fedavg", *words, "--out", tmp_path / "both")
+        assert done.returncode == 0, done.stderr
+    assert {f"compare.{end}" for end in ("txt", "md", "tex", "json", "html", "png")} <= {
+        path.name for path in (tmp_path / "both").iterdir()
+    }
+    content = json.loads((tmp_path / "both" / "compare.json").read_text())
+    assert [line["label"] for line in content] == ["ferret", "fedavg"]
+    for line, name in zip(content, ("quickstart-ferret", "quickstart-fedavg"), strict=True):
+        assert line["summaries"]["1"] == json.loads((tmp_path / "both" / name / "summary.json").read_text())
+    text = (tmp_path / "both" / "compare.txt").read_text()
+    assert re.search(r"^ferret +1 ", text, re.MULTILINE) and "zero-shot" in text and "times fewer bytes" in done.stdout
+    page = Page((tmp_path / "both" / "compare.html").read_text())
+    assert page.asks_for() == [] and page.count("figure") >= 4 and "over 1 seeds" not in page.text
+
+
+@pytest.mark.long
+def test_a_run_is_watched_in_a_browser_until_ctrl_c(runs):
+    command = [sys.executable, "-c", CODE, "watch", str(runs / "first"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        address = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline()).group()
+        with urllib.request.urlopen(address) as answer:
+            assert digest(runs / "first") in Page(answer.read().decode()).text
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+
+
+@pytest.mark.long
+def test_a_server_that_is_not_there_is_named_at_once():
+    done = fedseed("watch", "run", "--nats", "nats://127.0.0.1:9", "--port", "0")
+    assert done.returncode == 1 and "127.0.0.1:9" in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,179 @@
+"""Pages about runs, read as a browser reads them."""
+
+import fcntl
+import json
+
+import pytest
+
+from fedseed.errors import FedseedError
+from fedseed.reports.comparison import Block, write_comparison
+from fedseed.reports.pages import comparison_page, live_page, metric_title, run_page, write_report
+from fedseed.reports.tables import Sheet
+from fedseed.reports.view import RunView, Watched, view_folder
+from support.page import Page
+from support.problem import Problem
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two real runs' folders."""
+    folder, problem = tmp_path_factory.mktemp("runs"), Problem()
+    for name, seed in (("one", 1), ("two", 2)):
+        recipe = f'title = "Run {name} <of two>"\nrounds = 6\nseed = {seed}\n[method]\nname = "ferret"\n'
+        problem.federation(problem.ferret(), seed=seed, out=folder / name, recipe_text=recipe).run()
+    return folder
+
+
+def test_a_run_leaves_a_page_that_holds_together_and_asks_for_nothing(runs):
+    page = Page((runs / "one" / "report.html").read_text())
+    summary = json.loads((runs / "one" / "summary.json").read_text())
+    assert page.asks_for() == [] and "<script" not in page.source
+    assert page.count("meta", name="viewport") == 1
+    for text in (
+        "Run one <of two>", "finished", summary["weights_digest"], summary["base_digest"], 'name = "ferret"',
+        f"{summary['final']['loss']:.3f}", f"{summary['baseline']['loss']:.3f} before tuning", "local training",
+        "whole weights would take",
+    ):  # fmt: skip
+        assert text in page.text, text
+    assert page.count("figure") == 3  # loss, bytes, seconds
+    assert len(page.source) < 60_000
+
+
+def test_each_client_has_a_row_with_its_rounds(runs):
+    view = view_folder(runs / "one")
+    rounds = {row.name: row.rounds for row in view.clients()}
+    assert list(rounds) == [f"client-{n}" for n in range(5)] and sum(rounds.values()) == 6 * 3
+    page = Page(run_page(view)).text
+    assert all(f"client-{n} {rounds[f'client-{n}']:.0f}" in page for n in range(5))
+
+
+def test_what_others_wrote_is_text():
+    bad = "</pre><script>alert(1)</script>"
+    line = {
+        "round": 1,
+        "clients": [bad],
+        "skipped": [{"client": bad, "reason": bad}],
+        "bytes_up": 1.0,
+        "bytes_down": 1.0,
+    }
+    view = RunView(bad, [{"round": 0, "loss": 2.0, "seconds": {}}, line], None, f"title = '{bad}'\n", 1, 2, "running")
+    status = {"alive": 1, "clients": 2, "waiting_for": [bad], "refusals": {bad: {bad: 3}}}
+    for one in (view, RunView(bad, [line], None, "", 1, 2, "running", status | {"away": [], "drifted": [bad]})):
+        one.status = one.status and {"repeated_rounds": 0, **one.status}
+        page = Page(run_page(one))
+        assert page.count("script") == 0 and bad in page.text
+    assert Page(comparison_page(bad, {bad: {bad: [view]}}, [Sheet(bad, [bad], [[bad]])])).count("script") == 0
+
+
+def test_a_damaged_or_growing_folder_is_shown_as_far_as_it_goes(runs, tmp_path):
+    recipe, text = (runs / "one" / "recipe.toml").read_text(), (runs / "one" / "metrics.jsonl").read_text()
+    lines = text.splitlines(keepends=True)
+    (tmp_path / "recipe.toml").write_text(recipe)
+    assert view_folder(tmp_path).lines == [] and "Nothing has been measured yet" in run_page(view_folder(tmp_path))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])  # a line is being written
+    (tmp_path / "progress.jsonl").write_text('{"round": 3}\n{"round": 4}\n{"rou')
+    view = view_folder(tmp_path)
+    assert [line["round"] for line in view.lines] == [0, 1, 2] and (view.round, view.rounds) == (4, 6)
+    assert view.before_and_after("loss") == (json.loads(lines[0])["loss"], json.loads(lines[2])["loss"])
+    Page(run_page(view))
+    with pytest.raises(FedseedError, match="no run is here"):
+        view_folder(tmp_path / "nowhere")
+
+
+def test_whether_a_run_goes_on_is_seen_by_its_lock(runs, tmp_path):
+    (tmp_path / "recipe.toml").write_text("rounds = 2\n")
+    with open(tmp_path / "progress.jsonl", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert view_folder(tmp_path).state == "running"
+    view = view_folder(tmp_path)
+    assert view.state == "stopped" and "--resume" in Page(run_page(view)).text
+    assert view_folder(runs / "one").state == "finished"
+
+
+def test_lines_of_many_rounds_and_figures_of_each_client():
+    """A step-by-step method writes sums; parties measure on their own data."""
+    lines = [
+        {"round": 10, "rounds": 10, "clients": ["c2", "c10"], "taking_part": 20, "seconds": {"local": 5.0}},
+        {"round": 20, "rounds": 10, "clients": ["c2", "c10"], "taking_part": 15, "attacked": ["c10"],
+         "by_client": {"c2": {"loss": 1.25, "held_out": 7}}},
+    ]  # fmt: skip
+    two, ten = RunView("run", lines).clients()
+    assert (two.name, two.rounds, two.about, two.metrics) == ("c2", 17.5, True, {"loss": 1.25, "held_out": 7.0})
+    assert ten.attacker and not ten.metrics
+    text = Page(run_page(RunView("run", lines))).text
+    assert "≈ 18" in text and "1.250" in text and "made to lie" in text
+
+
+def test_a_comparison_has_all_runs_and_says_where_recipes_differ(runs, tmp_path):
+    sheet = Sheet("A table", ["method", "loss"], [["one", "1.5"], ["two|", "2.5"]], "A note.")
+    block = Block("", {"one": [runs / "one"], "both": [runs / "one", runs / "two"], "failed": []})
+    write_comparison(tmp_path, "Comparison", [block], [sheet], [{"label": "one"}], ["one keeps it."])
+    page = Page((tmp_path / "compare.html").read_text())
+    assert page.asks_for() == [] and page.count("figure") == 2  # loss over rounds, over bytes
+    assert 'class="band c1"' in page.source  # a deviation over two seeds
+    digests = [json.loads((runs / name / "summary.json").read_text())["weights_digest"] for name in ("one", "two")]
+    assert digests[0] in page.text and "one keeps it." in page.text and "A note." in page.text
+    assert json.loads((tmp_path / "compare.json").read_text()) == [{"label": "one"}]
+    assert "one keeps it." in (tmp_path / "compare.txt").read_text()
+    assert "two\\|" in (tmp_path / "compare.md").read_text() and r"\toprule" in (tmp_path / "compare.tex").read_text()
+    views = {"": {"one": [view_folder(runs / "one")], "two": [view_folder(runs / "two")]}}
+    assert "Where the recipes differ key one two seed 1 2" in Page(comparison_page("Both", views, [])).text
+
+
+def test_a_page_that_fails_does_not_cost_the_run(monkeypatch, tmp_path, without_pictures):
+    def fail(folder, summary):
+        raise ValueError("no page\ntoday")
+
+    said, problem = [], Problem()
+    monkeypatch.setattr("fedseed.reports.pages.write_report", fail)
+    federation = problem.federation(problem.ferret(), rounds=1, out=tmp_path / "run")
+    monkeypatch.setattr(federation.progress, "warn", said.append)
+    federation.run()
+    assert (tmp_path / "run" / "summary.json").exists() and not (tmp_path / "run" / "report.html").exists()
+    (about,) = [text for text in said if "report.html" in text]
+    assert about.endswith("report.html: can't be made: ValueError: no page today")
+
+
+def test_the_page_of_a_finished_run_can_be_made_again(runs):
+    before = (runs / "two" / "report.html").read_text()
+    assert write_report(runs / "two").read_text().split("<footer>")[0] == before.split("<footer>")[0]
+
+
+def test_only_the_live_page_has_a_script(runs):
+    page = Page(live_page(view_folder(runs / "one")))
+    assert page.count("script") == 1 and page.asks_for() == []
+
+
+def test_a_run_seen_through_its_coordinator():
+    def status(number, **last):
+        return {"run": "r", "method": "ferret", "round": number, "rounds": 3, "alive": 2, "clients": 3, "away": ["c"],
+                "waiting_for": ["b"], "repeated_rounds": 1, "refusals": {"b": {"late": 2}}, "drifted": [],
+                "last": last}  # fmt: skip
+
+    watched = Watched("r")
+    watched.tell(status(1))
+    watched.tell(status(2, round=1, loss=2.0, bytes_up=10.0, bytes_down=5.0))
+    count = watched.count
+    watched.tell(status(2, round=1, loss=2.0, bytes_up=10.0, bytes_down=5.0))
+    assert watched.count == count  # nothing new
+    watched.tell(status(3, round=3, loss=2.0, bytes_up=10.0, bytes_down=5.0))  # before its evaluation: the one before
+    watched.tell(status(3, round=3, loss=1.0, bytes_up=10.0, bytes_down=5.0))
+    view = watched.view()
+    assert view.state == "running" and view.curve("loss") == [(1, 2.0), (3, 1.0)] and view.measured == ["loss"]
+    text = Page(run_page(view)).text
+    assert "2 of 3 alive" in text and "waiting for b" in text and "2 of b: late" in text
+    watched.tell(None)
+    assert watched.view().state == "finished" and watched.count == count + 3  # all rounds were there: it is over
+    watched.tell(None)
+    assert watched.count == count + 3
+    started = Watched("r")
+    started.tell(status(1))
+    started.tell({"run": "r", "entries": 4})  # the server answers, no coordinator does
+    assert started.view().state == "stopped"
+    started.tell({"run": "r", "entries": 5, "ended": True})
+    assert started.view().state == "finished"
+
+
+def test_metrics_in_words():
+    names = ("loss", "unseen_rouge_l", "accuracy", "my_score")
+    assert [metric_title(n) for n in names] == ["held-out loss", "unseen Rouge-L", "held-out accuracy", "my score"]

@@ -1,0 +1,273 @@
+"""Trackers whose runs live elsewhere: a run that is killed and goes on is one run there, every round once.
+
+What all have in common is tested with one that keeps its runs here. The real ones are told of a real run, which is
+killed and resumed, and are read back with the services' own readers; those that are not installed are left out
+(`make trackers` brings and tests them).
+"""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal
+
+import pytest
+from pydantic import PrivateAttr
+
+from fedseed.errors import RecipeError
+from fedseed.tracking import MLflow, Start, Trackio, WandB
+from fedseed.tracking.remote import FILE, RemoteTracker
+
+LINES = [{"round": n, "loss": 4.0 - n, "seconds": {"local": 1.0}} for n in range(5)]
+STORE: dict[str, dict[int, Any]] = {}  # what the service has, by its name for the run
+
+
+class Service(RemoteTracker):
+    """A tracker of a service that lives in this process."""
+
+    name: Literal["service"] = "service"
+    about: ClassVar[str] = "for the tests"
+    package: ClassVar[str] = "json"
+
+    _files: list[str] = PrivateAttr(default_factory=list)
+
+    def open(self, run, known):
+        identity = known or f"run-{len(STORE)}"
+        there = STORE.setdefault(identity, {})
+        return identity, max(there, default=-1)
+
+    def send(self, number, values):
+        assert number not in STORE[self._run_id]
+        STORE[self._run_id][number] = values
+
+    def send_files(self, files):
+        self._files += [file.name for file in files]
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    STORE.clear()
+
+
+def session(folder, known, told, **settings):
+    """A session that begins with `known` lines and tells of those up to `told`, and is killed then."""
+    tracker = Service(**settings)
+    tracker.start(Start("ferret", 4, 1, ["a"], folder, "rounds = 4\n", LINES[:known]))
+    for line in LINES[known:told]:
+        tracker.metrics(line)
+    return tracker
+
+
+@pytest.mark.parametrize("told", range(4))
+@pytest.mark.parametrize("known", range(4))
+def test_a_run_that_goes_on_is_the_same_one_with_every_round_once(known, told, tmp_path):
+    """Killed when it had been told of less than metrics.jsonl has, of as much, or of more."""
+    session(tmp_path, 0, told)
+    session(tmp_path, known, 5)
+    assert list(STORE) == ["run-0"] and list(STORE["run-0"]) == list(range(5))
+    assert STORE["run-0"][3] == {"loss": 1.0, "seconds.local": 1.0}
+
+
+def test_each_project_has_a_run_of_its_own_and_so_has_each_folder(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for project in ("x", "y"):
+            session(tmp_path / folder, 0, 5, project=project)
+    assert len(STORE) == 4 and set(json.loads((tmp_path / "a" / FILE).read_text())) == {"service:x", "service:y"}
+    session(None, 0, 5)
+    session(None, 0, 5)  # without a folder nothing is remembered
+    assert len(STORE) == 6
+
+
+def test_files_are_sent_if_they_are_wanted_and_not_too_large(tmp_path):
+    for name, size in (("small", 10), ("large", 200)):
+        (tmp_path / name).write_bytes(bytes(size))
+    files = [tmp_path / "small", tmp_path / "large"]
+    for settings, sent in (({"largest": 100}, ["small"]), ({}, ["small", "large"]), ({"upload": False}, [])):
+        tracker = session(tmp_path, 0, 1, **settings)
+        tracker.artefacts(files)
+        assert tracker._files == sent
+
+
+@pytest.mark.parametrize("kind", [WandB, MLflow, Trackio])
+def test_the_extra_is_named_where_its_package_is_missing(kind, monkeypatch):
+    monkeypatch.setattr("fedseed.tracking.remote.find_spec", lambda name: None)
+    name = kind.model_fields["name"].default
+    with pytest.raises(RecipeError, match=rf'tracking\.name = "{name}" needs the package {kind.package}: .*{name}\]'):
+        kind().check()
+
+
+# -- the real ones -----------------------------------------------------------------------------------------------------
+
+SESSION = """
+import os, signal, sys
+from pathlib import Path
+from typing import ClassVar, Literal
+from fedseed.runs.loop import Backend
+from fedseed.tracking import REGISTRY, Tracker
+from support.problem import Problem
+
+folder, stop, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+
+class Killer(Tracker):
+    name: Literal["killer"] = "killer"
+    about: ClassVar[str] = "kills this process after a round"
+    def metrics(self, line):
+        if line["round"] == stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+Backend.draw = lambda self, folder, metrics: None
+problem = Problem()
+trackers = [*(REGISTRY.get(name)() for name in names)]
+trackers.insert(len(trackers) // 2, Killer())  # some have heard of the round by then, some have not
+recipe = 'rounds = 5\\nseed = 3\\n[method]\\nname = "ferret"\\n'
+run = problem.federation(
+    problem.ferret(), rounds=5, evaluate_every=1, out=folder, recipe_text=recipe, trackers=trackers
+)
+run.run(resume=True)
+"""
+REMOTE = {"wandb": "wandb", "mlflow": "sqlalchemy", "trackio": "trackio"}  # package that reading back needs
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """The folder of a run that was killed after rounds 1 and 3, its lines of metrics, where services keep theirs."""
+    home = tmp_path_factory.mktemp("trackers")
+    places = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
+              "TRACKIO_DIR": str(home / "trackio"), "OMP_NUM_THREADS": "1"}  # fmt: skip
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, **places, "PYTHONPATH": paths}
+    names = ["csv", *(name for name, package in REMOTE.items() if find_spec(package)), "tensorboard"]
+    codes = []
+    for stop in (1, 3, -1):
+        words = [sys.executable, "-c", SESSION, str(home / "run"), str(stop), *names]
+        done = subprocess.run(words, env=environment, cwd=home, capture_output=True, text=True)
+        assert "is left out" not in done.stdout + done.stderr
+        codes.append(done.returncode)
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0], done.stderr
+    lines = [json.loads(line) for line in (home / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(6))
+    return home, [(line["round"], line["loss"]) for line in lines]
+
+
+def mine(folder, name):
+    """By what a folder's run is known at a service."""
+    return json.loads((folder / FILE).read_text())[f"{name}:fedseed"]["id"]
+
+
+def digest(home):
+    return json.loads((home / "run" / "summary.json").read_text())["weights_digest"]
+
+
+@pytest.mark.slow
+def test_tensorboard_has_every_round_once(resumed):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    home, losses = resumed
+    board = EventAccumulator(str(home / "run" / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in board.Scalars("loss")] == [(n, pytest.approx(loss)) for n, loss in losses]
+
+
+@pytest.mark.slow
+def test_mlflow_has_every_round_once(resumed):
+    pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
+    from mlflow import MlflowClient
+
+    home, losses = resumed
+    client = MlflowClient(f"sqlite:///{home}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("fedseed").experiment_id])
+    assert run.info.run_id == mine(home / "run", "mlflow") and run.info.status == "FINISHED"
+    for metric in ("loss", "round", "seconds.local"):
+        history = client.get_metric_history(run.info.run_id, metric)
+        assert [point.step for point in history] == list(range(1 if metric.startswith("seconds") else 0, 6))
+    assert [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, "loss")] == losses
+    assert run.data.params["method.name"] == "ferret" and run.data.tags["summary.weights_digest"] == digest(home)
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert files == {"recipe.toml", "metrics.jsonl", "model.orbit", "summary.json", "report.html"}
+
+
+def records(path):
+    """The records of a W&B offline file: LevelDB's log format, in blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, record = path.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # no room for a header: filled up
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield wandb_internal_pb2.Record.FromString(record)
+            record = b""
+
+
+@pytest.mark.slow
+def test_wandb_has_one_complete_offline_run(resumed):
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    home, losses = resumed
+    (folder,) = (home / "run" / "wandb").glob("offline-run-*")  # those of the killed sessions are replaced by it
+    (file,) = folder.glob("*.wandb")
+    assert file.name == f"run-{mine(home / 'run', 'wandb')}.wandb"
+    found, kinds, config, summary = {}, [], {}, {}
+    for record in records(file):
+        kinds.append(record.WhichOneof("record_type"))
+        if kinds[-1] == "history":
+            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            if "loss" in row:
+                assert row["_step"] not in found
+                found[row["_step"]] = row["loss"]
+        elif kinds[-1] == "run":
+            config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        elif kinds[-1] == "summary":
+            summary |= {item.key or "/".join(item.nested_key): item.value_json for item in record.summary.update}
+    assert sorted(found.items()) == losses and kinds.count("artifact") == 1 and kinds[-1] != "history"
+    assert config["method"] == {"name": "ferret"} and json.loads(summary["summary/weights_digest"]) == digest(home)
+
+
+@pytest.mark.slow
+def test_trackio_has_every_round_once(resumed):
+    pytest.importorskip("trackio", reason="the extra trackio is not installed")
+    home, losses = resumed
+    code = """
+import json, sys
+from trackio.sqlite_storage import SQLiteStorage
+(name,) = SQLiteStorage.get_runs("fedseed")
+logs, config = SQLiteStorage.get_logs("fedseed", name), SQLiteStorage.get_run_config("fedseed", name)
+print(json.dumps({"name": name, "logs": logs, "config": config}))
+"""  # the store's place is settled when the package is imported
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "TRACKIO_DIR": str(home / "trackio")}, capture_output=True
+    )
+    found = json.loads(done.stdout)
+    assert found["name"] == mine(home / "run", "trackio") and found["config"]["method.name"] == "ferret"
+    assert [(row["step"], row["loss"]) for row in found["logs"] if "loss" in row] == losses
+    assert [row["summary/final/loss"] for row in found["logs"] if "summary/final/loss" in row] == [losses[-1][1]]
+
+
+@pytest.mark.slow
+def test_mlflow_completes_a_round_of_which_half_was_sent(tmp_path, elsewhere):
+    """A store of files, or a server before one, may have some of a round's numbers when a session is killed."""
+    pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
+    from mlflow import MlflowClient
+
+    def go(known, told):
+        tracker = MLflow()
+        tracker.start(Start("ferret", 4, 1, ["a"], tmp_path, "rounds = 4\n", LINES[:known]))
+        for line in LINES[known:told]:
+            tracker.metrics(line)
+        return tracker
+
+    go(0, 2)
+    client = MlflowClient()
+    client.log_metric(mine(tmp_path, "mlflow"), "loss", LINES[2]["loss"], step=2)
+    go(3, 5).close()
+    run = mine(tmp_path, "mlflow")
+    for name in ("loss", "seconds.local", "round"):
+        assert [point.step for point in client.get_metric_history(run, name)] == list(range(5))
+    assert client.get_run(run).info.status == "KILLED"  # it was not said to be over
