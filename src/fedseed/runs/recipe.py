@@ -26,6 +26,7 @@ from fedseed.methods import Method
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
+from fedseed.optimizers.schedule import lasting
 from fedseed.registry import is_loaded, load_plugin, resolve
 from fedseed.renaming import Renamed, changed
 from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
@@ -191,7 +192,11 @@ class Recipe(_Table):
                 )
         if problem := misfit(self.method, self.aggregation):
             raise _told(problem)
-        return self
+        try:
+            method = lasting(self.method, self.rounds)
+        except ValueError as error:
+            raise _told(str(error)) from error
+        return self if method is self.method else self.model_copy(update={"method": method})
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""

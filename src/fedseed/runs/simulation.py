@@ -26,6 +26,7 @@ from fedseed.models.adapters import Adapter
 from fedseed.models.base_files import BaseFiles
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
+from fedseed.optimizers.schedule import lasting
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.file import begin
 from fedseed.reports.memory import resident_memory
@@ -119,6 +120,10 @@ class Simulation(Backend):
         workers: Workers | Team | None = None,
         threads: int | None = None,
     ) -> None:
+        try:
+            method = lasting(method, rounds)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         self.names = [client.name for client in named]
         self.items = [objective.prepare(client.examples) for client in named]
