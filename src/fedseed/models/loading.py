@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     PretrainedConfig,
 )
@@ -27,7 +29,7 @@ from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.weights.layout import DigestKind
 
 PACKAGED = ("small", "digits")  # the project's own bases: a language model, an image classifier
-Architecture = Literal["causal", "masked", "image"]  # what a model predicts
+Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]  # what a model predicts
 CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")  # what a model's own code is saved as
 
 
@@ -72,10 +74,22 @@ LOADERS: dict[Architecture, _Loader] = {
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         _tokenizer,
     ),
+    "seq2seq": _Loader(
+        "an encoder-decoder, such as T5 or BART",
+        AutoModelForSeq2SeqLM,
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        _tokenizer,
+    ),
     "masked": _Loader(
         "a language model that fills in masks, such as RoBERTa",
         AutoModelForMaskedLM,
         modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        _tokenizer,
+    ),
+    "classification": _Loader(
+        "a text model that can have a classification head, such as BERT, RoBERTa or LLaMA",
+        AutoModelForSequenceClassification,
+        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         _tokenizer,
     ),
     "image": _Loader(
@@ -122,8 +136,8 @@ def load_model(
         dtype: "float32", "bfloat16" or "float16".
         trust_remote_code: run code that comes with the model. Without it such a model is refused; nobody is asked.
         architecture: what the task needs (`LOADERS`); None: what the model says it is.
-        head: the classes that an image classifier is to tell apart; None: those of the base. A base for other classes
-            gets a new head, whose weights the run's seed decides.
+        head: the classes that a classifier of images or texts is to tell apart; None: those of the base. A base for
+            other classes, or without a head, gets a new one, whose weights the run's seed decides.
         device: where the model is to lie (`fedseed.models.placement`).
         attention: how attention is computed, as transformers calls it (`attn_implementation`); None: what it chooses.
 
@@ -133,10 +147,7 @@ def load_model(
     """
     place = locate(base)
     where = find_device(device)
-    try:
-        config, _ = PretrainedConfig.get_config_dict(place)  # reads config.json, runs nothing
-    except (OSError, ValueError) as error:
-        raise _not_loadable(base, place, error) from error
+    config = base_config(base)
     if not trust_remote_code:
         code = _own_code(place, config)
         if code:
@@ -145,10 +156,11 @@ def load_model(
                 "model.trust_remote_code = true; read the code first"
             )
     classes = [str(name) for name in config.get("architectures") or ()]
-    wanted = architecture or ("image" if head is not None else architecture_of(classes))
+    wanted = architecture or architecture_of(config, head is not None)
     loader = LOADERS[wanted]
+    texts = wanted == "classification" and head is not None  # any text model gets a head
     others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
-    if others.intersection(classes) and not loader.classes().intersection(classes):
+    if not texts and others.intersection(classes) and not loader.classes().intersection(classes):
         raise _wrong_kind(base, ", ".join(classes), loader)
     known = str(config.get("model_type")) in loader.names
     if not known and not config.get("auto_map") and config.get("model_type"):
@@ -176,7 +188,7 @@ def load_model(
             ) from error
         raise _not_loadable(base, place, error) from error
     lacking = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
-    drawn = [] if head is None else head.renew(model, base, head.is_known(config), lacking)
+    drawn = [] if head is None else head.renew(model, base, head.is_known(config), lacking, texts)
     missing = sorted(lacking.difference(drawn))
     if missing:  # transformers would go on with random numbers in their place
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -192,6 +204,8 @@ def load_model(
             f"{_remedy(error, Path(place))}"
         ) from error
     _fit(base, model, processor)
+    if wanted == "classification":
+        _agree_on_padding(model, processor)
     if where is None:
         model = spread(model, deal_out(model))
     model.eval()
@@ -233,12 +247,44 @@ def _fit(base: str, model: Any, processor: Any) -> None:
         processor.pad_token = processor.eos_token
 
 
-def architecture_of(classes: Sequence[str]) -> Architecture:
-    """What a model's configuration says it is; "causal" where it says nothing known."""
-    for kind, loader in LOADERS.items():
-        if loader.classes().intersection(classes):
-            return kind
-    return "causal"
+def _agree_on_padding(model: Any, tokenizer: Any) -> None:
+    """A decoder with a classification head looks for a text's last token by what texts are filled up with."""
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    if pad is not None:
+        model.config.pad_token_id = pad
+
+
+def base_config(base: str) -> dict[str, Any]:
+    """A base's config.json; nothing is run or loaded.
+
+    Raises:
+        RecipeError: it can't be had.
+    """
+    place = locate(base)
+    try:
+        config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
+    except (OSError, ValueError) as error:
+        raise _not_loadable(base, place, error) from error
+    return config
+
+
+def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
+    """What a model's configuration says it is; "causal" where it says nothing known.
+
+    Args:
+        config: the base's config.json.
+        classifies: whether it is to tell classes apart: then of images, if it is a model of images, or else of texts.
+    """
+    classes, model_type = config.get("architectures") or (), config.get("model_type")
+    if classifies:
+        text = LOADERS["classification"]
+        of_texts = text.classes().intersection(classes) or model_type not in LOADERS["image"].names
+        return "classification" if model_type in text.names and of_texts else "image"
+    named = [kind for kind, loader in LOADERS.items() if loader.classes().intersection(classes)]
+    speaks = not named and config.get("is_encoder_decoder") and model_type in LOADERS["seq2seq"].names
+    if speaks or "seq2seq" in named:  # BART's class is one for masks, too
+        return "seq2seq"
+    return named[0] if named else "causal"
 
 
 def _own_code(place: str, config: Mapping[str, Any]) -> str:

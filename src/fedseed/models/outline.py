@@ -51,8 +51,7 @@ def outline(
     attended = {} if attention is None else {"attn_implementation": attention}
     try:
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
-        classes = [str(name) for name in config.architectures or ()]
-        wanted = architecture or ("image" if head is not None else architecture_of(classes))
+        wanted = architecture or architecture_of(config.to_dict(), head is not None)
         with nullcontext() if device is None else torch.device(device), torch.random.fork_rng(devices=[]):
             model = LOADERS[wanted].auto.from_config(
                 config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, **attended

@@ -72,6 +72,7 @@ class Equipment:
         limit: what makes an example too long, for a person.
         room: the base's positions; None: any number.
         base_files: the files that the base was loaded from.
+        classes: what a classifier tells apart, in the order of its outputs.
     """
 
     model: Any
@@ -82,6 +83,7 @@ class Equipment:
     limit: str
     room: int | None
     base_files: "BaseFiles"
+    classes: tuple[str, ...] = ()
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -102,20 +104,16 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     from fedseed.models.heads import Head, head_parameters
     from fedseed.models.loading import choose_trainable, load_model
     from fedseed.objectives.evaluation import longest_input
-    from fedseed.objectives.kinds import kind_of
     from fedseed.tasks.data import Example
 
     settings = recipe.model
-    try:
-        kind = kind_of(data)
-    except ValueError as error:
-        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
+    kind, classes = kind_for(recipe, data)
     if recipe.evaluation.metrics and kind.example is not Example:
         raise RecipeError(
             f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
             "answers to score; leave it out"
         )
-    head = Head(data.classes, recipe.seed) if data.classes else None
+    head = Head(classes, recipe.seed) if classes else None
     base_files = BaseFiles.before(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
     model, tokenizer = load_model(
         settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device,
@@ -141,7 +139,24 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         objective = kind.objective(tokenizer, measured)
     except ValueError as error:
         raise RecipeError(f'model.base = "{settings.base}": {error}') from error
-    return Equipment(model, trainable, objective, kind, measured, limit, room, base_files)
+    return Equipment(model, trainable, objective, kind, measured, limit, room, base_files, classes)
+
+
+def kind_for(recipe: Recipe, data: TaskData) -> "tuple[ExampleKind, tuple[str, ...]]":
+    """How a recipe's model learns from examples like these, and the classes that it tells apart (none: no classifier).
+
+    Raises:
+        RecipeError: it can't, or its base can't be had.
+    """
+    from fedseed.models.loading import architecture_of, base_config
+    from fedseed.objectives.kinds import classes_in, kind_of, prefixed
+
+    settings = recipe.model
+    try:
+        kind = kind_of(data, architecture_of(base_config(settings.base)), settings.architecture)
+        return prefixed(kind, settings.prefix), classes_in(kind, data)
+    except ValueError as error:
+        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
 
 
 def evaluation_of(
@@ -269,7 +284,7 @@ def _put_together(
         out=out,
         base=settings.base,
         trainable=equipment.trainable,
-        classes=data.classes,
+        classes=equipment.classes,
         adapter=settings.adapter,
         patience=None if recipe.stopping is None else recipe.stopping.patience,
         attack=None if recipe.attack is None else recipe.attack.kind,
@@ -313,7 +328,7 @@ def host(
     settings = recipe.model
     worker, header = make_learner(
         equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
-        data.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
+        equipment.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
         digest_kind=settings.digest, base_files=equipment.base_files,
     )  # fmt: skip
     kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind

@@ -50,6 +50,9 @@ class ModelSettings(_Table):
 
     Args:
         base: the base.
+        architecture: what it is taken for: "causal", "seq2seq", "masked", "classification" or "image"; by default what
+            the task and the base's configuration say (docs/models.md).
+        prefix: stands before every prompt that an encoder-decoder reads, such as T5's "summarize: ".
         device: where it lies: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1", ..., or "map"
             (layers over all GPUs, the rest on the CPU). Directions, steps and replays have the same bits on every
             device; losses and gradients are the device's own, and differ in the last ones.
@@ -71,6 +74,8 @@ class ModelSettings(_Table):
     renamed: ClassVar[dict[str, str]] = {"spill_base": "offload_base"}
 
     base: str = "small"
+    architecture: Literal["causal", "seq2seq", "masked", "classification", "image"] | None = None
+    prefix: str = ""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     trainable: list[str] | Literal["head"] | None = None

@@ -365,6 +365,10 @@ def _finisher(lines: Sequence[SourceLine], wanted: Sequence[str]) -> Callable[[A
     options = tuple(f" {label}" for label in labels)
 
     def finish(made: Example | ToLabel) -> Example | Choice:
-        return made if isinstance(made, Example) else Choice(f"{made.text}\nLabel:", options, number[made.label])
+        return (
+            made
+            if isinstance(made, Example)
+            else Choice(f"{made.text}\nLabel:", options, number[made.label], text=made.text)
+        )
 
     return finish
