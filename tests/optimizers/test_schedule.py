@@ -61,9 +61,7 @@ def test_in_a_recipe_a_name_or_a_table(tmp_path):
     assert read_recipe(again) == recipe
     table = read_recipe("small-feedsign", ["method.schedule.kind=linear", "method.schedule.warmup=10"])
     assert table.method.schedule.rounds == table.rounds
-    with pytest.raises(
-        RecipeError, match="method.schedule = 'square': input should be 'constant', 'linear' or 'cosine'"
-    ):
+    with pytest.raises(RecipeError, match=r"method.schedule = 'square': input should be 'constant', 'linear'"):
         read_recipe("small-feedsign", ["method.schedule=square"])
     with pytest.raises(RecipeError, match=r"schedule.warmup = 3: fewer than the run's rounds, 3"):
         read_recipe("small-feedsign", ["method.schedule.kind=linear", "method.schedule.warmup=3", "rounds=3"])
@@ -89,16 +87,16 @@ def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp
     stopped = federation(method, out=tmp_path / "part", **settings)
     record = type(stopped).record
 
-    class Stop(Exception):
+    class StopHereError(Exception):
         pass
 
     def stopping(number, step, line, log):
         record(stopped, number, step, line, log)
         if number == 4:
-            raise Stop
+            raise StopHereError
 
     stopped.record = stopping
-    with pytest.raises(Stop):
+    with pytest.raises(StopHereError):
         stopped.run()
     resumed = federation(method, out=tmp_path / "part", **settings).run(resume=True).summary
     assert resumed["weights_digest"] == whole["weights_digest"]
@@ -115,7 +113,7 @@ def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp
 
 
 def test_steps_are_the_schedules_part_of_plain_ones(quickly):
-    """FeedSign's step has a fixed length: after r rounds of one direction each, the weights have moved by known rates."""
+    """FeedSign's steps have a length of their own: the rate."""
     method = FeedSign(**QUICK, schedule=Schedule(kind="linear", warmup=1, rounds=4))
     run = federation(method, rounds=4, clients=1, evaluate_every=4)
     before = run.worker.space.snapshot()

@@ -181,7 +181,8 @@ def prefixed(kind: ExampleKind, prefix: str) -> ExampleKind:
         return kind
     if kind.architecture != "seq2seq":
         raise ValueError(f'model.prefix = "{prefix}": it is for encoder-decoders, such as T5; leave it out')
-    return replace(kind, objective=partial(kind.objective, prefix=prefix))
+    make: Any = kind.objective
+    return replace(kind, objective=partial(make, prefix=prefix))
 
 
 def classes_in(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:

@@ -31,8 +31,8 @@ class Seq2SeqLM:
     """Next-token loss of the decoder on the response and its special tokens.
 
     Prompt and response get the special tokens that the tokenizer puts around a text (T5: </s> after it; BART: <s> and
-    </s> around it). The decoder starts with the model's own start token. A response's outer white space is left out, and
-    so is an example's own `stop`: an encoder-decoder ends with its end-of-sequence token.
+    </s> around it). The decoder starts with the model's own start token. A response's outer white space is left out,
+    and so is an example's own `stop`: an encoder-decoder ends with its end-of-sequence token.
 
     Args:
         tokenizer: a `transformers` tokenizer with an EOS token.
