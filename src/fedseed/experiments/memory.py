@@ -16,10 +16,11 @@ from rich.table import Table
 from fedseed.errors import RecipeError
 from fedseed.experiments.passes import Passes, length_of
 from fedseed.experiments.rehearsal import Asked, Rehearsed, rehearse
-from fedseed.models import adapters
+from fedseed.models import adapters, quantized
+from fedseed.models.architectures import LOADERS, architecture_of
 from fedseed.models.checkpointing import checkpoint_activations
 from fedseed.models.heads import Head, head_parameters
-from fedseed.models.loading import LOADERS, architecture_of, base_config, choose_trainable, locate
+from fedseed.models.loading import base_config, choose_trainable, locate
 from fedseed.models.outline import outline
 from fedseed.models.placement import find_device
 from fedseed.objectives.classification import ClassifiedText
@@ -152,6 +153,7 @@ def predict(recipe: Recipe, tokens: int | None = None) -> Prediction:
     model = outline(
         settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.attention, "meta"
     )
+    saved = 0 if settings.quantization is None else quantized.saved_by(model, settings.quantization)
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
@@ -188,7 +190,7 @@ def predict(recipe: Recipe, tokens: int | None = None) -> Prediction:
         device=device,
         batch=work.batch,
         program=program,
-        weights=passes.weights,
+        weights=passes.weights - saved,
         base=layout.dense_bytes if method.from_base and not offloaded else 0,
         averages=4 * layout.size * moments,
         parts=parts,

@@ -1,104 +1,26 @@
 """Loading models: the project's own bases, a local folder, or a hub name."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PretrainedConfig,
-)
-from transformers.models.auto import modeling_auto
+from transformers import PretrainedConfig
 
 from fedseed.errors import RecipeError
+from fedseed.models.architectures import LOADERS, Architecture, Loader, architecture_of
 from fedseed.models.heads import Head
 from fedseed.models.placement import deal_out, find_device, spread
+from fedseed.models.quantized import Quantization, settings_of, settle
 from fedseed.weights.layout import DigestKind
 
 PACKAGED = ("small", "digits")  # the project's own bases: a language model, an image classifier
-Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]  # what a model predicts
 CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")  # what a model's own code is saved as
-
-
-@dataclass(frozen=True)
-class _Loader:
-    """How models of one architecture are loaded.
-
-    Args:
-        about: what such a model is, for messages.
-        auto: the transformers class that loads them.
-        names: the classes of such models, by model type.
-        processor: makes the tokenizer (or what stands in its place) of (folder or hub name, trust_remote_code);
-            checks that it is whole; raises OSError or ValueError.
-    """
-
-    about: str
-    auto: Any
-    names: Mapping[str, Any]
-    processor: Callable[[str, bool], Any]
-
-    def classes(self) -> set[str]:
-        """The names of all classes of such models."""
-        return {name for names in self.names.values() for name in ((names,) if isinstance(names, str) else names)}
-
-
-def _tokenizer(place: str, trust_remote_code: bool) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    # without its files, transformers makes some tokenizers up from the model's type: special tokens and nothing else
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise ValueError("it has no tokenizer files (such as tokenizer.json)")
-    return tokenizer
-
-
-def _image_processor(place: str, trust_remote_code: bool) -> Any:
-    return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
-
-
-LOADERS: dict[Architecture, _Loader] = {
-    "causal": _Loader(
-        "a language model that continues text, such as OPT or LLaMA",
-        AutoModelForCausalLM,
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        _tokenizer,
-    ),
-    "seq2seq": _Loader(
-        "an encoder-decoder, such as T5 or BART",
-        AutoModelForSeq2SeqLM,
-        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        _tokenizer,
-    ),
-    "masked": _Loader(
-        "a language model that fills in masks, such as RoBERTa",
-        AutoModelForMaskedLM,
-        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        _tokenizer,
-    ),
-    "classification": _Loader(
-        "a text model that can have a classification head, such as BERT, RoBERTa or LLaMA",
-        AutoModelForSequenceClassification,
-        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        _tokenizer,
-    ),
-    "image": _Loader(
-        "an image classifier, such as ViT or ResNet",
-        AutoModelForImageClassification,
-        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-        _image_processor,
-    ),
-}
 
 
 def locate(base: str) -> str:
@@ -128,6 +50,7 @@ def load_model(
     head: Head | None = None,
     device: str = "cpu",
     attention: str | None = None,
+    quantization: Quantization | None = None,
 ) -> tuple[Any, Any]:
     """A model and its tokenizer (or what stands in its place).
 
@@ -140,6 +63,7 @@ def load_model(
             other classes, or without a head, gets a new one, whose weights the run's seed decides.
         device: where the model is to lie (`fedseed.models.placement`).
         attention: how attention is computed, as transformers calls it (`attn_implementation`); None: what it chooses.
+        quantization: how its linear layers are quantised (`fedseed.models.quantized`); None: they are not.
 
     Raises:
         RecipeError: this machine has no such device; or the base is not found, not loadable, of another kind than the
@@ -170,6 +94,11 @@ def load_model(
         options["device_map"] = {"": where}  # shard by shard, in their dtype
     if attention is not None:
         options["attn_implementation"] = attention
+    if quantization is not None:
+        if wanted == "image":
+            raise RecipeError(f'model.quantization = "{quantization}": models of texts are quantised, not of images')
+        options["quantization_config"] = settings_of(quantization, getattr(torch, dtype), wanted == "classification")
+        options["device_map"] = {"": where or "cpu"}
     try:
         # transformers draws what the files do not have
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if where is None else where):
@@ -204,6 +133,8 @@ def load_model(
             f"{_remedy(error, Path(place))}"
         ) from error
     _fit(base, model, processor)
+    if quantization is not None:
+        settle(model)
     if wanted == "classification":
         _agree_on_padding(model, processor)
     if where is None:
@@ -268,25 +199,6 @@ def base_config(base: str) -> dict[str, Any]:
     return config
 
 
-def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
-    """What a model's configuration says it is; "causal" where it says nothing known.
-
-    Args:
-        config: the base's config.json.
-        classifies: whether it is to tell classes apart: then of images, if it is a model of images, or else of texts.
-    """
-    classes, model_type = config.get("architectures") or (), config.get("model_type")
-    if classifies:
-        text = LOADERS["classification"]
-        of_texts = text.classes().intersection(classes) or model_type not in LOADERS["image"].names
-        return "classification" if model_type in text.names and of_texts else "image"
-    named = [kind for kind, loader in LOADERS.items() if loader.classes().intersection(classes)]
-    speaks = not named and config.get("is_encoder_decoder") and model_type in LOADERS["seq2seq"].names
-    if speaks or "seq2seq" in named:  # BART's class is one for masks, too
-        return "seq2seq"
-    return named[0] if named else "causal"
-
-
 def _own_code(place: str, config: Mapping[str, Any]) -> str:
     """The code that comes with a model, "" if there is none."""
     return ", ".join(sorted(set(_code_names(Path(place), config))))
@@ -308,7 +220,7 @@ def _code_names(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
         yield from (path.name for path in folder.glob(pattern))
 
 
-def _wrong_kind(base: str, what: str, loader: _Loader) -> RecipeError:
+def _wrong_kind(base: str, what: str, loader: Loader) -> RecipeError:
     return RecipeError(f'model.base = "{base}": the model is {what}; the task needs {loader.about}')
 
 
@@ -383,6 +295,8 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
     matched = False
     for name, parameter in model.named_parameters():
         chosen = any(fnmatchcase(name, pattern) for pattern in patterns)
+        if chosen and not parameter.is_floating_point():
+            raise RecipeError(f"model.trainable = {list(patterns)}: {name} is quantised, and does not move")
         parameter.requires_grad_(chosen)
         matched = matched or chosen
     if not matched:

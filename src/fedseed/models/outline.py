@@ -8,8 +8,9 @@ import torch
 from transformers import AutoConfig
 
 from fedseed.errors import RecipeError
+from fedseed.models.architectures import LOADERS, Architecture, architecture_of
 from fedseed.models.heads import Head
-from fedseed.models.loading import LOADERS, Architecture, architecture_of, locate
+from fedseed.models.loading import locate
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedseed.models.loading import Architecture
+from fedseed.models.architectures import Architecture
 from fedseed.objectives.classification import TextClasses, class_metrics, classes_of
 from fedseed.objectives.evaluation import choice_metrics, language_metrics
 from fedseed.objectives.images import Images, picture_metrics

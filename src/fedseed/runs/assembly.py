@@ -115,10 +115,15 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         )
     head = Head(classes, recipe.seed) if classes else None
     base_files = BaseFiles.before(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
-    model, tokenizer = load_model(
-        settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device,
-        settings.attention,
-    )  # fmt: skip
+    how = settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head
+    if settings.quantization is not None:
+        from fedseed.models.outline import outline
+        from fedseed.models.quantized import known_digest
+
+        base_files = known_digest(
+            base_files, lambda: outline(*how, device="meta"), lambda: load_model(*how)[0], settings.digest
+        )
+    model, tokenizer = load_model(*how, settings.device, settings.attention, settings.quantization)
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
@@ -148,7 +153,8 @@ def kind_for(recipe: Recipe, data: TaskData) -> "tuple[ExampleKind, tuple[str, .
     Raises:
         RecipeError: it can't, or its base can't be had.
     """
-    from fedseed.models.loading import architecture_of, base_config
+    from fedseed.models.architectures import architecture_of
+    from fedseed.models.loading import base_config
     from fedseed.objectives.kinds import classes_in, kind_of, prefixed
 
     settings = recipe.model

@@ -57,6 +57,8 @@ class ModelSettings(_Table):
             (layers over all GPUs, the rest on the CPU). Directions, steps and replays have the same bits on every
             device; losses and gradients are the device's own, and differ in the last ones.
         dtype: what it is loaded in.
+        quantization: "4bit" or "8bit": the base's linear layers are quantised, and stay as they are; an adapter is
+            tuned. Needs the extra "quantized" (`fedseed.models.quantized`).
         trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
             stands outside of the model's backbone, such as a classifier's last layer.
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
@@ -78,6 +80,7 @@ class ModelSettings(_Table):
     prefix: str = ""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    quantization: Literal["4bit", "8bit"] | None = None
     trainable: list[str] | Literal["head"] | None = None
     adapter: AnyAdapter | None = None
     offload_base: bool | Literal["auto"] = "auto"
@@ -197,6 +200,14 @@ class Recipe(_Table):
                 )
         if problem := misfit(self.method, self.aggregation):
             raise _told(problem)
+        quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter
+        if quantization is not None and adapter is None:
+            raise _told(
+                f'model.quantization = "{quantization}": {self.method.name} would tune all parameters, and quantised '
+                'ones do not move; add an adapter (model.adapter.kind = "lora"), or take method.name = "fedit"'
+            )
+        if quantization is not None and self.model.device == "map":
+            raise _told(f'model.device = "map" with model.quantization = "{quantization}": name one device')
         try:
             method = lasting(self.method, self.rounds)
         except ValueError as error:
