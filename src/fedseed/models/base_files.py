@@ -66,9 +66,17 @@ class BaseFiles:
         files = None if folder is None else look(folder)
         return cls(None if files is None else folder, files or [], loaded)
 
-    def knowing(self, digest: str) -> "BaseFiles":
-        """The files, whose digest is this: for a model that is made of them and has other bits (quantised ones)."""
-        return replace(self, known=digest)
+    def knowing(
+        self, outline: torch.nn.Module, load: Callable[[], torch.nn.Module], kind: DigestKind = "blake2b"
+    ) -> "BaseFiles":
+        """The files with their digest, for a model that is made of them and has other bits (quantised ones).
+
+        Args:
+            outline: the base without its weights.
+            load: loads the base as it is, for when its digest is not remembered.
+            kind: how it is hashed.
+        """
+        return replace(self, known=self.digest(outline, kind, load))
 
     def digest(
         self, model: torch.nn.Module, kind: DigestKind = "blake2b", load: Callable[[], torch.nn.Module] | None = None

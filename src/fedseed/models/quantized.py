@@ -10,15 +10,12 @@ original base, and to the same bits on any machine.
 """
 
 import logging
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
 
 from fedseed.errors import RecipeError
-from fedseed.models.base_files import BaseFiles
-from fedseed.weights.layout import DigestKind
 
 Quantization = Literal["4bit", "8bit"]
 # what text classifiers call their heads; a pooler may be as new
@@ -64,21 +61,7 @@ def settle(model: torch.nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
-def known_digest(
-    files: BaseFiles, outline: Callable[[], torch.nn.Module], load: Callable[[], torch.nn.Module], kind: DigestKind
-) -> BaseFiles:
-    """The files, with the digest of the base as they have it.
-
-    Args:
-        files: as they were before the base is loaded.
-        outline: makes the base without its weights.
-        load: loads the base as it is, for when its digest is not remembered.
-        kind: how it is hashed.
-    """
-    return files.knowing(files.digest(outline(), kind, load))
-
-
-def saved_by(model: torch.nn.Module, quantization: Quantization) -> int:
+def saved_by(model: Any, quantization: Quantization) -> int:
     """About how many bytes less a model's weights take once it is quantised, from its outline."""
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     saved: dict[int, int] = {}

@@ -118,11 +118,9 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     how = settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head
     if settings.quantization is not None:
         from fedseed.models.outline import outline
-        from fedseed.models.quantized import known_digest
 
-        base_files = known_digest(
-            base_files, lambda: outline(*how, device="meta"), lambda: load_model(*how)[0], settings.digest
-        )
+        whole = partial(load_model, *how)
+        base_files = base_files.knowing(outline(*how, device="meta"), lambda: whole()[0], settings.digest)
     model, tokenizer = load_model(*how, settings.device, settings.attention, settings.quantization)
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
