@@ -77,6 +77,7 @@ def test_a_round_of_each_method_and_its_replay(place, base, data, method, tmp_pa
     assert orbit.replay(model) == summary["weights_digest"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("base", "method"), [("bert", "fedavg"), ("llama", "fedavg"), ("t5", "fedavg")])
 def test_they_learn_what_a_word_says(place, base, method, quickly):
     kind = [] if base != "llama" else ["model.architecture=classification"]
@@ -102,6 +103,25 @@ def test_the_replayed_folder_is_what_transformers_loads(place, tmp_path, quickly
         for name, p in expected.state_dict().items():
             assert torch.equal(p, model.state_dict()[name]), name
     assert model.config.id2label == {0: "negative", 1: "positive"}
+
+
+def test_adapters(place, tmp_path, quickly):
+    settings = ["model.adapter.kind=lora", "rounds=1"]
+    heads = ['model.trainable=["*lora_*", "*classifier*"]', *settings]
+    for base, data, more, names in (
+        ("t5", "answers", settings, {"lora_A", "lora_B"}),
+        ("bert", "labels", heads, {"lora_A", "lora_B", "classifier"}),
+    ):
+        run, out = tmp_path / base, tmp_path / f"{base}-adapter"
+        summary = Federation.from_file(recipe(place, base, data, "ferret"), more, out=run).run().summary
+        orbit = Orbit.open(run / "model.orbit")
+        assert {n for n in names for t in orbit.header.layout.tensors if n in t.name} == names
+        assert all(any(n in t.name for n in names) for t in orbit.header.layout.tensors)
+        assert summary["parameters"] < 4000
+        replayed = fedseed("orbit", "replay", run / "model.orbit", "--out", out)
+        assert summary["weights_digest"] in replayed.stdout
+    saved = json.loads((tmp_path / "t5-adapter" / "adapter_config.json").read_text())
+    assert saved["task_type"] == "SEQ_2_SEQ_LM"
 
 
 def test_the_prefix_is_read_by_the_encoder_and_refused_elsewhere(place, quickly):
