@@ -35,6 +35,8 @@ METHODS = {
     "fedsgd": {"name": "fedsgd", "learning_rate": 0.1, "batch": 8},
     "fedmezo": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "learning_rate": 1e-2,
                 "batch": 8},
+    "fedkseed-cosine": {"name": "fedkseed", "candidates": 64, "steps": 6, "learning_rate": 1e-2, "batch": 8,
+                        "schedule": {"kind": "cosine", "warmup": 2}},
 }  # fmt: skip
 
 

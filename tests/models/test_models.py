@@ -23,6 +23,7 @@ from transformers import (
 from fedseed import Federation
 from fedseed.errors import RecipeError
 from fedseed.models import loading
+from fedseed.models.architectures import architecture_of
 from fedseed.models.loading import load_model
 from support.published_bases import TEXT, write_base
 
@@ -214,3 +215,24 @@ def test_a_base_of_the_wrong_kind_names_the_base(tmp_path, original):
     )
     with pytest.raises(RecipeError, match=r'model.base = "small": the model is LlamaForCausalLM; .*fills in masks'):
         Federation.from_file(recipe)
+
+
+@pytest.mark.parametrize(
+    ("config", "classifies", "expected"),
+    [
+        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, False, "seq2seq"),
+        ({"architectures": ["BartModel"], "model_type": "bart", "is_encoder_decoder": True}, False, "seq2seq"),
+        ({"architectures": ["BartForConditionalGeneration"], "model_type": "bart"}, False, "seq2seq"),
+        ({"architectures": ["BartForCausalLM"], "model_type": "bart"}, False, "causal"),
+        ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, False, "masked"),
+        ({"architectures": ["BertForSequenceClassification"], "model_type": "bert"}, False, "classification"),
+        ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, True, "classification"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, True, "classification"),
+        ({"architectures": ["ViTModel"], "model_type": "vit"}, True, "image"),
+        ({"architectures": ["PerceiverForSequenceClassification"], "model_type": "perceiver"}, True, "classification"),
+        ({"architectures": ["PerceiverForImageClassificationLearned"], "model_type": "perceiver"}, True, "image"),
+        ({}, False, "causal"),
+    ],
+)
+def test_what_a_configuration_says_it_is(config, classifies, expected):
+    assert architecture_of(config, classifies) == expected

@@ -16,20 +16,24 @@ from rich.table import Table
 from fedseed.errors import RecipeError
 from fedseed.experiments.passes import Passes, length_of
 from fedseed.experiments.rehearsal import Asked, Rehearsed, rehearse
-from fedseed.models import adapters
+from fedseed.models import adapters, quantized
+from fedseed.models.architectures import LOADERS, architecture_of
 from fedseed.models.checkpointing import checkpoint_activations
 from fedseed.models.heads import Head, head_parameters
 from fedseed.models.hub import reach
-from fedseed.models.loading import LOADERS, choose_trainable, locate
+from fedseed.models.loading import base_config, choose_trainable, locate
 from fedseed.models.outline import outline
 from fedseed.models.placement import find_device
+from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.evaluation import longest_input
-from fedseed.objectives.kinds import KINDS, ExampleKind, kind_of
+from fedseed.objectives.kinds import KINDS, ExampleKind
 from fedseed.objectives.losses import Blank, Objective, Options
+from fedseed.objectives.seq2seq import Pair
 from fedseed.objectives.tokens import Tokens
 from fedseed.randomness import Basis
 from fedseed.reports.memory import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes
+from fedseed.runs.assembly import kind_for
 from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Choice, Example, TaskData
@@ -140,10 +144,10 @@ def predict(recipe: Recipe, tokens: int | None = None) -> Prediction:
         RecipeError: the base's configuration can't be had, or does not fit the recipe.
     """
     data = _data(recipe)
-    kind = _kind(recipe, data)
+    kind, classes = _kind(recipe, data)
     where = find_device(recipe.model.device)
     device = where.type if where is not None else "cuda" if torch.cuda.is_available() else "cpu"
-    head = Head(data.classes, recipe.seed) if data is not None and data.classes else None
+    head = Head(classes, recipe.seed) if classes else None
     examples = _Examples(recipe, data, kind, tokens)
     program = settled()
     settings = recipe.model
@@ -152,6 +156,7 @@ def predict(recipe: Recipe, tokens: int | None = None) -> Prediction:
     model = outline(
         settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.attention, "meta"
     )
+    saved = 0 if settings.quantization is None else quantized.saved_by(model, settings.quantization)
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
@@ -188,7 +193,7 @@ def predict(recipe: Recipe, tokens: int | None = None) -> Prediction:
         device=device,
         batch=work.batch,
         program=program,
-        weights=passes.weights,
+        weights=passes.weights - saved,
         base=layout.dense_bytes if method.from_base and not offloaded else 0,
         averages=4 * layout.size * moments,
         parts=parts,
@@ -352,6 +357,11 @@ class _Examples:
         tokens = Tokens((0,) * self._limit, 1)
         if self._kind.architecture == "masked":
             return Blank(tokens.ids, 0, (0,) * self._options, 0)
+        if self._kind.architecture == "classification":
+            return ClassifiedText(tokens.ids, 0)
+        if self._kind.architecture == "seq2seq":
+            pair: Any = Pair(tokens.ids, tokens.ids)
+            return Options((pair,) * self._options, 0, (0,), False) if issubclass(self._kind.example, Choice) else pair
         if issubclass(self._kind.example, Choice):
             return Options((tokens,) * self._options, 0, (0,), False)
         return tokens
@@ -383,13 +393,13 @@ def _data(recipe: Recipe) -> TaskData | None:
         return None
 
 
-def _kind(recipe: Recipe, data: TaskData | None) -> ExampleKind:
-    if data is None:
-        return next(kind for kind in KINDS if kind.example is Example)
-    try:
-        return kind_of(data)
-    except ValueError as error:
-        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
+def _kind(recipe: Recipe, data: TaskData | None) -> tuple[ExampleKind, tuple[str, ...]]:
+    """The kind of a recipe's examples, and the classes its model tells apart; without data, of texts to answer."""
+    if data is not None:
+        return kind_for(recipe, data)
+    wanted = recipe.model.architecture or architecture_of(base_config(recipe.model.base))
+    fitting = [kind for kind in KINDS if kind.example is Example]
+    return next((kind for kind in fitting if kind.architecture == wanted), fitting[0]), ()
 
 
 def _options_of(data: TaskData | None) -> int:

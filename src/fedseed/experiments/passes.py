@@ -14,7 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.losses import Blank, Objective, Options
+from fedseed.objectives.seq2seq import Pair
 from fedseed.objectives.tokens import Tokens
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
@@ -117,7 +119,10 @@ def chosen(items: Sequence[Any]) -> int:
     count = 0
     for item in items:
         for sequence in item.sequences if isinstance(item, Options) else (item,):
-            count += sequence.terms if isinstance(sequence, Tokens) else 1
+            if isinstance(sequence, Tokens):
+                count += sequence.terms
+            else:
+                count += len(sequence.target) if isinstance(sequence, Pair) else 1
     return max(1, count)
 
 
@@ -125,7 +130,7 @@ def length_of(item: Any) -> int:
     """The tokens that an item's longest sequence has; 0 for what has no tokens."""
     if isinstance(item, Options):
         return max(len(sequence.ids) for sequence in item.sequences)
-    return len(item.ids) if isinstance(item, Tokens | Blank) else 0
+    return len(item.ids) if isinstance(item, Tokens | Blank | ClassifiedText | Pair) else 0
 
 
 class Passes:

@@ -107,10 +107,9 @@ class Dense(Method):
     server_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     server_eps: PositiveFloat = 1e-3
 
-    @property
     @abstractmethod
-    def server_rate(self) -> float:
-        """eta_g."""
+    def server_rate(self, number: int) -> float:
+        """eta_g in a round."""
 
     @abstractmethod
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
@@ -150,7 +149,8 @@ class Dense(Method):
         if not answers:
             return Weights(b"")
         wanted = self.wanted(state, answers) if self.server == "average" else self._optimized(state)
-        after = (w + self.server_rate * change for w, change in zip(known(state), wanted, strict=True))
+        rate = self.server_rate(answers.round)
+        after = (w + rate * change for w, change in zip(known(state), wanted, strict=True))
         return rounded(state.layout, after, self.rounding_of(state, answers))
 
     def rounding_of(self, state: Any, answers: Answers) -> Rounding | None:

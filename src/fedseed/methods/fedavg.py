@@ -33,9 +33,8 @@ class Averaged(Dense):
 
     global_rate: PositiveFloat = 1.0
 
-    @property
-    def server_rate(self) -> float:
-        """eta_g."""
+    def server_rate(self, number: int) -> float:
+        """eta_g, the same in every round."""
         return self.global_rate
 
     def average(self, state: DenseState, answers: Answers) -> Iterator[NDArray[np.float64]]:
@@ -78,5 +77,5 @@ class FedAvg(Averaged):
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
         """Train locally, send the weights."""
-        client.first_order(self.training)
+        client.first_order(self.training.at(client.round))
         return Weights(client.weights())

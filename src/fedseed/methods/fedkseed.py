@@ -120,14 +120,15 @@ class FedKSeed(ZerothOrder):
         order = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         own = plan.accumulator.copy()
         pairs: list[tuple[int, float]] = []
+        factor = self.factor(client.round)
         drawn = self.draw(plan, order).tolist()
         for j, (rho, _) in self.local_steps(client, drawn, lambda j, items: self.two_point(client, basis, j, items)):
             pairs.append((j, rho))
-            own[j] += np.float32(rho)
+            own[j] += np.float32(factor * rho)
             if self.small_steps == "from-base":
                 client.apply(Rebuild([Term(basis, own.copy())], scale=-self.learning_rate))
             else:
-                client.apply(Add([Term(basis, [rho], j)], -self.learning_rate, self.rounding(order, len(pairs))))
+                client.apply(Add([Term(basis, [rho], j)], -self.rate(client.round), self.rounding(order, len(pairs))))
         indices, scalars = zip(*pairs, strict=True)
         return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
 
@@ -143,9 +144,10 @@ class FedKSeed(ZerothOrder):
     def aggregate(self, state: FedKSeedState, answers: Answers) -> Accumulated:
         """A_j += c_i rho_j in double precision, rounded once (Algorithm 1, line 4); for Pro what Eq. 13 needs."""
         updates: Sequence[Pairs] = answers.updates
-        total = answers.rule.accumulate(
-            state.step.accumulator, [u.indices for u in updates], [u.scalars for u in updates], answers.weights
-        )
+        factor = self.factor(answers.round)  # a schedule's, multiplied in: the accumulator says what was really done
+        scaled = [u.scalars.astype(np.float64) * factor for u in updates]
+        indices = [u.indices for u in updates]
+        total = answers.rule.accumulate(state.step.accumulator, indices, scaled, answers.weights)
         if state.step.sums is None or state.step.uses is None:
             return Accumulated(total.astype(np.float32))
         sums, uses = state.step.sums.astype(np.float64), state.step.uses.copy()

@@ -110,7 +110,7 @@ class FedMeZO(Averaged, ZerothOrder):
         """H steps along directions of the client's own seed; a step without a usable loss is left out."""
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         basis = self.directions(seed)
-        rate = plan.rate if isinstance(plan, Rate) else self.learning_rate
+        rate = (plan.rate if isinstance(plan, Rate) else self.learning_rate) * self.factor(client.round)
         scalars = np.zeros(self.steps, dtype=np.float32)
         losses: list[float] = []
         estimates = self.local_steps(client, range(self.steps), lambda t, x: self.two_point(client, basis, t, x))

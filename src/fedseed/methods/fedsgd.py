@@ -25,6 +25,7 @@ from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.dense import Dense, DenseState
 from fedseed.methods.payload import About, Nothing, Payload, Scalar, Tensors
+from fedseed.optimizers.schedule import Schedule, factor_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class FedSGD(Dense):
         micro_batch: examples that go through the model at a time.
         small_steps: how 16-bit weights are rounded after the server's step: to "nearest", where most steps are less
             than half a unit in the last place, or "stochastic", by numbers of (seed, round), right on average.
+        schedule: of eta, by round; None: it stays the same.
         weighting: "terms": the gradient on the union of the batches; or "examples", "equal" as with other methods.
     """
 
@@ -64,12 +66,13 @@ class FedSGD(Dense):
     about: ClassVar[str] = "one gradient a round and client, averaged: centralised SGD on the union of the batches"
     update_type = Gradient
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"small_steps"})
+    later: ClassVar[frozenset[str]] = frozenset({"small_steps", "schedule"})
 
     learning_rate: PositiveFloat = 1e-2
     batch: PositiveInt | None = None
     micro_batch: PositiveInt = 8
     small_steps: Literal["nearest", "stochastic"] = "nearest"
+    schedule: Schedule | None = None
     weighting: Literal["equal", "examples", "terms"] = "terms"  # type: ignore[assignment]
 
     @property
@@ -82,10 +85,9 @@ class FedSGD(Dense):
         """Where they are rounded stochastically."""
         return self.small_steps == "stochastic"
 
-    @property
-    def server_rate(self) -> float:
-        """eta."""
-        return self.learning_rate
+    def server_rate(self, number: int) -> float:
+        """eta, as the schedule has it."""
+        return self.learning_rate * factor_of(self.schedule, number)
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Gradient:
         """The gradient of the mean loss over one batch."""

@@ -57,5 +57,5 @@ class FedZO(Averaged, ZerothOrder):
             return Term(basis, np.array(rho, dtype=np.float32), first)
 
         for t, g in self.local_steps(client, range(self.steps), gradient):
-            client.apply(Add([g], -self.learning_rate, self.rounding(seed, t)))
+            client.apply(Add([g], -self.rate(client.round), self.rounding(seed, t)))
         return Weights(client.weights())

@@ -104,9 +104,9 @@ class Ferret(Method):
         basis = self.directions_of(seed)
         if self.streaming:
             counts = self.allocate(state)
-            products = client.project_gradients(self.training, basis, counts.tolist())
+            products = client.project_gradients(self.training.at(client.round), basis, counts.tolist())
         else:
-            client.first_order(self.training)
+            client.first_order(self.training.at(client.round))
             with client.phase("projection"):
                 norms = client.change_norms() if self.allocation in ("norm", "sqrt") else None
                 if norms is not None and not np.isfinite(norms).all():

@@ -70,6 +70,7 @@ class Stepwise(ZerothOrder):
         if self.from_base:
             new = np.zeros(self.per_step, dtype=np.float32)
             new[: len(coefficients)] = coefficients
+            new *= np.float32(self.factor(state.done + 1))  # of a schedule: they meet under one rate
             kept = np.concatenate([kept, new])
         return replace(state, done=state.done + 1, coefficients=kept)
 
@@ -86,9 +87,7 @@ class Stepwise(ZerothOrder):
         """w <- w - eta (sum of the terms), by the optimiser, rounded as the settings say."""
         if not terms:
             return NOTHING
-        rounding = self.rounding(state.seed, state.done)
+        rounding, rate = self.rounding(state.seed, state.done), self.rate(state.done + 1)
         if self.optimizer == "sgd":
-            return Add(terms, scale=-self.learning_rate, rounding=rounding)
-        return Optimize(
-            terms, Rule(self.optimizer, self.learning_rate, self.beta1, self.beta2, self.adam_eps), rounding
-        )
+            return Add(terms, scale=-rate, rounding=rounding)
+        return Optimize(terms, Rule(self.optimizer, rate, self.beta1, self.beta2, self.adam_eps), rounding)

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
+from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
@@ -53,10 +54,11 @@ class ZerothOrder(Method):
             pass with "hadamard"; with other bases the cost grows with every step). Methods that send weights round
             their average as they round steps.
         autocast: 16-bit dtype of forward passes over float32 weights; "bfloat16" or "float16".
+        schedule: of the learning rate, by round; None: it stays the same.
     """
 
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"autocast"})
+    later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule"})
 
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
@@ -66,6 +68,7 @@ class ZerothOrder(Method):
     clip: PositiveFloat | None = None
     small_steps: Literal["nearest", "stochastic", "from-base"] = "nearest"
     autocast: Autocast | None = None
+    schedule: Schedule | None = None
 
     def check(self, layout: Layout) -> None:
         """Whether there is anything to cast. Raises ValueError."""
@@ -89,6 +92,14 @@ class ZerothOrder(Method):
     def directions(self, seed: int) -> Basis:
         """The basis of a seed."""
         return Basis(self.basis, seed, self.basis_size)
+
+    def factor(self, number: int) -> float:
+        """What the learning rate is multiplied by in a round."""
+        return factor_of(self.schedule, number)
+
+    def rate(self, number: int) -> float:
+        """eta in a round."""
+        return self.learning_rate * self.factor(number)
 
     def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
         """How a step with these numbers of the shared stream is rounded (`fedseed.weights.change.Add`)."""

@@ -133,7 +133,8 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
             f'model.adapter.kind = "{settings.kind}": virtual tokens need a causal language model; '
             f'this base is a {type(model).__name__}: choose "lora"'
         )
-    task = "CAUSAL_LM" if causal else None
+    speaks = can_generate is not None and can_generate()
+    task = "CAUSAL_LM" if causal else "SEQ_2_SEQ_LM" if speaks else None
     config: Any
     if isinstance(settings, LoRA):
         config = peft.LoraConfig(

@@ -14,9 +14,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,13 @@ class BaseFiles:
         folder: where they are; None: nothing is remembered.
         files: what `look` saw there.
         loaded: how they are loaded: all that decides what the model's bits are.
+        known: the digest of what is in them, if that is known already, though the model has other bits (`knowing`).
     """
 
     folder: Path | None
     files: list[list[Any]]
     loaded: Mapping[str, Any]
+    known: str | None = None
 
     @classmethod
     def before(
@@ -64,24 +66,45 @@ class BaseFiles:
         files = None if folder is None else look(folder)
         return cls(None if files is None else folder, files or [], loaded)
 
-    def digest(self, model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
+    def knowing(
+        self, outline: torch.nn.Module, load: Callable[[], torch.nn.Module], kind: DigestKind = "blake2b"
+    ) -> "BaseFiles":
+        """The files with their digest, for a model that is made of them and has other bits (quantised ones).
+
+        Args:
+            outline: the base without its weights.
+            load: loads the base as it is, for when its digest is not remembered.
+            kind: how it is hashed.
+        """
+        return replace(self, known=self.digest(outline, kind, load))
+
+    def digest(
+        self, model: torch.nn.Module, kind: DigestKind = "blake2b", load: Callable[[], torch.nn.Module] | None = None
+    ) -> str:
         """The digest of the model that was loaded from the files: remembered, or hashed and then remembered.
 
         Args:
             model: as it was loaded, no bit changed.
             kind: how it is hashed.
+            load: loads the model, where `model` is an outline of it.
         """
+        if self.known is not None:
+            return self.known
         named = saved_tensors(model)
+
+        def hashed() -> str:
+            return hash_tensors(named if load is None else saved_tensors(load()), kind)
+
         cache = remembered_in()
         if self.folder is None or cache is None or sum(tensor.nbytes for _, tensor in named) < SMALLEST_BYTES:
-            return hash_tensors(named, kind)
+            return hashed()
         key = self._key(named, kind)
         path = cache / f"{_hash([key['folder'], key['loaded'], kind])}.json"
         if look(self.folder) != self.files:  # they were changed while they were loaded
-            return hash_tensors(named, kind)
+            return hashed()
         found = None if os.environ.get("FEDSEED_VERIFY_BASE") == "1" else _recall(path, key)
         if found is None:
-            found = hash_tensors(named, kind)
+            found = hashed()
             _remember(path, key, found)
         return found
 

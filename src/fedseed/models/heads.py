@@ -5,7 +5,7 @@ stream by the run's seed, parameter by parameter: weights N(0, s^2) with the mod
 zero. So it is part of the base that everybody starts from, and of the base's digest.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,9 @@ class Head:
             "ignore_mismatched_sizes": True,
         }
 
-    def renew(self, model: Any, base: str, known: bool, lacking: Iterable[str]) -> list[str]:
+    def renew(
+        self, model: Any, base: str, known: bool, lacking: Collection[str], keeps: bool = False
+    ) -> list[str]:  # fmt: skip
         """Draw the head's weights if the base has none for these classes.
 
         Args:
@@ -57,6 +59,8 @@ class Head:
             base: its name, for messages.
             known: whether the base's own head is for these classes.
             lacking: names of parameters that the base's files do not have in the right shape.
+            keeps: draw only those of them, if there are some: a text classifier's head has layers that pre-training
+                made, and a pooler that it may not have made, in its backbone.
 
         Returns:
             The names of the parameters that were drawn.
@@ -64,21 +68,25 @@ class Head:
         Raises:
             RecipeError: the model's parameters are not told apart into a backbone and a head.
         """
-        if known and not set(lacking):
+        if known and not lacking:
             return []
         head = head_parameters(model, base)
+        if keeps:
+            head += [name for name, _ in model.named_parameters() if ".pooler." in name and name not in head]
         spread = float(getattr(model.config, "initializer_range", None) or SPREAD)
         basis = Basis("normal", derive(self.seed, Domain.HEAD))
         parameters = dict(model.named_parameters())
         with torch.no_grad():
             for number, name in enumerate(head):
                 parameter = parameters[name]
+                if keeps and lacking and name not in lacking:
+                    continue
                 if parameter.ndim < 2:
-                    parameter.zero_()  # biases
+                    parameter.fill_(1.0 if keeps and name.endswith(".weight") else 0.0)  # of a norm layer; biases
                 else:
                     drawn = basis.direction(number, 0, parameter.numel()) * np.float32(spread)
                     parameter.copy_(torch.from_numpy(drawn).reshape(parameter.shape))
-        return head
+        return [name for name in head if name in lacking] if keeps and lacking else head
 
 
 def head_parameters(model: Any, base: str) -> list[str]:

@@ -2,91 +2,27 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PretrainedConfig,
-)
-from transformers.models.auto import modeling_auto
+from transformers import PretrainedConfig
 
 from fedseed.errors import RecipeError, closest, to_install
+from fedseed.models.architectures import LOADERS, Architecture, Loader, architecture_of
 from fedseed.models.heads import Head
 from fedseed.models.hub import reach
 from fedseed.models.placement import deal_out, find_device, spread
+from fedseed.models.quantized import Quantization, settings_of, settle
 from fedseed.weights.layout import DigestKind
 
 PACKAGED = ("small", "digits")  # the project's own bases: a language model, an image classifier
-Architecture = Literal["causal", "masked", "image"]  # what a model predicts
 CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")  # what a model's own code is saved as
-
-
-@dataclass(frozen=True)
-class _Loader:
-    """How models of one architecture are loaded.
-
-    Args:
-        about: what such a model is, for messages.
-        auto: the transformers class that loads them.
-        names: the classes of such models, by model type.
-        processor: makes the tokenizer (or what stands in its place) of (folder or hub name, trust_remote_code);
-            checks that it is whole; raises OSError or ValueError.
-    """
-
-    about: str
-    auto: Any
-    names: Mapping[str, Any]
-    processor: Callable[[str, bool], Any]
-
-    def classes(self) -> set[str]:
-        """The names of all classes of such models."""
-        return {name for names in self.names.values() for name in ((names,) if isinstance(names, str) else names)}
-
-
-def _tokenizer(place: str, trust_remote_code: bool) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    # without its files, transformers makes some tokenizers up from the model's type: special tokens and nothing else
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise ValueError("it has no tokenizer files (such as tokenizer.json)")
-    return tokenizer
-
-
-def _image_processor(place: str, trust_remote_code: bool) -> Any:
-    return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
-
-
-LOADERS: dict[Architecture, _Loader] = {
-    "causal": _Loader(
-        "a language model that continues text, such as OPT or LLaMA",
-        AutoModelForCausalLM,
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        _tokenizer,
-    ),
-    "masked": _Loader(
-        "a language model that fills in masks, such as RoBERTa",
-        AutoModelForMaskedLM,
-        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        _tokenizer,
-    ),
-    "image": _Loader(
-        "an image classifier, such as ViT or ResNet",
-        AutoModelForImageClassification,
-        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-        _image_processor,
-    ),
-}
 
 
 def locate(base: str) -> str:
@@ -120,6 +56,7 @@ def load_model(
     head: Head | None = None,
     device: str = "cpu",
     attention: str | None = None,
+    quantization: Quantization | None = None,
 ) -> tuple[Any, Any]:
     """A model and its tokenizer (or what stands in its place).
 
@@ -128,10 +65,11 @@ def load_model(
         dtype: "float32", "bfloat16" or "float16".
         trust_remote_code: run code that comes with the model. Without it such a model is refused; nobody is asked.
         architecture: what the task needs (`LOADERS`); None: what the model says it is.
-        head: the classes that an image classifier is to tell apart; None: those of the base. A base for other classes
-            gets a new head, whose weights the run's seed decides.
+        head: the classes that a classifier of images or texts is to tell apart; None: those of the base. A base for
+            other classes, or without a head, gets a new one, whose weights the run's seed decides.
         device: where the model is to lie (`fedseed.models.placement`).
         attention: how attention is computed, as transformers calls it (`attn_implementation`); None: what it chooses.
+        quantization: how its linear layers are quantised (`fedseed.models.quantized`); None: they are not.
 
     Raises:
         RecipeError: this machine has no such device; or the base is not found, not loadable, of another kind than the
@@ -139,10 +77,7 @@ def load_model(
     """
     where = find_device(device)
     place = reach(locate(base))
-    try:
-        config, _ = PretrainedConfig.get_config_dict(place)  # reads config.json, runs nothing
-    except (OSError, ValueError) as error:
-        raise _not_loadable(base, place, error) from error
+    config = base_config(base)
     if not trust_remote_code:
         code = _own_code(place, config)
         if code:
@@ -151,10 +86,11 @@ def load_model(
                 "model.trust_remote_code = true; read the code first"
             )
     classes = [str(name) for name in config.get("architectures") or ()]
-    wanted = architecture or ("image" if head is not None else architecture_of(classes))
+    wanted = architecture or architecture_of(config, head is not None)
     loader = LOADERS[wanted]
+    texts = wanted == "classification" and head is not None  # any text model gets a head
     others = {name for kind, other in LOADERS.items() if kind != wanted for name in other.classes()}
-    if others.intersection(classes) and not loader.classes().intersection(classes):
+    if not texts and others.intersection(classes) and not loader.classes().intersection(classes):
         raise _wrong_kind(base, ", ".join(classes), loader)
     known = str(config.get("model_type")) in loader.names
     if not known and not config.get("auto_map") and config.get("model_type"):
@@ -164,6 +100,11 @@ def load_model(
         options["device_map"] = {"": where}  # shard by shard, in their dtype
     if attention is not None:
         options["attn_implementation"] = attention
+    if quantization is not None:
+        if wanted == "image":
+            raise RecipeError(f'model.quantization = "{quantization}": models of texts are quantised, not of images')
+        options["quantization_config"] = settings_of(quantization, getattr(torch, dtype), wanted == "classification")
+        options["device_map"] = {"": where or "cpu"}
     try:
         # transformers draws what the files do not have
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if where is None else where):
@@ -182,7 +123,7 @@ def load_model(
             ) from error
         raise _not_loadable(base, place, error) from error
     lacking = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
-    drawn = [] if head is None else head.renew(model, base, head.is_known(config), lacking)
+    drawn = [] if head is None else head.renew(model, base, head.is_known(config), lacking, texts)
     missing = sorted(lacking.difference(drawn))
     if missing:  # transformers would go on with random numbers in their place
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -198,6 +139,10 @@ def load_model(
             f"{_remedy(error, Path(place))}"
         ) from error
     _fit(base, model, processor)
+    if quantization is not None:
+        settle(model)
+    if wanted == "classification":
+        _agree_on_padding(model, processor)
     if where is None:
         model = spread(model, deal_out(model))
     model.eval()
@@ -239,12 +184,25 @@ def _fit(base: str, model: Any, processor: Any) -> None:
         processor.pad_token = processor.eos_token
 
 
-def architecture_of(classes: Sequence[str]) -> Architecture:
-    """What a model's configuration says it is; "causal" where it says nothing known."""
-    for kind, loader in LOADERS.items():
-        if loader.classes().intersection(classes):
-            return kind
-    return "causal"
+def _agree_on_padding(model: Any, tokenizer: Any) -> None:
+    """A decoder with a classification head looks for a text's last token by what texts are filled up with."""
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    if pad is not None:
+        model.config.pad_token_id = pad
+
+
+def base_config(base: str) -> dict[str, Any]:
+    """A base's config.json; nothing is run or loaded.
+
+    Raises:
+        RecipeError: it can't be had.
+    """
+    place = reach(locate(base))
+    try:
+        config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
+    except (OSError, ValueError) as error:
+        raise _not_loadable(base, place, error) from error
+    return config
 
 
 def _own_code(place: str, config: Mapping[str, Any]) -> str:
@@ -268,7 +226,7 @@ def _code_names(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
         yield from (path.name for path in folder.glob(pattern))
 
 
-def _wrong_kind(base: str, what: str, loader: _Loader) -> RecipeError:
+def _wrong_kind(base: str, what: str, loader: Loader) -> RecipeError:
     return RecipeError(f'model.base = "{base}": the model is {what}; the task needs {loader.about}')
 
 
@@ -343,6 +301,8 @@ def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> 
     matched = False
     for name, parameter in model.named_parameters():
         chosen = any(fnmatchcase(name, pattern) for pattern in patterns)
+        if chosen and not parameter.is_floating_point():
+            raise RecipeError(f"model.trainable = {list(patterns)}: {name} is quantised, and does not move")
         parameter.requires_grad_(chosen)
         matched = matched or chosen
     if not matched:

@@ -8,9 +8,10 @@ import torch
 from transformers import AutoConfig
 
 from fedseed.errors import RecipeError
+from fedseed.models.architectures import LOADERS, Architecture, architecture_of
 from fedseed.models.heads import Head
 from fedseed.models.hub import reach
-from fedseed.models.loading import LOADERS, Architecture, architecture_of, locate
+from fedseed.models.loading import locate
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
@@ -52,8 +53,7 @@ def outline(
     attended = {} if attention is None else {"attn_implementation": attention}
     try:
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
-        classes = [str(name) for name in config.architectures or ()]
-        wanted = architecture or ("image" if head is not None else architecture_of(classes))
+        wanted = architecture or architecture_of(config.to_dict(), head is not None)
         with nullcontext() if device is None else torch.device(device), torch.random.fork_rng(devices=[]):
             model = LOADERS[wanted].auto.from_config(
                 config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, **attended

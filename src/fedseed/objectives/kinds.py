@@ -4,15 +4,18 @@ A task hands over examples of one kind; everything else follows from that. A new
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from fedseed.models.loading import Architecture
+from fedseed.models.architectures import Architecture
+from fedseed.objectives.classification import TextClasses, class_metrics, classes_of
 from fedseed.objectives.evaluation import choice_metrics, language_metrics
 from fedseed.objectives.images import Images, picture_metrics
 from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
+from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM, seq2seq_metrics
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import Choice, Cloze, Example, Picture, TaskData
 
@@ -28,12 +31,14 @@ class ExampleKind:
         architecture: which models can.
         objective: makes the objective of (tokenizer or image processor, settings).
         measure: makes the metrics of (the objective, the data, settings).
+        bases: bases of other architectures that are made such a model, with a new head.
     """
 
     example: type
     architecture: Architecture
     objective: Callable[[Any, EvaluationSettings], Objective]
     measure: Callable[[Any, TaskData, EvaluationSettings], Measure]
+    bases: tuple[Architecture, ...] = ()
 
 
 def _language(tokenizer: Any, settings: EvaluationSettings) -> CausalLM:
@@ -69,10 +74,36 @@ def _measure_pictures(objective: Images, data: TaskData, settings: EvaluationSet
     return lambda model, examples: picture_metrics(model, objective, examples)
 
 
+def _seq2seq(tokenizer: Any, settings: EvaluationSettings, prefix: str = "") -> Seq2SeqLM:
+    return Seq2SeqLM(tokenizer, settings.max_length, prefix)
+
+
+def _measure_seq2seq(objective: Seq2SeqLM, data: TaskData, settings: EvaluationSettings) -> Measure:
+    scores = tuple(dict.fromkeys((*data.scores, *settings.metrics))) if settings.rouge else ()
+    return lambda model, examples: seq2seq_metrics(model, objective, examples, settings.max_new_tokens, scores)
+
+
+def _seq2seq_choices(tokenizer: Any, settings: EvaluationSettings, prefix: str = "") -> Seq2SeqChoices:
+    return Seq2SeqChoices(tokenizer, settings.max_length, prefix)
+
+
+def _texts(tokenizer: Any, settings: EvaluationSettings) -> TextClasses:
+    return TextClasses(tokenizer, settings.max_length)
+
+
+def _measure_texts(objective: TextClasses, data: TaskData, settings: EvaluationSettings) -> Measure:
+    return lambda model, examples: class_metrics(model, objective, examples)
+
+
+# of a type's kinds, the first is what it is for where nothing says otherwise
 KINDS: tuple[ExampleKind, ...] = (
     ExampleKind(Example, "causal", _language, _measure_language),
+    ExampleKind(Example, "seq2seq", _seq2seq, _measure_seq2seq),
     ExampleKind(Choice, "causal", _choices, _measure_choices),
+    ExampleKind(Choice, "seq2seq", _seq2seq_choices, _measure_choices),
+    ExampleKind(Choice, "classification", _texts, _measure_texts, bases=("masked",)),
     ExampleKind(Cloze, "masked", _masked, _measure_choices),
+    ExampleKind(Cloze, "classification", _texts, _measure_texts),
     ExampleKind(Picture, "image", _pictures, _measure_pictures),
 )
 
@@ -132,14 +163,49 @@ def short_answers(
     return [f"{short:,} answers get fewer than {wanted} (the model has {room:,} positions)"] if short else []
 
 
-def kind_of(data: TaskData) -> ExampleKind:
+def kind_of(data: TaskData, base: Architecture | None = None, wanted: Architecture | None = None) -> ExampleKind:
     """The kind of a task's examples.
 
+    Args:
+        data: the task's.
+        base: what the base says it is; None: not known.
+        wanted: what it is to be taken for, whatever it says.
+
     Raises:
-        ValueError: there is no example, or of no known kind.
+        ValueError: there is no example, or of no known kind, or no model of the architecture that is wanted learns
+            from such examples.
     """
     first = next((example for client in data.clients for example in client.examples), None)
-    for kind in KINDS:
-        if isinstance(first, kind.example):
-            return kind
-    raise ValueError("the clients have no example" if first is None else f"examples of type {type(first).__name__}")
+    fitting = [kind for kind in KINDS if isinstance(first, kind.example)]
+    if not fitting:
+        raise ValueError("the clients have no example" if first is None else f"examples of type {type(first).__name__}")
+    if wanted is not None:
+        for kind in fitting:
+            if kind.architecture == wanted:
+                return kind
+        known = ", ".join(f'"{kind.architecture}"' for kind in fitting)
+        raise ValueError(f'model.architecture = "{wanted}": its examples are for {known}')
+    exact = [kind for kind in fitting if kind.architecture == base]
+    made = [kind for kind in fitting if base in kind.bases]
+    return (exact or made or fitting)[0]
+
+
+def prefixed(kind: ExampleKind, prefix: str) -> ExampleKind:
+    """The kind with a text before every prompt. Raises ValueError if its models are no encoder-decoders."""
+    if not prefix:
+        return kind
+    if kind.architecture != "seq2seq":
+        raise ValueError(f'model.prefix = "{prefix}": it is for encoder-decoders, such as T5; leave it out')
+    make: Any = kind.objective
+    return replace(kind, objective=partial(make, prefix=prefix))
+
+
+def classes_in(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
+    """The classes that a model needs an output for each of; none: it is no classifier.
+
+    Raises:
+        ValueError: the examples have no classes in common.
+    """
+    if kind.architecture != "classification":
+        return data.classes
+    return classes_of([example for client in data.clients for example in client.examples])

@@ -26,6 +26,7 @@ LABELS = {
     "loss": "held-out loss",
     "rouge_l": "held-out Rouge-L",
     "accuracy": "held-out accuracy, %",
+    "macro_f1": "held-out macro F1, %",
     "f1": "held-out F1, %",
     "final_number": "held-out final numbers, %",
 }

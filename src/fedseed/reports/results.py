@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 MetricsLine = dict[str, Any]
-SCORES = {"rouge_l": "Rouge-L", "accuracy": "accuracy", "f1": "F1", "final_number": "numbers", "exact_match": "exact"}
+SCORES = {
+    "rouge_l": "Rouge-L", "accuracy": "accuracy", "macro_f1": "macro F1", "f1": "F1", "final_number": "numbers",
+    "exact_match": "exact",
+}  # fmt: skip
 PHASES = ("local", "projection", "aggregation", "rebuild")  # of a round, from a client's data to new weights
 
 

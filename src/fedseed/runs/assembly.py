@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,7 @@ class Equipment:
         limit: what makes an example too long, for a person.
         room: the base's positions; None: any number.
         base_files: the files that the base was loaded from.
+        classes: what a classifier tells apart, in the order of its outputs.
     """
 
     model: Any
@@ -92,6 +93,7 @@ class Equipment:
     limit: str
     room: int | None
     base_files: "BaseFiles"
+    classes: tuple[str, ...] = ()
 
 
 def equip(recipe: Recipe, data: TaskData) -> Equipment:
@@ -108,13 +110,16 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     from fedseed.objectives.evaluation import longest_input
 
     settings = recipe.model
-    kind = _kind(recipe, data)
-    head = Head(data.classes, recipe.seed) if data.classes else None
+    kind, classes = kind_for(recipe, data)
+    head = Head(classes, recipe.seed) if classes else None
     base_files = BaseFiles.before(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
-    model, processor = load_model(
-        settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head, settings.device,
-        settings.attention,
-    )  # fmt: skip
+    how = settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head
+    if settings.quantization is not None:
+        from fedseed.models.outline import outline
+
+        whole = partial(load_model, *how)
+        base_files = base_files.knowing(outline(*how, device="meta"), lambda: whole()[0], settings.digest)
+    model, processor = load_model(*how, settings.device, settings.attention, settings.quantization)
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
     trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
@@ -128,7 +133,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     positions = longest_input(model)
     room = None if positions is None else positions - adapters.virtual_tokens(adapter)
     objective, measured, limit = _objective(recipe, kind, processor, room)
-    return Equipment(model, processor, trainable, objective, kind, measured, limit, positions, base_files)
+    return Equipment(model, processor, trainable, objective, kind, measured, limit, positions, base_files, classes)
 
 
 def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
@@ -137,26 +142,44 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
     Raises:
         RecipeError: the model does not fit the data.
     """
+    from fedseed.models.architectures import LOADERS
     from fedseed.models.base_files import BaseFiles
-    from fedseed.models.loading import LOADERS
     from fedseed.objectives.evaluation import longest_input
 
-    kind = _kind(recipe, data)
-    loader = LOADERS[kind.architecture]
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
+    kind, classes = kind_for(recipe, data, whole.config.to_dict())
+    loader = LOADERS[kind.architecture]
     if type(whole).__name__ not in loader.classes():
         raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
     room = longest_input(model)
     objective, measured, limit = _objective(recipe, kind, processor, room)
-    return Equipment(model, processor, None, objective, kind, measured, limit, room, BaseFiles(None, [], {}))
+    return Equipment(model, processor, None, objective, kind, measured, limit, room, BaseFiles(None, [], {}), classes)
 
 
-def _kind(recipe: Recipe, data: TaskData) -> "ExampleKind":
-    from fedseed.objectives.kinds import kind_of
+def kind_for(
+    recipe: Recipe, data: TaskData, config: Mapping[str, Any] | None = None
+) -> "tuple[ExampleKind, tuple[str, ...]]":
+    """How a recipe's model learns from examples like these, and the classes that it tells apart (none: no classifier).
+
+    Args:
+        recipe: the recipe.
+        data: its task's.
+        config: of the model that is there already; None: that of the recipe's base.
+
+    Raises:
+        RecipeError: it can't, or its base can't be had, or there are no answers to score.
+    """
+    from fedseed.models.architectures import architecture_of
+    from fedseed.models.loading import base_config
+    from fedseed.objectives.kinds import classes_in, kind_of, prefixed
     from fedseed.tasks.data import Example
 
+    settings = recipe.model
     try:
-        kind = kind_of(data)
+        base = architecture_of(base_config(settings.base) if config is None else config)
+        kind = kind_of(data, base, settings.architecture)
+        classes = classes_in(kind, data)
+        kind = prefixed(kind, settings.prefix)
     except ValueError as error:
         raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
     if recipe.evaluation.metrics and (kind.example is not Example or not data.scores):
@@ -164,7 +187,7 @@ def _kind(recipe: Recipe, data: TaskData) -> "ExampleKind":
             f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
             "answers to score; leave it out"
         )
-    return kind
+    return kind, classes
 
 
 def _objective(
@@ -365,7 +388,7 @@ def _put_together(
         out=out,
         base=settings.base,
         trainable=equipment.trainable,
-        classes=data.classes,
+        classes=equipment.classes,
         adapter=settings.adapter,
         patience=None if recipe.stopping is None else recipe.stopping.patience,
         attack=None if recipe.attack is None else recipe.attack.kind,
@@ -423,7 +446,7 @@ def host(
     settings = recipe.model
     worker, header = make_learner(
         equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
-        data.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
+        equipment.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
         digest_kind=settings.digest, base_files=equipment.base_files,
     )  # fmt: skip
     kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind

@@ -37,7 +37,7 @@ def make_learner(
     Raises:
         RecipeError: the method or adapter does not fit the model.
     """
-    base_dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    base_dtype = str(next(p for p in model.parameters() if p.is_floating_point()).dtype).removeprefix("torch.")
     digest = base_digest(model, digest_kind) if base_files is None else base_files.digest(model, digest_kind)
     chosen = adapters.chosen(adapter, method.adapter, method.name)
     if chosen is not None:

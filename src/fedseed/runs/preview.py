@@ -6,12 +6,13 @@ from statistics import median
 from typing import Any
 
 from fedseed.errors import RecipeError
+from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.evaluation import longest_input
-from fedseed.objectives.kinds import kind_of
 from fedseed.objectives.losses import Blank, Objective, Options
 from fedseed.objectives.prepared import Prepared, about, idle, prepare_clients
+from fedseed.objectives.seq2seq import Pair
 from fedseed.objectives.tokens import Tokens
-from fedseed.runs.assembly import within
+from fedseed.runs.assembly import kind_for, within
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture, TaskData
 
@@ -122,24 +123,26 @@ def preview(recipe: Recipe, client: str | None = None, examples: int = 2, held_o
 def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
     """What makes tokens of the examples, within the model's positions; and what makes one too long."""
     from fedseed.models import adapters
-    from fedseed.models.loading import LOADERS, locate
+    from fedseed.models.architectures import LOADERS
+    from fedseed.models.heads import Head
+    from fedseed.models.hub import reach
+    from fedseed.models.loading import locate
     from fedseed.models.outline import outline
 
     settings = recipe.model
-    try:
-        kind = kind_of(data)
-    except ValueError as error:
-        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
+    kind, classes = kind_for(recipe, data)
     if kind.example is Picture:
         raise RecipeError(f'task.name = "{recipe.task.name}": its examples are pictures; a preview shows tokens')
+    head = Head(classes, recipe.seed) if classes else None
     model = outline(
-        settings.base, trust_remote_code=settings.trust_remote_code, architecture=kind.architecture, device="meta"
-    )
+        settings.base, trust_remote_code=settings.trust_remote_code, architecture=kind.architecture, head=head,
+        device="meta",
+    )  # fmt: skip
     adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
     room = longest_input(model)
     measured, limit = within(recipe.evaluation, None if room is None else room - adapters.virtual_tokens(adapter))
     try:
-        processor = LOADERS[kind.architecture].processor(locate(settings.base), settings.trust_remote_code)
+        processor = LOADERS[kind.architecture].processor(reach(locate(settings.base)), settings.trust_remote_code)
         return kind.objective(processor, measured), limit
     except (OSError, ValueError, ImportError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -164,7 +167,11 @@ def _counts(client: Prepared, examples: int) -> Counts:
 def _sequence(item: Any) -> Tokens:
     """What an item shows: its tokens, its right option's, or its text with the blank."""
     if isinstance(item, Options):
-        return item.sequences[item.gold]
+        return _sequence(item.sequences[item.gold])
+    if isinstance(item, Pair):  # what the encoder reads, then what the decoder says
+        return Tokens(item.ids, len(item.source), ((len(item.source), len(item.ids)),))
+    if isinstance(item, ClassifiedText):
+        return Tokens(item.ids, len(item.ids), ((0, 0),))
     if isinstance(item, Blank):
         return Tokens(item.ids, item.mask, ((item.mask, item.mask + 1),))
     if isinstance(item, Tokens):
@@ -184,6 +191,8 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
         note = f"options: {' / '.join(option.strip() for option in example.options)}"
     elif isinstance(item, Blank):
         counts, note = "the loss is which word stands there", f"words: {' / '.join(w.strip() for w in example.words)}"
+    elif isinstance(item, ClassifiedText):
+        counts, note = "the loss is which class it is", f"class: {item.gold}"
     else:
         counts, note = f"{tokens.terms:,} of them count", ""
     cut = f", {tokens.cut:,} more were cut" if tokens.cut else ""

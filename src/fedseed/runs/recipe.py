@@ -26,6 +26,7 @@ from fedseed.methods import Method
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
+from fedseed.optimizers.schedule import lasting
 from fedseed.randomness.seed import Seed
 from fedseed.registry import is_loaded, load_plugin, resolve
 from fedseed.renaming import Renamed, changed
@@ -56,10 +57,15 @@ class ModelSettings(_Table):
 
     Args:
         base: "small" or "digits" (the project's own), a folder, or a name on the hub; `fedseed list models`.
+        architecture: what it is taken for: "causal", "seq2seq", "masked", "classification" or "image"; by default what
+            the task and the base's configuration say (docs/models.md).
+        prefix: stands before every prompt that an encoder-decoder reads, such as T5's "summarize: ".
         device: where it lies: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1", ..., or "map"
             (layers over all GPUs, the rest on the CPU). Directions, steps and replays have the same bits on every
             device; losses and gradients are the device's own, and differ in the last ones.
         dtype: what the base is loaded in.
+        quantization: "4bit" or "8bit": the base's linear layers are quantised, and stay as they are; an adapter is
+            tuned. Needs the extra "quantized" (`fedseed.models.quantized`).
         trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
             stands outside of the model's backbone, such as a classifier's last layer.
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
@@ -77,8 +83,11 @@ class ModelSettings(_Table):
     renamed: ClassVar[dict[str, str]] = {"spill_base": "offload_base"}
 
     base: str = "small"
+    architecture: Literal["causal", "seq2seq", "masked", "classification", "image"] | None = None
+    prefix: str = ""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    quantization: Literal["4bit", "8bit"] | None = None
     trainable: list[str] | Literal["head"] | None = None
     adapter: AnyAdapter | None = None
     offload_base: bool | Literal["auto"] = "auto"
@@ -225,7 +234,19 @@ class Recipe(_Table):
         for key, value in _whole_numbers(self.model_dump()):
             if value > LARGEST and key.rpartition(".")[2] != "seed":
                 raise _told(f"{key} = {value}: at most {LARGEST:,}")
-        return self
+        quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter
+        if quantization is not None and adapter is None:
+            raise _told(
+                f'model.quantization = "{quantization}": {self.method.name} would tune all parameters, and quantised '
+                'ones do not move; add an adapter (model.adapter.kind = "lora"), or take method.name = "fedit"'
+            )
+        if quantization is not None and self.model.device == "map":
+            raise _told(f'model.device = "map" with model.quantization = "{quantization}": name one device')
+        try:
+            method = lasting(self.method, self.rounds)
+        except ValueError as error:
+            raise _told(str(error)) from error
+        return self if method is self.method else self.model_copy(update={"method": method})
 
     @property
     def of_parties(self) -> bool:

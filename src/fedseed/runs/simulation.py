@@ -27,6 +27,7 @@ from fedseed.models.base_files import BaseFiles
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import idle, prepare_clients
+from fedseed.optimizers.schedule import lasting
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
@@ -123,6 +124,10 @@ class Simulation(Backend):
         workers: Workers | Team | None = None,
         threads: int | None = None,
     ) -> None:
+        try:
+            method = lasting(method, rounds)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         self.names = [client.name for client in named]
         self.prepared = prepare_clients(objective, named)

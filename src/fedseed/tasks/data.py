@@ -80,6 +80,7 @@ class Choice:
         gold: the number of the right option; the one that is trained on.
         right: the numbers of all options that count as right in evaluation; none: just `gold`.
         teacher_forcing: train on the right option's tokens as language, not on the choice among the options.
+        text: what a classifier is given in place of the prompt; "": the prompt.
 
     Raises:
         ValueError: `gold` or one of `right` is the number of no option, or `gold` is not among `right`.
@@ -90,6 +91,7 @@ class Choice:
     gold: int
     right: tuple[int, ...] = ()
     teacher_forcing: bool = False
+    text: str = field(default="", compare=False)  # the prompt says all that tells examples apart
 
     def __post_init__(self) -> None:
         if not 0 <= self.gold < len(self.options):

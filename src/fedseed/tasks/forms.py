@@ -145,6 +145,8 @@ def finisher(made: Sequence[Any], wanted: Sequence[str]) -> Callable[[Any], Exam
     options = tuple(f" {label}" for label in labels)
 
     def finish(one: Made) -> Example | Choice:
-        return Choice(f"{one.text}\nLabel:", options, number[one.label]) if isinstance(one, ToLabel) else one
+        if not isinstance(one, ToLabel):
+            return one
+        return Choice(f"{one.text}\nLabel:", options, number[one.label], text=one.text)
 
     return finish

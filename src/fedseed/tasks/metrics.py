@@ -107,6 +107,24 @@ def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) ->
     return _percent([any(normalised(said) == normalised(right) for right in rights) for said, rights in pairs])
 
 
+def macro_f1(found: Sequence[int], right: Sequence[int]) -> float:
+    """The mean of the classes' F1, in percent, over all classes that are right or were found at least once.
+
+    Args:
+        found: the class that was found for each example.
+        right: the class of each example.
+
+    Raises:
+        ValueError: the lengths differ, or there is nothing to score.
+    """
+    if len(found) != len(right) or not right:
+        raise ValueError(f"{len(found)} predictions for {len(right)} references")
+    both = Counter(said for said, true in zip(found, right, strict=True) if said == true)
+    said, true = Counter(found), Counter(right)
+    classes = said.keys() | true.keys()
+    return 100.0 * sum(2 * both[c] / (said[c] + true[c]) for c in classes) / len(classes)
+
+
 def final_number(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
     """How many texts end with the right number, in percent: GSM8K's exact match (Cobbe et al., 2021).
 

@@ -31,4 +31,4 @@ class SST2Task(MeZOTask):
     def examples_of(self, row: Record) -> Iterator[Choice]:
         """MeZO's prompt: "{sentence} It was", then a word for the label."""
         sentence, label = sentence_and_class(row)
-        yield Choice(f"{sentence} It was", OPTIONS, label)
+        yield Choice(f"{sentence} It was", OPTIONS, label, text=sentence)

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.renaming import Renamed
 from fedseed.weights.layout import Layout
 
@@ -45,7 +46,7 @@ class LocalTraining(Renamed):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"small_steps", "autocast", "loss_scale"})
+    later: ClassVar[frozenset[str]] = frozenset({"small_steps", "autocast", "loss_scale", "schedule"})
 
     optimizer: Literal["sgd", "adam", "adamw", "adagrad", "adamax", "nadam", "radam", "rmsprop"] = Field(
         "sgd", description="torch's optimiser of this name"
@@ -71,6 +72,8 @@ class LocalTraining(Renamed):
         "float16 and small_steps or autocast keep their steps, 65,536, halved where that is too large; else 1",
     )
 
+    schedule: Schedule | None = Field(None, description="of the learning rate, by round; None: it stays the same")
+
     @model_validator(mode="after")
     def _scaled_gradients_are_unscaled_in_float32(self) -> "LocalTraining":
         if self.loss_scale not in ("auto", 1.0) and self.small_steps == "nearest" and self.autocast is None:
@@ -87,6 +90,11 @@ class LocalTraining(Renamed):
             ValueError: autocast, but no weight is float32; names the keys.
         """
         check_autocast("method.training.autocast", self.autocast, layout)
+
+    def at(self, number: int) -> "LocalTraining":
+        """The settings in a round: with the learning rate that the schedule gives it."""
+        factor = factor_of(self.schedule, number)
+        return self if factor == 1.0 else self.model_copy(update={"learning_rate": self.learning_rate * factor})
 
     @property
     def step_examples(self) -> int:

@@ -78,7 +78,7 @@ class Optimize:
 
     Args:
         terms: what to add up.
-        rule: the rule, the same one each time.
+        rule: the rule, the same one each time but for its rate.
         rounding: as in `Add`.
     """
 

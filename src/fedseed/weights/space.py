@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -91,6 +92,8 @@ class ParameterSpace:
         """
         if any(change.rounding is not None for change in changes):
             raise ValueError("changes that are rounded stochastically are applied one by one")
+        if not changes:
+            return
         moving.move_steps(self.vector, changes)
         self._moved = True
 
@@ -124,8 +127,10 @@ class ParameterSpace:
         if not change.terms:
             return
         self.vector.preparing(change.terms, 1.0)  # what can't be is refused before the step counts
-        if self._moments is None or self._moments.rule != change.rule:
-            self._moments = self._new_moments(change.rule)
+        rule = change.rule
+        if self._moments is None or replace(self._moments.rule, rate=rule.rate) != rule:
+            self._moments = self._new_moments(rule)
+        self._moments.rule = rule  # a schedule's rate may be another one at each step
         self._moments.steps += 1
         moving.move_by_pieces(self.vector, change.terms, 1.0, change.rounding, self._moments)
 
@@ -312,6 +317,7 @@ class ParameterSpace:
 
     def restore(self, saved: Iterable[torch.Tensor]) -> None:
         """Put back what `snapshot` returned."""
+        self._moved = True  # for all that is known here, they are no base and nothing rebuilt from it
         if isinstance(saved, Offloaded):
             saved.restore(self.parameters)
             return

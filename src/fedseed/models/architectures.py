@@ -1,0 +1,105 @@
+"""What models are: how each architecture is loaded, and what a base's configuration says it is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from transformers.models.auto import modeling_auto
+
+Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]  # what a model predicts
+
+
+@dataclass(frozen=True)
+class Loader:
+    """How models of one architecture are loaded.
+
+    Args:
+        about: what such a model is, for messages.
+        auto: the transformers class that loads them.
+        names: the classes of such models, by model type.
+        processor: makes the tokenizer (or what stands in its place) of (folder or hub name, trust_remote_code);
+            checks that it is whole; raises OSError or ValueError.
+    """
+
+    about: str
+    auto: Any
+    names: Mapping[str, Any]
+    processor: Callable[[str, bool], Any]
+
+    def classes(self) -> set[str]:
+        """The names of all classes of such models."""
+        return {name for names in self.names.values() for name in ((names,) if isinstance(names, str) else names)}
+
+
+def _tokenizer(place: str, trust_remote_code: bool) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    # without its files, transformers makes some tokenizers up from the model's type: special tokens and nothing else
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError("it has no tokenizer files (such as tokenizer.json)")
+    return tokenizer
+
+
+def _image_processor(place: str, trust_remote_code: bool) -> Any:
+    return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
+
+
+LOADERS: dict[Architecture, Loader] = {
+    "causal": Loader(
+        "a language model that continues text, such as OPT or LLaMA",
+        AutoModelForCausalLM,
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        _tokenizer,
+    ),
+    "seq2seq": Loader(
+        "an encoder-decoder, such as T5 or BART",
+        AutoModelForSeq2SeqLM,
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        _tokenizer,
+    ),
+    "masked": Loader(
+        "a language model that fills in masks, such as RoBERTa",
+        AutoModelForMaskedLM,
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        _tokenizer,
+    ),
+    "classification": Loader(
+        "a text model that can have a classification head, such as BERT, RoBERTa or LLaMA",
+        AutoModelForSequenceClassification,
+        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        _tokenizer,
+    ),
+    "image": Loader(
+        "an image classifier, such as ViT or ResNet",
+        AutoModelForImageClassification,
+        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        _image_processor,
+    ),
+}
+
+
+def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
+    """What a model's configuration says it is; "causal" where it says nothing known.
+
+    Args:
+        config: the base's config.json.
+        classifies: whether it is to tell classes apart: then of images, if it is a model of images, or else of texts.
+    """
+    classes, model_type = config.get("architectures") or (), config.get("model_type")
+    if classifies:
+        text = LOADERS["classification"]
+        of_texts = text.classes().intersection(classes) or model_type not in LOADERS["image"].names
+        return "classification" if model_type in text.names and of_texts else "image"
+    named = [kind for kind, loader in LOADERS.items() if loader.classes().intersection(classes)]
+    speaks = not named and config.get("is_encoder_decoder") and model_type in LOADERS["seq2seq"].names
+    if speaks or "seq2seq" in named:  # BART's class is one for masks, too
+        return "seq2seq"
+    return named[0] if named else "causal"

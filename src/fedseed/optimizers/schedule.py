@@ -1,0 +1,110 @@
+"""Learning-rate schedules: what a rate is multiplied by in each round, a function of the round's number alone.
+
+    warm-up    round / (W + 1)                       rounds 1 to W
+    constant   1                                     from round W + 1 on, as are the other two
+    linear     1 - (1 - final) p                     p = (round - W - 1) / (N - W)
+    cosine     final + (1 - final) (1 + cos pi p) / 2
+
+From round W + 1 on these are the factors of transformers' schedules of the same names, at step `round - 1` of N; in the
+warm-up a first step with a rate of 0 is left out. After round N the factor stays at `final`.
+
+Nothing is remembered from round to round, so a run that stops and goes on, a replay, a site that joins late and the
+coordinator all find the same factor; and the same bits of it on every machine: only sums, products and quotients are
+taken, which are rounded alike everywhere, and no cosine of the C library.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+HALF_PI = 1.5707963267948966
+
+
+class Schedule(BaseModel):
+    """How a learning rate changes from round to round. In a recipe, a name alone will do: `schedule = "cosine"`.
+
+    Args:
+        kind: "constant", "linear" or "cosine".
+        warmup: W, rounds in which the rate rises to its full value.
+        rounds: N, the rounds of the whole schedule; None: those of the run (a run that has more rounds later keeps it).
+        final: what is left of the rate at the end, from 0 to 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: NonNegativeInt = 0
+    rounds: PositiveInt | None = None
+    final: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, data: Any) -> Any:
+        return {"kind": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _warmup_is_shorter(self) -> Self:
+        if self.rounds is not None and self.kind != "constant" and self.warmup >= self.rounds:
+            raise ValueError(f"warmup = {self.warmup}: fewer than the schedule's rounds, {self.rounds}")
+        return self
+
+    def factor(self, number: int) -> float:
+        """What the rate is multiplied by in a round: from 0 to 1.
+
+        Args:
+            number: the round, from 1.
+
+        Raises:
+            ValueError: it is not known how many rounds there are (`lasting`).
+        """
+        if number <= self.warmup:
+            return number / (self.warmup + 1)
+        if self.kind == "constant":
+            return 1.0
+        if self.rounds is None:
+            raise ValueError(f'schedule.rounds: give how many rounds the "{self.kind}" schedule has')
+        part = min(1.0, (number - self.warmup - 1) / (self.rounds - self.warmup))
+        left = 1.0 - part if self.kind == "linear" else _half_cosine(part)
+        return self.final + (1.0 - self.final) * left
+
+
+def _half_cosine(part: float) -> float:
+    """(1 + cos(pi part)) / 2 = cos(pi part / 2)^2 for part from 0 to 1, to about 1e-15."""
+    square = (HALF_PI * part) * (HALF_PI * part)
+    cosine = 1.0
+    for k in range(11, 0, -1):  # Taylor's series, from its smallest term: 1 - x^2/2 (1 - x^2/12 (1 - ...))
+        cosine = 1.0 - square / ((2 * k - 1) * (2 * k)) * cosine
+    return cosine * cosine
+
+
+def factor_of(schedule: Schedule | None, number: int) -> float:
+    """The factor of a round, 1 without a schedule."""
+    return 1.0 if schedule is None else schedule.factor(number)
+
+
+def lasting(settings: Any, rounds: int) -> Any:
+    """Settings whose schedules have as many rounds as the run, where they do not say how many they have.
+
+    Args:
+        settings: a method, or what is in one.
+        rounds: of the run.
+
+    Returns:
+        The settings as they are, or a copy with the rounds filled in.
+
+    Raises:
+        ValueError: the warm-up is as long as the run, or longer.
+    """
+    changed: dict[str, Any] = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, Schedule):
+            if value.rounds is None and value.kind != "constant":
+                if value.warmup >= rounds:
+                    raise ValueError(f"schedule.warmup = {value.warmup}: fewer than the run's rounds, {rounds}")
+                changed[name] = value.model_copy(update={"rounds": rounds})
+        elif isinstance(value, BaseModel):
+            new = lasting(value, rounds)
+            if new is not value:
+                changed[name] = new
+    return settings.model_copy(update=changed) if changed else settings

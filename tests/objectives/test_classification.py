@@ -1,0 +1,112 @@
+"""Sequence classification: logits are transformers', heads are made by the shared stream, F1 is scikit-learn's."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from transformers import AutoModelForSequenceClassification
+
+from fedseed import Basis, ParameterSpace
+from fedseed.errors import RecipeError
+from fedseed.models.heads import Head
+from fedseed.models.loading import load_model
+from fedseed.objectives.classification import TextClasses, class_metrics, classes_of
+from fedseed.randomness import Domain, derive
+from fedseed.tasks.data import MASK, Choice, Cloze
+from fedseed.tasks.metrics import macro_f1
+from support.text_bases import write
+
+OPTIONS = (" negative", " positive")
+TEXTS = ["the film was great", "bad", "a fine story and not at all bad", "terrible film"]
+EXAMPLES = [Choice(f"{text}\nLabel:", OPTIONS, i % 2, text=text) for i, text in enumerate(TEXTS)]
+HEAD = Head(("negative", "positive"), 7)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {kind: str(write(tmp_path_factory.mktemp("texts") / kind, kind)) for kind in ("bert", "llama")}
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_losses_are_transformers_in_any_batch(folders, kind):
+    model, tokenizer = load_model(folders[kind], architecture="classification", head=HEAD)
+    objective = TextClasses(tokenizer)
+    items = objective.prepare(EXAMPLES)
+    expected = []
+    for example in EXAMPLES:
+        ids = tokenizer(example.text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            expected.append(float(model(input_ids=ids, labels=torch.tensor([example.gold])).loss))
+    with torch.no_grad():
+        assert objective.losses(model, items).tolist() == pytest.approx(expected, rel=1e-5)
+        assert [float(objective.losses(model, [item])) for item in items] == pytest.approx(expected, rel=1e-5)
+        space = ParameterSpace(model)
+        basis = Basis("rademacher", seed=3)
+        with space.perturbed(basis, 1, 0.02):
+            seen = objective.losses(model, items)
+        space.add(basis, [1.0], 0.02, first=1)
+        assert torch.allclose(seen, objective.losses(model, items), rtol=1e-5)
+
+
+def test_a_new_head_and_a_pooler_come_from_the_seed(folders):
+    model, _ = load_model(folders["bert"], architecture="classification", head=HEAD)
+    again, _ = load_model(folders["bert"], head=HEAD)  # as a replay loads it: the orbit names the classes
+    other, _ = load_model(folders["bert"], architecture="classification", head=Head(HEAD.classes, 8))
+    drawn = ["classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"]
+    basis = Basis("normal", derive(7, Domain.HEAD))
+    for name, p in model.named_parameters():
+        assert torch.equal(p, again.get_parameter(name))
+        if name in drawn and name.endswith("weight"):
+            expected = basis.direction(drawn.index(name), 0, p.numel()) * np.float32(0.3)
+            assert np.array_equal(p.detach().numpy().reshape(-1), expected)
+        elif name in drawn:
+            assert not p.any()
+        assert torch.equal(p, other.get_parameter(name)) == (name not in drawn or name.endswith("bias"))
+    assert model.config.id2label == {0: "negative", 1: "positive"}
+
+
+def test_a_head_for_these_classes_is_kept_and_one_for_others_is_not(folders, tmp_path):
+    model, tokenizer = load_model(folders["bert"], architecture="classification", head=HEAD)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    same, _ = load_model(str(tmp_path), architecture="classification", head=Head(HEAD.classes, 99))
+    assert torch.equal(same.classifier.weight, model.classifier.weight)
+    three, _ = load_model(str(tmp_path), architecture="classification", head=Head(("a", "b", "c"), 99))
+    assert three.classifier.weight.shape[0] == 3
+    assert torch.equal(three.bert.pooler.dense.weight, model.bert.pooler.dense.weight)  # the files have it
+    assert type(load_model(str(tmp_path))[0]) is type(AutoModelForSequenceClassification.from_pretrained(tmp_path))
+    with pytest.raises(RecipeError, match="the task needs a language model that continues text"):
+        load_model(str(tmp_path), architecture="causal")
+
+
+def test_classes_texts_and_what_is_too_long(folders):
+    _, tokenizer = load_model(folders["bert"], architecture="classification", head=HEAD)
+    assert classes_of(EXAMPLES) == ("negative", "positive")
+    with pytest.raises(ValueError, match="each example has options of its own"):
+        classes_of([*EXAMPLES, Choice("so", (" a", " b"), 0)])
+    objective = TextClasses(tokenizer, max_length=6)
+    items = objective.prepare([*EXAMPLES, Choice("a bad film", OPTIONS, 0), Cloze(f"bad It was {MASK}.", OPTIONS, 0)])
+    assert objective.dropped == 2  # and the cloze has six tokens at most only without its full stop
+    assert items[-1].ids == tuple(tokenizer("a bad film")["input_ids"])  # a choice without a text: its prompt
+    blank = TextClasses(tokenizer).prepare([Cloze(f"{MASK} bad", OPTIONS, 0)])[0]
+    assert tokenizer.mask_token_id in blank.ids
+
+
+def test_metrics(folders):
+    model, tokenizer = load_model(folders["bert"], architecture="classification", head=HEAD)
+    objective = TextClasses(tokenizer)
+    with torch.no_grad():
+        found = objective.scores(model, objective.prepare(EXAMPLES)).argmax(1).tolist()
+    gold = [example.gold for example in EXAMPLES]
+    metrics = class_metrics(model, objective, EXAMPLES, batch=3)
+    assert metrics["accuracy"] == 100 * np.mean([a == b for a, b in zip(found, gold, strict=True)])
+    assert metrics["macro_f1"] == pytest.approx(100 * f1_score(gold, found, average="macro"))
+    with pytest.raises(ValueError, match="none of 4 examples is usable"):
+        class_metrics(model, TextClasses(tokenizer, max_length=1), EXAMPLES)
+    g = np.random.default_rng(0)
+    for _ in range(20):
+        right, said = g.integers(0, 5, 30), g.integers(0, 4, 30)
+        expected = 100 * f1_score(right, said, average="macro")
+        assert macro_f1(said.tolist(), right.tolist()) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="1 predictions for 2 references"):
+        macro_f1([1], [1, 0])

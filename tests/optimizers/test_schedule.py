@@ -1,0 +1,144 @@
+"""Learning-rate schedules: their factors, the rates that methods step with, and runs that stop and go on."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import get_scheduler
+
+from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Ferret, MeZO, Orbit
+from fedseed.errors import RecipeError
+from fedseed.optimizers.schedule import Schedule, lasting
+from fedseed.runs.recipe import read_recipe
+from fedseed.training.settings import LocalTraining
+from support.zeroth_order import QUICK, federation, model
+
+COSINE = Schedule(kind="cosine", warmup=2, final=0.1)
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+def test_factors_are_those_of_transformers_after_the_warmup(kind):
+    schedule = Schedule(kind=kind, warmup=3, rounds=20)
+    name = "constant_with_warmup" if kind == "constant" else kind
+    theirs = get_scheduler(name, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 1.0), 3, 20)
+    for number in range(1, 21):
+        expected = number / 4 if number <= 3 else theirs.lr_lambdas[0](number - 1)
+        assert schedule.factor(number) == pytest.approx(expected, abs=1e-14)
+    assert schedule.factor(40) == (1.0 if kind == "constant" else pytest.approx(0.0, abs=1e-30))
+
+
+def test_the_cosine_is_right_to_the_last_digits_and_ends_at_final():
+    schedule = Schedule(kind="cosine", rounds=1000, final=0.25)
+    for number in range(1, 1001):
+        assert schedule.factor(number) == pytest.approx(
+            0.25 + 0.75 * (1 + math.cos(math.pi * (number - 1) / 1000)) / 2, abs=1e-15
+        )
+    assert schedule.factor(2000) == pytest.approx(0.25)
+
+
+def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_otherwise():
+    ferret = Ferret(training=LocalTraining(schedule="linear"))
+    assert lasting(ferret, 7).training.schedule.rounds == 7
+    own = FeedSign(schedule={"kind": "cosine", "rounds": 30})
+    assert lasting(own, 7) is own
+    plain = FedAvg()
+    assert lasting(plain, 7) is plain
+    with pytest.raises(ValueError, match=r"warmup = 7: fewer than the run's rounds, 7"):
+        lasting(FeedSign(schedule={"kind": "linear", "warmup": 7}), 7)
+    with pytest.raises(ValidationError, match="warmup = 3: fewer than the schedule's rounds, 3"):
+        Schedule(kind="linear", warmup=3, rounds=3)
+    with pytest.raises(ValueError, match="give how many rounds"):
+        Schedule(kind="linear").factor(1)
+
+
+def test_in_a_recipe_a_name_or_a_table(tmp_path):
+    recipe = read_recipe("quickstart-ferret", ["method.training.schedule=cosine", "rounds=9"])
+    assert recipe.method.training.schedule == Schedule(kind="cosine", rounds=9)
+    again = tmp_path / "again.toml"
+    again.write_text(recipe.to_toml())
+    assert read_recipe(again) == recipe
+    table = read_recipe("small-feedsign", ["method.schedule.kind=linear", "method.schedule.warmup=10"])
+    assert table.method.schedule.rounds == table.rounds
+    with pytest.raises(RecipeError, match=r"method.schedule = 'square': input should be 'constant', 'linear'"):
+        read_recipe("small-feedsign", ["method.schedule=square"])
+    with pytest.raises(RecipeError, match=r"schedule.warmup = 3: fewer than the run's rounds, 3"):
+        read_recipe("small-feedsign", ["method.schedule.kind=linear", "method.schedule.warmup=3", "rounds=3"])
+
+
+METHODS = {
+    "ferret": Ferret(directions=300, training=LocalTraining(learning_rate=0.1, steps=3, schedule=COSINE)),
+    "fedkseed": FedKSeed(**QUICK, candidates=64, steps=5, schedule=COSINE),
+    "fedkseed-from-base": FedKSeed(**QUICK, candidates=64, steps=5, small_steps="from-base", schedule=COSINE),
+    "fedmezo": FedMeZO(**QUICK, steps=5, schedule=COSINE, personal="random"),
+    "feedsign": FeedSign(**QUICK, schedule=COSINE),
+    "feedsign-from-base": FeedSign(**QUICK, schedule=COSINE, small_steps="from-base", basis="hadamard"),
+    "mezo-adam": MeZO(**QUICK, schedule=COSINE, optimizer="adam"),
+    "fedavg": FedAvg(training=LocalTraining(learning_rate=0.1, steps=3, schedule=COSINE)),
+    "fedsgd": FedSGD(learning_rate=0.5, schedule=COSINE),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp_path, quickly):
+    method, settings = METHODS[name], {"rounds": 6, "evaluate_every": 3, "clients": 1 if "mezo-" in name else 3}
+    whole = federation(method, out=tmp_path / "whole", **settings).run().summary
+    stopped = federation(method, out=tmp_path / "part", **settings)
+    record = type(stopped).record
+
+    class StopHereError(Exception):
+        pass
+
+    def stopping(number, step, line, log):
+        record(stopped, number, step, line, log)
+        if number == 4:
+            raise StopHereError
+
+    stopped.record = stopping
+    with pytest.raises(StopHereError):
+        stopped.run()
+    resumed = federation(method, out=tmp_path / "part", **settings).run(resume=True).summary
+    assert resumed["weights_digest"] == whole["weights_digest"]
+    plain = method.model_copy(
+        update={"training": method.training.model_copy(update={"schedule": None})}
+        if hasattr(method, "training")
+        else {"schedule": None}
+    )
+    assert federation(plain, **settings).run().summary["weights_digest"] != whole["weights_digest"]
+    if (tmp_path / "whole" / "model.orbit").exists():
+        orbit = Orbit.open(tmp_path / "whole" / "model.orbit")
+        assert lasting(method, 6) == orbit.header.method
+        assert orbit.replay(model()) == whole["weights_digest"]
+
+
+def test_steps_are_the_schedules_part_of_plain_ones(quickly):
+    """FeedSign's steps have a length of their own: the rate."""
+    method = FeedSign(**QUICK, schedule=Schedule(kind="linear", warmup=1, rounds=4))
+    run = federation(method, rounds=4, clients=1, evaluate_every=4)
+    before = run.worker.space.snapshot()
+    lengths = []
+    for number in range(1, 5):
+        run.coordinator.open(number)
+        message = run.coordinator.plan(0)
+        run.coordinator.receive(run.worker.train(message, 0, run.items[0]).message, 0)
+        run.worker.apply(run.coordinator.close())
+        now = run.worker.space.snapshot()
+        lengths.append(float(torch.cat([(a - b).flatten() for a, b in zip(now, before, strict=True)]).abs().max()))
+        before = now
+    assert lengths == pytest.approx([0.02 * f for f in (1 / 2, 1, 2 / 3, 1 / 3)], rel=1e-3)
+
+
+def test_fedkseeds_accumulator_holds_what_was_done(quickly):
+    """A client's pairs are raw projections; the accumulator has them times the round's factor."""
+    plain, half = (
+        FedKSeed(**QUICK, candidates=16, steps=3, schedule=schedule)
+        for schedule in (None, Schedule(kind="constant", warmup=1))
+    )
+    found = []
+    for method in (plain, half):
+        run = federation(method, rounds=1, clients=1, evaluate_every=1)
+        run.run()
+        found.append(run.coordinator.state.step.accumulator)
+    first = np.flatnonzero(found[0])
+    assert len(first) and np.allclose(found[1][first], found[0][first] / 2, rtol=0.1)

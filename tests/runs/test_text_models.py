@@ -1,0 +1,159 @@
+"""Recipes on encoder-decoders and sequence classifiers: a round of each kind of method, replayed; what does not fit."""
+
+import json
+
+import pytest
+import torch
+
+from fedseed import Federation, Orbit
+from fedseed.errors import RecipeError
+from fedseed.experiments.memory import predict
+from fedseed.models.heads import Head
+from fedseed.models.loading import load_model
+from fedseed.runs.recipe import read_recipe
+from support.command import fedseed
+from support.text_bases import write
+
+ADJECTIVES = ["great", "bad", "good", "terrible"]
+ROWS = [(f"the film was {ADJECTIVES[i % 4]}", ["positive", "negative"][i % 2]) for i in range(20)]
+RECIPE = """
+rounds = 1
+[model]
+base = "{base}"
+[task]
+name = "files"
+path = "{path}"
+clients = 2
+evaluation = 0.2
+[method]
+{method}
+[evaluation]
+every = 1
+max_new_tokens = 4
+"""
+METHODS = {
+    "ferret": 'name = "ferret"\ndirections = 200\ntraining = {learning_rate = 0.1, steps = 2}',
+    "ferret-streaming": 'name = "ferret"\ndirections = 200\nstreaming = true\nallocation = "size"\n'
+    "training = {learning_rate = 0.1, steps = 2, accumulation = 1}",
+    "fedkseed": 'name = "fedkseed"\ncandidates = 16\nsteps = 3\nlearning_rate = 1e-3',
+    "fedavg": 'name = "fedavg"\ntraining = {learning_rate = 1e-2, steps = 2}',
+    "feedsign": 'name = "feedsign"\nlearning_rate = 1e-3\nbatch = 4',
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text-models")
+    for kind in ("t5", "bart", "bert", "llama"):
+        write(folder / kind, kind)
+    forms = {"answers": ("prompt", "completion"), "labels": ("text", "label")}
+    for name, keys in forms.items():
+        lines = (json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in ROWS)
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    return folder
+
+
+def recipe(place, base, data, method="feedsign"):
+    path = place / f"{base}-{data}-{method}.toml"
+    path.write_text(RECIPE.format(base=place / base, path=place / f"{data}.jsonl", method=METHODS[method]))
+    return path
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("base", "data"), [("t5", "answers"), ("bert", "labels")])
+def test_a_round_of_each_method_and_its_replay(place, base, data, method, tmp_path, quickly):
+    federation = Federation.from_file(recipe(place, base, data, method), out=tmp_path / "run")
+    shown = {"loss", "perplexity", "rouge_l"} if data == "answers" else {"loss", "accuracy", "macro_f1"}
+    result = federation.run()
+    summary = result.summary
+    assert set(summary["final"]) == shown and summary["skipped"] == summary["skipped_steps"] == 0
+    assert summary["final"]["loss"] != summary["baseline"]["loss"]
+    model, _ = load_model(str(place / base), head=Head(("negative", "positive"), 1) if base == "bert" else None)
+    assert summary["parameters"] == sum(p.numel() for p in model.parameters())  # tied ones once
+    if method == "fedavg":
+        return  # weights travel
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    assert orbit.header.classes == (("negative", "positive") if base == "bert" else ())
+    assert orbit.replay(model) == summary["weights_digest"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("base", "method"), [("bert", "fedavg"), ("llama", "fedavg"), ("t5", "fedavg")])
+def test_they_learn_what_a_word_says(place, base, method, quickly):
+    kind = [] if base != "llama" else ["model.architecture=classification"]
+    settings = ["rounds=3", "evaluation.every=3", "method.training.steps=15", "method.training.optimizer=adamw", *kind]
+    summary = Federation.from_file(recipe(place, base, "labels", method), settings).run().summary
+    assert summary["final"]["accuracy"] == 100 > summary["baseline"]["accuracy"] - 1
+    assert summary["final"]["loss"] < 0.3 * summary["baseline"]["loss"]
+
+
+def test_the_replayed_folder_is_what_transformers_loads(place, tmp_path, quickly):
+    from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
+
+    for base, data, auto in (
+        ("bart", "answers", AutoModelForSeq2SeqLM),
+        ("bert", "labels", AutoModelForSequenceClassification),
+    ):
+        run, out = tmp_path / base, tmp_path / f"{base}-model"
+        Federation.from_file(recipe(place, base, data), out=run).run()
+        assert fedseed("orbit", "replay", run / "model.orbit", "--out", out).returncode == 0
+        model = auto.from_pretrained(out)
+        expected, _ = load_model(str(place / base), head=Head(("negative", "positive"), 1) if base == "bert" else None)
+        Orbit.open(run / "model.orbit").replay(expected)
+        for name, p in expected.state_dict().items():
+            assert torch.equal(p, model.state_dict()[name]), name
+    assert model.config.id2label == {0: "negative", 1: "positive"}
+
+
+def test_adapters(place, tmp_path, quickly):
+    settings = ["model.adapter.kind=lora", "rounds=1"]
+    heads = ['model.trainable=["*lora_*", "*classifier*"]', *settings]
+    for base, data, more, names in (
+        ("t5", "answers", settings, {"lora_A", "lora_B"}),
+        ("bert", "labels", heads, {"lora_A", "lora_B", "classifier"}),
+    ):
+        run, out = tmp_path / base, tmp_path / f"{base}-adapter"
+        summary = Federation.from_file(recipe(place, base, data, "ferret"), more, out=run).run().summary
+        orbit = Orbit.open(run / "model.orbit")
+        assert {n for n in names for t in orbit.header.layout.tensors if n in t.name} == names
+        assert all(any(n in t.name for n in names) for t in orbit.header.layout.tensors)
+        assert summary["parameters"] < 4000
+        replayed = fedseed("orbit", "replay", run / "model.orbit", "--out", out)
+        assert summary["weights_digest"] in replayed.stdout
+    saved = json.loads((tmp_path / "t5-adapter" / "adapter_config.json").read_text())
+    assert saved["task_type"] == "SEQ_2_SEQ_LM"
+
+
+def test_the_prefix_is_read_by_the_encoder_and_refused_elsewhere(place, quickly):
+    path = recipe(place, "t5", "answers")
+    plain, prefixed = (
+        Federation.from_file(path, ["evaluation.rouge=false", *more]).run().summary["baseline"]["loss"]
+        for more in ([], ["model.prefix='Label : '"])
+    )
+    assert plain != prefixed
+    with pytest.raises(RecipeError, match=r'model.prefix = "Label : ": it is for encoder-decoders'):
+        Federation.from_file(recipe(place, "bert", "labels"), ["model.prefix='Label : '"])
+
+
+def test_what_does_not_fit_is_said(place):
+    with pytest.raises(RecipeError, match=r'model.architecture = "image": its examples are for "causal", "seq2seq"'):
+        Federation.from_file(recipe(place, "t5", "answers"), ["model.architecture=image"])
+    with pytest.raises(RecipeError, match="the model is BertForMaskedLM; the task needs a language model that contin"):
+        Federation.from_file(recipe(place, "bert", "answers"))
+    with pytest.raises(RecipeError, match="the model is LlamaForCausalLM; the task needs an encoder-decoder"):
+        Federation.from_file(recipe(place, "llama", "answers"), ["model.architecture=seq2seq"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("base", "data", "method"), [("bart", "labels", "feedsign"), ("bert", "labels", "fedavg")])
+def test_memory_is_reckoned(place, base, data, method):
+    found = predict(read_recipe(recipe(place, base, data, method)))
+    model, _ = load_model(str(place / base), head=Head(("negative", "positive"), 1) if base == "bert" else None)
+    assert found.parameters == found.trained == sum(p.numel() for p in model.parameters())
+    assert found.evaluation > 0 and dict(found.parts).get("gradients", 4 * found.trained) == 4 * found.trained
+
+
+@pytest.mark.long
+def test_memory_is_reckoned_without_data(place):
+    without = predict(read_recipe(recipe(place, "t5", "answers"), [f"task.path={place / 'missing.jsonl'}"]), tokens=7)
+    assert "of 14 tokens" in without.batch  # of the prompt and of the answer

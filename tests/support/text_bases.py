@@ -1,0 +1,68 @@
+"""Tiny random bases of texts with tokenizers of their kinds: T5, BART, BERT, LLaMA. Folders that transformers loads."""
+
+import torch
+
+WORDS = "the film was great good bad terrible so not at all very a fine story Label : positive negative neutral and"
+TEXTS = [f"{a} {b} film" for a in ("a", "the") for b in ("great", "good", "fine", "bad", "terrible")]
+SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def word_tokenizer(around="{} </s>", **names):
+    """A tokenizer of whole words; `around` is what it puts around a text, with "{}" for the text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = list(dict.fromkeys([*SPECIAL.values(), *names.values()]))
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*special, *WORDS.split()]))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if around != "{}":
+        template = around.replace("{}", "$A")
+        used = [(word, vocabulary[word]) for word in special if word in around]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=used)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL, **names)
+
+
+def write(folder, kind):
+    """Write a base of a kind ("t5", "bart", "bert", "llama") into a folder and return the folder."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    if kind == "t5":
+        tokenizer = word_tokenizer()
+        model = t.T5ForConditionalGeneration(
+            t.T5Config(
+                vocab_size=len(tokenizer), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4,
+                pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
+            )
+        )  # fmt: skip
+    elif kind == "bart":
+        tokenizer = word_tokenizer("<s> {} </s>", bos_token="<s>")
+        model = t.BartForConditionalGeneration(
+            t.BartConfig(
+                vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+                decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=20,
+                pad_token_id=0, eos_token_id=1, bos_token_id=3, decoder_start_token_id=1, forced_eos_token_id=1,
+                init_std=0.3,
+            )
+        )  # fmt: skip
+    elif kind == "bert":
+        tokenizer = word_tokenizer("[CLS] {} [SEP]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
+        model = t.BertForMaskedLM(
+            t.BertConfig(
+                vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                intermediate_size=32, max_position_embeddings=40, pad_token_id=0, initializer_range=0.3,
+            )
+        )  # fmt: skip
+    else:
+        tokenizer = word_tokenizer("<s> {}", bos_token="<s>")
+        model = t.LlamaForCausalLM(
+            t.LlamaConfig(
+                vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
+                intermediate_size=64, max_position_embeddings=64, bos_token_id=3, eos_token_id=1,
+                initializer_range=0.2,
+            )
+        )  # fmt: skip
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
