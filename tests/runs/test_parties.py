@@ -60,6 +60,8 @@ def recipe(method="feedsign", rounds=4, task=(), **federation):
     settings = {"name": "feedsign", "batch": 2}
     if method == "fedavg":
         settings = {"name": "fedavg", "training": {"learning_rate": 1e-3, "steps": 1, "batch": 2, "accumulation": 1}}
+    if method == "fedit":
+        settings = {"name": "fedit", "training": {"steps": 1, "batch": 2, "accumulation": 1}}
     if not federation:
         federation = {"clients": list(NAMES)}
     return Recipe.model_validate({
@@ -97,8 +99,8 @@ class Sites:
         self.digests, self.failures, self.said, self.clients = {}, {}, {}, {}
         self._threads = []
 
-    def site(self, name, own, out=None, hold=None):
-        """`hold`: what it waits for after its first round; meanwhile the others wait for its answer."""
+    def site(self, name, own, out=None, hold=None, clients=None):
+        """`clients`: all that it hosts; `hold`: what it waits for after its first round, with the others waiting."""
         self.said[name] = Said(1, lambda: until(hold, PATIENCE, "nobody comes")) if hold else Said()
 
         def live():
@@ -107,7 +109,13 @@ class Sites:
                 orbit = None if out is None else orbit_place(out)
                 with LOADING:
                     self.clients[name] = client = joining(
-                        self.checked, "run", self.way(), [name], progress=self.said[name], own=own, orbit=orbit
+                        self.checked,
+                        "run",
+                        self.way(),
+                        clients or [name],
+                        progress=self.said[name],
+                        own=own,
+                        orbit=orbit,
                     )
                 digest = client.run()
                 if out is not None:
@@ -299,3 +307,22 @@ def test_those_who_enrol_before_the_start_take_part(data, tmp_path):
     assert "this run has no client west: it has north, south; it has begun, and nobody" in str(sites.failures["west"])
     assert list(sites.result.metrics[-1]["by_client"]) == ["north", "south"]  # by their names, not as they came
     assert json.loads((tmp_path / "run" / "clients.json").read_text()) == ["north", "south"]
+
+
+def test_an_adapter_is_kept_too(data, tmp_path):
+    """As `peft` has it. One process hosts all clients, which lie in a folder as a file each."""
+    from peft import PeftModel
+
+    sites = at_hub(recipe("fedit", rounds=1), tmp_path / "run")
+    with limited(1):
+        sites.coordinator()
+        sites.site("north", OwnData(data / "all"), tmp_path / "kept", clients=["*"])
+        digest = sites.wait().pop()
+    assert list(sites.result.metrics[-1]["by_client"]) == list(NAMES)
+    model = PeftModel.from_pretrained(_base(), tmp_path / "kept")
+    mine = sites.clients["north"].replica.hosted.worker.space
+    found = {name: tensor for name, tensor in model.named_parameters() if "lora" in name}
+    assert found and sites.result.summary["weights_digest"] == digest == mine.digest()
+    for name, tensor in mine.model.named_parameters():
+        if "lora" in name:
+            assert torch.equal(found[name], tensor)

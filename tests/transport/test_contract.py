@@ -12,7 +12,7 @@ import pytest
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.transport import transport
-from fedseed.transport.base import Access, Interrupted
+from fedseed.transport.base import Access, CoordinatorEnd, Interrupted
 from fedseed.transport.memory import Hub
 
 SECONDS = 60
@@ -503,3 +503,19 @@ async def test_messages_of_the_largest_size_need_no_blob(room):
     await coordinator.broadcast(data)
     await until(lambda: came and heard)
     assert came == [data] == heard
+
+
+@contract
+async def test_that_a_log_is_over_is_told_by_those_who_note_it(room):
+    """And all that stood in it stays; a new log of this name is not over. A transport need not note it."""
+    end, writer = await room.log()
+    await writer.append(b"last")
+    watching = await room.watcher()
+    assert not await watching.log_over()
+    await end.mark_over()
+    kept = type(end).mark_over is not CoordinatorEnd.mark_over
+    assert await watching.log_over() == kept and await watching.log_end() == 1
+    await end.delete()
+    assert not await watching.log_over() and await watching.log_end() is None
+    await end.create_log(1)
+    assert not await watching.log_over()
