@@ -102,7 +102,7 @@ def test_what_is_wrong_in_a_file_is_named(sst2, name, text, message):
     [
         ('{"sentence": "x"', r"dev.jsonl line 2: not valid JSON"),
         ("[1]", r"dev.jsonl line 2: a JSON object is expected, not \[1\]"),
-        ('{"sentence": "x", "label": true}', r'"label" = True: text or a whole number is expected'),
+        ('{"sentence": "x", "label": true}', r'"label" = true: text or a whole number is expected'),
         ('{"sentence": "x", "label": -1}', r'"label" = -1: 0 or 1 is expected'),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, to_install
 
 Quantization = Literal["4bit", "8bit"]
 # what text classifiers call their heads; a pooler may be as new
@@ -37,7 +37,7 @@ def settings_of(quantization: Quantization, dtype: torch.dtype, classifies: bool
     """
     if find_spec("bitsandbytes") is None:
         wanted = f'model.quantization = "{quantization}"'
-        raise RecipeError(f"{wanted} needs bitsandbytes: pip install 'fedseed[quantized]'")
+        raise RecipeError(f"{wanted} needs bitsandbytes: {to_install('quantized')}")
     from transformers import BitsAndBytesConfig
 
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of every cast

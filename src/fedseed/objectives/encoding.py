@@ -54,8 +54,7 @@ class Encoder:
             return None
         if style.writing == "own" and not self.tokenizer.chat_template:
             raise RecipeError(
-                'task.chat_template = "own": the base\'s tokenizer has no chat template; give a file with one, '
-                'or "plain"'
+                'task.chat_template = "own": the base\'s tokenizer has no chat template; give a file with one'
             )
         if style.template not in self._templates:
             try:
