@@ -1,5 +1,6 @@
 """From a run to a model in one's hands: export, evaluate, generate, push and pull; one small run of each kind."""
 
+import asyncio
 import io
 import json
 import shlex
@@ -233,7 +234,7 @@ def test_what_can_not_be_evaluated(place, exported, monkeypatch):
         assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_task_of_the_harness(place, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -351,6 +352,7 @@ def hub(monkeypatch, tmp_path):
     made = Hub()
     monkeypatch.setenv("HF_ENDPOINT", made.url)
     monkeypatch.setenv("HF_TOKEN", "hf_made_up")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     yield made
     made.close()
 
@@ -508,6 +510,23 @@ def test_ctrl_c_says_how_it_goes_on(place, tmp_path, monkeypatch, command):
         json.loads((folder / "summary.json").read_text())["weights_digest"]
         == summary(place, "ferret")["weights_digest"]
     )
+
+
+@pytest.mark.parametrize("words", [["serve", "ferret.toml", "--fresh", "--out", "runs/new"],
+                                   ["join", "ferret.toml", "--client", "north"]])  # fmt: skip
+def test_ctrl_c_at_a_server_says_how_it_goes_on(place, monkeypatch, words):
+    """A real SIGINT while it connects. What would begin again from nothing (--fresh) is not in what it says."""
+    import nats
+
+    async def connect(*args, **settings):
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()  # for what never comes
+
+    monkeypatch.setattr(nats.NATS, "connect", connect)
+    words = [*words, "--nats", "nats://127.0.0.1:1"]
+    done = fedseed(*words, cwd=place)
+    again = shlex.join(["fedseed", *(word for word in words if word != "--fresh")])
+    assert (done.returncode, done.stderr) == (130, f"fedseed: interrupted; it goes on with: {again}\n")
 
 
 # -- Python --------------------------------------------------------------------------------------------------------

@@ -281,7 +281,8 @@ def test_an_orbit_is_never_overwritten(tmp_path):
 
 def test_header_of_an_unknown_method(tmp_path, monkeypatch):
     write(tmp_path / "a.orbit")
-    monkeypatch.delitem(REGISTRY._entries, "ferret")
+    without = {name: entry for name, entry in REGISTRY._entries.items() if name != "ferret"}
+    monkeypatch.setattr(REGISTRY, "_entries", without)  # whole, so that their order is as before afterwards
     with pytest.raises(
         OrbitError, match=r"orbit's method 'ferret' is unknown here .*feedsign.*with --plugin, or install"
     ):
