@@ -154,7 +154,8 @@ def test_a_round_that_nobody_answers_changes_nothing(problem, tmp_path):
 def test_what_the_folder_holds(problem, tmp_path):
     result = problem.federation(problem.ferret(), out=tmp_path / "run", recipe_text="rounds = 6\n").run()
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    assert names == {"recipe.toml", "metrics.jsonl", "model.orbit", "summary.json", "metrics.png", "report.html"}
+    left = {"recipe.toml", "metrics.jsonl", "model.orbit", "summary.json", "metrics.png", "report.html", "log.txt"}
+    assert names == left
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary
     assert read_metrics(tmp_path / "run") == result.metrics
     wanted = {

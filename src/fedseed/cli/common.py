@@ -108,8 +108,8 @@ def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..
         console.print(f"replaying {plural(count, 'step')}", highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("replaying", total=count)
-        yield lambda number, total: bar.update(task, completed=number, total=total)
+        task = bar.add_task("loading" if count is None else "replaying", total=count)
+        yield lambda number, total: bar.update(task, description="replaying", completed=number, total=total)
 
 
 def note(line: str) -> None:
