@@ -9,6 +9,7 @@ and sends what belongs to the adapter only. What it starts from is drawn from th
 same bits at every client, whatever `peft`'s and torch's generators do. Settings are free of torch.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -123,6 +124,8 @@ def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
 
 def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
     """The model with an adapter whose first weights are not drawn yet: all that its size depends on."""
+    # where it is installed, peft brings bitsandbytes, which speaks of kernels that it could load from the hub
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
     import torch
 
