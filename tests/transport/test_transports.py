@@ -37,7 +37,7 @@ def test_another_package_adds_one(monkeypatch):
             await ask(reach, "run")
         end = await transport(reach, "run").coordinator(print)
         await end.create_log(1)
-        assert await ask(reach, "run") == {"run": "run", "entries": 0}
+        assert await ask(reach, "run") == {"run": "run", "entries": 0, "ended": False}
         await end.close()
 
     monkeypatch.setattr("fedseed.cli.network.STATUS_SECONDS", 0.1)
