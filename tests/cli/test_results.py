@@ -227,7 +227,7 @@ def test_what_can_not_be_evaluated(place, exported, monkeypatch):
         (["runs/ferret", "--task", "nothing"], 2, "--task nothing: choose one of"),
         (["runs/ferret", "--lm-eval", "lambada", "--task", "files"], 2, "--lm-eval goes without"),
         (["runs/ferret", "--limit", 3], 2, "go with --lm-eval"),
-        (["runs/ferret", "--lm-eval", "lambada"], 1, "pip install 'fedseed[lm-eval]'"),
+        (["runs/ferret", "--lm-eval", "lambada"], 1, "pip install '.[lm-eval]'"),
         (["runs/ferret", "--task", "digits"], 2, "needs an image classifier"),
     ):
         done = fedseed("evaluate", *words, cwd=place)
@@ -558,6 +558,6 @@ def test_python_shows_progress_where_somebody_sees_it(problem, monkeypatch, caps
 
     assert run() == ("", "")
     shown = run(progress=True)
-    assert shown.out == "" and "ferret: 1 rounds" in shown.err and "round 1  held-out loss" in shown.err
+    assert shown.out == "" and "ferret: 1 round\n" in shown.err and "round 1  held-out loss" in shown.err
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
     assert "round 1" in run().err and run(progress=False) == ("", "")

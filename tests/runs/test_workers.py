@@ -44,7 +44,8 @@ def forked(monkeypatch):
 def outcome(result):
     """All that must be the same with workers and without: metrics but for seconds, and the files' bytes."""
     folder, summary = result.folder, dict(result.summary)
-    for key in ("seconds", "seconds_per_client", "peak_memory_bytes", "workers", "worker_peak_memory_bytes"):
+    for key in ("seconds", "seconds_per_client", "peak_memory_bytes", "workers", "worker_peak_memory_bytes",
+                "started", "ended"):  # fmt: skip
         summary.pop(key, None)
     metrics = [{k: v for k, v in line.items() if k != "seconds"} for line in result.metrics]
     if (folder / "model.orbit").exists():

@@ -136,7 +136,8 @@ def result(folder):
     summary = json.loads((folder / "summary.json").read_text())
     for table in (*lines, summary):
         del table["seconds"]
-    del summary["peak_memory_bytes"], summary["seconds_per_client"]
+    for key in ("peak_memory_bytes", "seconds_per_client", "started", "ended"):
+        del summary[key]
     if (folder / "model.orbit").exists():
         model = (folder / "model.orbit").read_bytes()
     else:  # its metadata come in any order
