@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from speed import Ready, examples, opt_125m, peak_of, run_parts
 
 from fedseed import Basis, ParameterSpace
-from fedseed.runs.assembly import equip
+from fedseed.runs.equipment import equip
 from fedseed.runs.recipe import read_recipe
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining

@@ -84,7 +84,15 @@ def test_a_plain_comparison_keeps_its_tables(tmp_path):
 
 @pytest.mark.long
 def test_a_run_is_watched_in_a_browser_until_ctrl_c(runs):
-    command = [sys.executable, "-c", "from fedseed.cli import main; main()", "watch", str(runs / "first"), "--port", "0"]
+    command = [
+        sys.executable,
+        "-c",
+        "from fedseed.cli import main; main()",
+        "watch",
+        str(runs / "first"),
+        "--port",
+        "0",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
         address = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline()).group()
         with urllib.request.urlopen(address) as answer:

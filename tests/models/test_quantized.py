@@ -141,5 +141,5 @@ def test_what_does_not_fit_is_said_before_anything_is_loaded(tmp_path, monkeypat
         read_recipe(recipe(tmp_path), ["model.quantization=8bit", "model.device=map"])
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setattr(quantized, "find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"needs bitsandbytes: pip install 'fedseed\[quantized\]'"):
+    with pytest.raises(RecipeError, match=r"needs bitsandbytes: pip install '\.\[quantized\]'"):
         load_model("small", quantization="4bit")

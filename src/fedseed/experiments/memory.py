@@ -33,7 +33,7 @@ from fedseed.objectives.tokens import Tokens
 from fedseed.randomness import Basis
 from fedseed.reports.memory import available_memory, resident_memory
 from fedseed.reports.tables import human_bytes
-from fedseed.runs.assembly import kind_for
+from fedseed.runs.equipment import kind_for
 from fedseed.runs.parties import load_data
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Choice, Example, TaskData

@@ -2,30 +2,23 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedseed.attacks.labels import flip_labels
 from fedseed.errors import RecipeError
-from fedseed.federation.held_out import HELD_OUT, VALIDATION, averaged
 from fedseed.federation.hosted import Hosted
-from fedseed.objectives.settings import EvaluationSettings
 from fedseed.reports.progress import Progress, shown_by
+from fedseed.runs.equipment import Equipment, equip, evaluation_of, evaluation_of_parties
 from fedseed.runs.learner import make_learner
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Evaluation, Simulation
 from fedseed.runs.workers import Team, Workers
 from fedseed.tasks.data import ClientData, TaskData
-
-if TYPE_CHECKING:
-    from fedseed.models.base_files import BaseFiles
-    from fedseed.objectives.kinds import ExampleKind
-    from fedseed.objectives.losses import Objective
-
 
 logger = logging.getLogger(__name__)
 
@@ -65,226 +58,6 @@ class Federation(Simulation):
         note = None if progress is None or isinstance(progress, bool) else progress.note
         recipe = read_recipe(path, overrides, plugins, trust_plugins, note)
         return build(recipe, out, shown_by(progress), workers, threads)
-
-
-@dataclass(frozen=True)
-class Equipment:
-    """A recipe's model, and what makes losses and metrics for it.
-
-    Args:
-        model: the base.
-        processor: its tokenizer or image processor.
-        trainable: name patterns of the parameters that train; None: all.
-        objective: makes losses of examples.
-        kind: what the examples are.
-        measured: the recipe's evaluation settings, within what the model can take.
-        limit: what makes an example too long, for a person.
-        room: the base's positions; None: any number.
-        base_files: the files that the base was loaded from.
-        classes: what a classifier tells apart, in the order of its outputs.
-    """
-
-    model: Any
-    processor: Any
-    trainable: Sequence[str] | None
-    objective: "Objective"
-    kind: "ExampleKind"
-    measured: EvaluationSettings
-    limit: str
-    room: int | None
-    base_files: "BaseFiles"
-    classes: tuple[str, ...] = ()
-
-
-def equip(recipe: Recipe, data: TaskData) -> Equipment:
-    """Load a recipe's model, for examples like these.
-
-    Raises:
-        RecipeError: it can't be had, or does not fit the data or the method.
-    """
-    from fedseed.models import adapters
-    from fedseed.models.base_files import BaseFiles
-    from fedseed.models.checkpointing import checkpoint_activations
-    from fedseed.models.heads import Head, head_parameters
-    from fedseed.models.loading import choose_trainable, load_model
-    from fedseed.objectives.evaluation import longest_input
-
-    settings = recipe.model
-    kind, classes = kind_for(recipe, data)
-    head = Head(classes, recipe.seed) if classes else None
-    base_files = BaseFiles.before(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
-    how = settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head
-    if settings.quantization is not None:
-        from fedseed.models.outline import outline
-
-        whole = partial(load_model, *how)
-        base_files = base_files.knowing(outline(*how, device="meta"), lambda: whole()[0], settings.digest)
-    model, processor = load_model(*how, settings.device, settings.attention, settings.quantization)
-    if settings.activation_checkpointing:
-        checkpoint_activations(model, settings.base)
-    trainable = head_parameters(model, settings.base) if settings.trainable == "head" else settings.trainable
-    adapter = adapters.chosen(settings.adapter, recipe.method.adapter, recipe.method.name)
-    if adapter is None:  # with an adapter, once that is there
-        choose_trainable(model, trainable)
-    elif settings.trainable == "head":
-        raise RecipeError(
-            'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", "*classifier*"] for both'
-        )
-    positions = longest_input(model)
-    room = None if positions is None else positions - adapters.virtual_tokens(adapter)
-    objective, measured, limit = _objective(recipe, kind, processor, room)
-    return Equipment(model, processor, trainable, objective, kind, measured, limit, positions, base_files, classes)
-
-
-def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
-    """What measures a model that is there already, an adapter in it included, on examples like these.
-
-    Raises:
-        RecipeError: the model does not fit the data.
-    """
-    from fedseed.models.architectures import LOADERS
-    from fedseed.models.base_files import BaseFiles
-    from fedseed.objectives.evaluation import longest_input
-
-    whole = model.get_base_model() if hasattr(model, "peft_config") else model
-    kind, classes = kind_for(recipe, data, whole.config.to_dict())
-    loader = LOADERS[kind.architecture]
-    if type(whole).__name__ not in loader.classes():
-        raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
-    room = longest_input(model)
-    objective, measured, limit = _objective(recipe, kind, processor, room)
-    return Equipment(model, processor, None, objective, kind, measured, limit, room, BaseFiles(None, [], {}), classes)
-
-
-def kind_for(
-    recipe: Recipe, data: TaskData, config: Mapping[str, Any] | None = None
-) -> "tuple[ExampleKind, tuple[str, ...]]":
-    """How a recipe's model learns from examples like these, and the classes that it tells apart (none: no classifier).
-
-    Args:
-        recipe: the recipe.
-        data: its task's.
-        config: of the model that is there already; None: that of the recipe's base.
-
-    Raises:
-        RecipeError: it can't, or its base can't be had, or there are no answers to score.
-    """
-    from fedseed.models.architectures import architecture_of
-    from fedseed.models.loading import base_config
-    from fedseed.objectives.kinds import classes_in, kind_of, prefixed
-    from fedseed.tasks.data import Example
-
-    settings = recipe.model
-    try:
-        base = architecture_of(base_config(settings.base) if config is None else config)
-        kind = kind_of(data, base, settings.architecture)
-        classes = classes_in(kind, data)
-        kind = prefixed(kind, settings.prefix)
-    except ValueError as error:
-        raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
-    if recipe.evaluation.metrics and (kind.example is not Example or not data.scores):
-        raise RecipeError(
-            f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
-            "answers to score; leave it out"
-        )
-    return kind, classes
-
-
-def _objective(
-    recipe: Recipe, kind: "ExampleKind", processor: Any, positions: int | None
-) -> tuple["Objective", EvaluationSettings, str]:
-    """The objective for a model of so many positions, the evaluation settings within them, and what is too long."""
-    measured, limit = within(recipe.evaluation, positions)
-    try:
-        return kind.objective(processor, measured), measured, limit
-    except ValueError as error:
-        raise RecipeError(f'model.base = "{recipe.model.base}": {error}') from error
-
-
-def within(settings: EvaluationSettings, positions: int | None) -> tuple[EvaluationSettings, str]:
-    """Settings for a model with so many positions (None: any number), and what makes an example too long."""
-    if positions is not None and positions < settings.max_length:
-        return settings.model_copy(update={"max_length": positions}), f"the model's {positions:,} positions"
-    return settings, f"evaluation.max_length = {settings.max_length:,} tokens"
-
-
-def evaluation_of(
-    recipe: Recipe, equipment: Equipment, data: TaskData
-) -> tuple[Callable[[Any], dict[str, float]], list[str]]:
-    """What measures the model on a task's evaluation sets, and lines about what was left out of them.
-
-    Raises:
-        RecipeError: nothing of a set is usable.
-    """
-    from fedseed.objectives.evaluation import mean_loss
-    from fedseed.objectives.kinds import short_answers, usable_sets
-    from fedseed.runs.stopping import VALIDATION_LOSS
-
-    objective, measured = equipment.objective, equipment.measured
-    measure = equipment.kind.measure(objective, data, measured)
-    if recipe.stopping is not None and not data.validation:
-        raise RecipeError(f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by')
-    try:
-        sets, notes = usable_sets(objective, data.evaluation, equipment.limit)
-        kept, more = usable_sets(
-            objective, {"validation_": data.validation} if recipe.stopping else {}, equipment.limit
-        )
-    except ValueError as error:
-        base = recipe.model.base
-        raise RecipeError(f'task.name = "{recipe.task.name}" with model.base = "{base}": {error}') from error
-    notes += more
-    if data.scores:
-        notes += short_answers(objective, sets, equipment.room, measured)
-    validation = objective.prepare(kept.get("validation_", []))
-
-    def evaluate(model: Any) -> dict[str, float]:
-        found = ((prefix, measure(model, examples)) for prefix, examples in sets.items())
-        metrics = {prefix + name: value for prefix, named in found for name, value in named.items()}
-        if validation:
-            metrics[VALIDATION_LOSS] = mean_loss(model, objective, validation)
-        return metrics
-
-    return evaluate, notes
-
-
-def evaluation_of_parties(
-    recipe: Recipe, equipment: Equipment, parts: Sequence[TaskData]
-) -> tuple[Evaluation, list[str]]:
-    """What measures the model on what each of some clients holds out, and lines about what was left out of that.
-
-    Args:
-        recipe: the recipe.
-        equipment: the model.
-        parts: each client's own data; its notes are not said again.
-
-    Returns:
-        A function that returns the figures by client ("by_client") and their mean.
-    """
-    from fedseed.objectives.evaluation import mean_loss
-    from fedseed.objectives.kinds import usable_of
-    from fedseed.runs.stopping import VALIDATION_LOSS
-
-    objective = equipment.objective
-    found: list[tuple[str, TaskData, list[Any], list[Any]]] = []
-    notes = []
-    for data in parts:
-        name = data.clients[0].name
-        held, more = usable_of(objective, data.evaluation[""], f"the held-out examples of {name}", equipment.limit)
-        kept, _ = usable_of(objective, data.validation if recipe.stopping else (), "", equipment.limit)
-        notes += more
-        found.append((name, data, held, list(objective.prepare(kept))))
-
-    def evaluate(model: Any) -> dict[str, Any]:
-        by_client: dict[str, dict[str, float]] = {}
-        for name, data, held, validation in found:
-            figures = by_client[name] = {HELD_OUT: len(held)}
-            if held:
-                figures |= equipment.kind.measure(objective, data, equipment.measured)(model, held)
-            if validation:
-                figures |= {VALIDATION: len(validation), VALIDATION_LOSS: mean_loss(model, objective, validation)}
-        return {"by_client": by_client, **averaged(by_client)}
-
-    return evaluate, notes
 
 
 def attackers_of(recipe: Recipe, clients: int) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.errors import FedseedError, RecipeError, to_install
-from fedseed.runs.assembly import equipped, evaluation_of
+from fedseed.runs.equipment import equipped, evaluation_of
 from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.runs.tuned import Source, Tuned
 from fedseed.tasks import REGISTRY

@@ -15,7 +15,8 @@ from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted, matching
 from fedseed.federation.network_client import NetworkClient
 from fedseed.reports.progress import Progress, Silent
-from fedseed.runs.assembly import Equipment, check_per_round, evaluation_of, evaluation_of_parties, host
+from fedseed.runs.assembly import check_per_round, host
+from fedseed.runs.equipment import Equipment, evaluation_of, evaluation_of_parties
 from fedseed.runs.parties import load_site
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.roster import name_problem

@@ -12,7 +12,7 @@ from fedseed.objectives.losses import Blank, Objective, Options
 from fedseed.objectives.prepared import Prepared, about, idle, prepare_clients
 from fedseed.objectives.seq2seq import Pair
 from fedseed.objectives.tokens import Tokens
-from fedseed.runs.assembly import kind_for, within
+from fedseed.runs.equipment import kind_for, within
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture, TaskData
 
