@@ -129,7 +129,10 @@ def test_a_torch_without_gpus_is_said_on_the_command_line(tmp_path):
     from fedseed.cli import app as cli
 
     with pytest.raises(RecipeError, match=r'device "cuda": '):
-        cli._run("quickstart-ferret", cli.settings(None, "cuda"), tmp_path / "run", False, [], False, None, None)
+        cli._run(
+            "quickstart-ferret", cli.settings(None, "cuda"), tmp_path / "run", False, [], False, None, None, False,
+            cli.console,
+        )  # fmt: skip
     assert not (tmp_path / "run").exists()
 
 
