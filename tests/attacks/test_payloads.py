@@ -13,16 +13,13 @@ def test_attacks_bite_and_feedsign_withstands_one_of_five():
     settings = {"rounds": 150, "evaluate_every": 150, "attack": "random", "attackers": [4]}
     honest = {"rounds": 150, "evaluate_every": 150}
     sign, zo = FeedSign(learning_rate=0.01, batch=8), ZOFedSGD(learning_rate=0.01, batch=8, seeds="shared")
-    final = {
-        (m.name, bool(s.get("attack"))): federation(m, **s).run().summary["final"]["loss"]
-        for m in (sign, zo)
-        for s in (honest, settings)
-    }
-    start = federation(sign).run().summary["baseline"]["loss"]
+    results = {(m.name, "attack" in s): federation(m, **s).run() for m in (sign, zo) for s in (honest, settings)}
+    final = {which: result.summary["final"]["loss"] for which, result in results.items()}
+    start = results["feedsign", False].summary["baseline"]["loss"]
     assert final["feedsign", False] < start and final["zo-fedsgd", False] < start
     assert final["feedsign", True] < start  # still learns
     assert final["zo-fedsgd", True] > start  # destroyed
-    result = federation(sign, **settings).run()
+    result = results["feedsign", True]
     assert result.metrics[-1]["attacked"] == ["client-4"]
     assert result.summary["attack"] == {"kind": "random", "clients": 1}
 

@@ -283,7 +283,7 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
     assert [line.label for line in Sweeping(made, tmp_path, str, jobs=2).run()] == ["b", "a"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_plugins_travel_to_the_runs_processes(tmp_path):
     (tmp_path / "rule.py").write_text(
         "from typing import ClassVar, Literal\nimport fedseed\nfrom fedseed.aggregation import Mean\n"

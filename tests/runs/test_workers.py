@@ -23,6 +23,7 @@ from fedseed.runs.recipe import read_recipe, stored_recipe
 from fedseed.runs.threads import limited
 from fedseed.runs.workers import MOST_DEATHS, Team, Workers
 from support.network import until
+from support.tiers import mark
 from support.worker_runs import RUNS, federation, not_loading, workers
 
 FIVE = ["ferret", "fedkseed", "feedsign", "fedavg"]  # FedIT needs a model that takes LoRA: see below
@@ -141,7 +142,7 @@ FEDIT = ["small-fedit", "--set", "method.training.steps=2"]
             2,
             ["quickstart-ferret", "--set", "method.training.steps=2", "--set", "aggregation.name=clipped-mean",
              "--plugin", Path(__file__).parents[2] / "examples" / "plugin_clipped_mean.py"],
-            marks=LONG, id="plugin",
+            marks=SLOW, id="plugin",
         ),
         pytest.param(
             2,
@@ -361,7 +362,7 @@ class StoppedError(Exception):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*FIVE, "fedavg-adam"])
+@pytest.mark.parametrize("name", mark([*FIVE, "fedavg-adam"], lambda name: name in ("fedkseed", "fedavg-adam")))
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path, forked, name):
     whole = outcome(federation(name, out=tmp_path / "whole").run())
     for count, stop in ((2, 3), (None, 4), (3, 6)):  # a run stops when this round begins
@@ -390,7 +391,9 @@ def gone(pid):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", mark([signal.SIGKILL, signal.SIGINT, signal.SIGTERM], lambda how: how == signal.SIGTERM)
+)
 def test_no_worker_outlives_its_run(how):
     code = f"import sys; sys.path[:] = {sys.path!r}; from support.worker_runs import main; main()"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True)
