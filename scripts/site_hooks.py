@@ -1,7 +1,7 @@
 """What mkdocs does not do by itself for the site (mkdocs.yml names this file).
 
-- Pages of the repository outside of docs/ that a page links to (CONTRIBUTING.md, benchmarks/README.md, ...) become pages of
-  the site, under project/; links to other files there become their path in the sources.
+- Pages outside of docs/ that a page links to (CONTRIBUTING.md, benchmarks/README.md, ...) become pages of the site,
+  under project/; links to other files there become their path in the sources.
 - The notebook is run anew, and shown as a page. FEDSEED_SITE_NOTEBOOK=stored takes the outputs that it was stored with.
 """
 
@@ -36,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.remove(file)
             for made in _notebook(file, config):
                 files.append(made)
-    sources = [path for path in sorted((ROOT / "docs").glob("*.md"))]
+    sources = sorted((ROOT / "docs").glob("*.md"))
     taken: set[str] = set()
     while sources:
         path = sources.pop()
