@@ -65,12 +65,10 @@ gpu:
 	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py --out gpu-report.md $(GPU)
 
 docs: setup
-	@$(BIN)/pip install --quiet --editable '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
 
 notebook: setup
-	@$(BIN)/pip install --quiet --editable '.[docs]'
 	@$(BIN)/python scripts/run_notebook.py
 
 mutate: setup

@@ -5,6 +5,7 @@
 - The notebook is run anew, and shown as a page. FEDSEED_SITE_NOTEBOOK=stored takes the outputs that it was stored with.
 """
 
+import base64
 import os
 import posixpath
 import re
@@ -107,26 +108,27 @@ def _outside(path: Path) -> list[str]:
 def _notebook(file: File, config: MkDocsConfig) -> list[File]:
     """A notebook as a page, and its pictures."""
     import nbformat
-    from nbconvert import MarkdownExporter
 
     path = Path(str(file.abs_src_path))
     if os.environ.get("FEDSEED_SITE_NOTEBOOK") == "stored":
         notebook = nbformat.read(path, as_version=4)
     else:
         notebook = runpy.run_path(str(ROOT / "scripts" / "run_notebook.py"))["executed"](path)
-    text, resources = MarkdownExporter().from_notebook_node(notebook)
-    folder = posixpath.dirname(file.src_uri)
-    made = [File.generated(config, file.src_uri.replace(".ipynb", ".md"), content=_fenced(text))]
-    for name, data in resources.get("outputs", {}).items():
-        made.append(File.generated(config, f"{folder}/{name}", content=data))
-    return made
+    made: list[File] = []
+    parts: list[str] = []
+    for cell in notebook.cells:
+        parts.append(cell.source if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "image/png" in data:
+                name = f"{Path(file.src_uri).stem}-{len(made)}.png"
+                made.append(File.generated(config, f"{posixpath.dirname(file.src_uri)}/{name}", content=_png(data)))
+                parts.append(f"![what the cell draws]({name})")
+            elif said := output.get("text") or data.get("text/plain"):
+                parts.append(f"```text\n{said.rstrip()}\n```")
+    page = File.generated(config, file.src_uri.replace(".ipynb", ".md"), content="\n\n".join(parts))
+    return [page, *made]
 
 
-def _fenced(text: str) -> str:
-    """Outputs, which nbconvert indents, as fenced blocks."""
-    return re.sub(
-        r"(?:^    .*\n?|^\s*\n(?=    ))+",
-        lambda m: "```text\n" + re.sub(r"^    ", "", m[0].strip("\n"), flags=re.MULTILINE) + "\n```\n",
-        text,
-        flags=re.MULTILINE,
-    )
+def _png(data: dict[str, str]) -> bytes:
+    return base64.b64decode(data["image/png"])

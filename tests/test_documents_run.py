@@ -7,6 +7,7 @@ that are not run say why in a comment before them.
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass, field
@@ -127,10 +128,10 @@ def extending(folder):
     own(folder, 'plugins = ["my_rule.py"]\n' + MINE + '[aggregation]\nname = "clipped-mean"\n')
     (folder / "my.toml").rename(folder / "recipe.toml")
     shutil.copy(ROOT / "examples" / "plugin_clipped_mean.py", folder / "my_rule.py")
-    done_with = fedseed_forked("run", "recipe.toml", "--trust-plugins", "--out", "x", cwd=folder)
+    finished = fedseed_forked("run", "recipe.toml", "--trust-plugins", "--out", "x", cwd=folder)
+    assert finished.returncode == 0, finished.stderr
     shutil.copy(folder / "x" / "model.orbit", folder / "x.orbit")
     shutil.copy(folder / "my_rule.py", folder / "my_method.py")
-    assert done_with.returncode == 0, done_with.stderr
     return folder
 
 
@@ -213,14 +214,14 @@ def do(line, block, page):
             else:
                 assert finished.returncode == 0, f"{block}: {words}\n{finished.stderr}"
                 for part in printed.split("...\n"):
-                    assert part.strip() in finished.stdout, f"{block}\n{finished.stdout}"
+                    assert closer(part) in closer(finished.stdout), f"{block}\n{finished.stdout}"
 
 
 def with_input(page, words, said):
     if said is None:
-        return page.run(*words)
+        return page.run(*words, cwd=Path.cwd())
     with mock.patch.object(sys, "stdin", io.StringIO(said)):
-        return page.run(*words)
+        return page.run(*words, cwd=Path.cwd())
 
 
 def further(words, page):
@@ -229,6 +230,11 @@ def further(words, page):
         return []
     pairs = next((page.sets[word] for word in words if word in page.sets), [])
     return [word for pair in pairs for word in ("--set", pair)]
+
+
+def closer(text):
+    """Without empty lines."""
+    return re.sub(r"\n\s*\n", "\n", text).strip()
 
 
 def one_line(text):

@@ -89,6 +89,6 @@ def test_files_that_the_documents_name_are_there():
 def test_architecture_lists_each_room_once_and_says_once_what_the_main_loop_is():
     text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert len(re.findall(r"`runs/loop\.py` is the main loop", text)) == 1
-    rooms = re.search(r"## Rooms\n.*?```\n(.*?)```", text, re.DOTALL).group(1)
+    rooms = re.search(r"## Rooms\n.*?```text\n(.*?)```", text, re.DOTALL).group(1)
     listed = re.findall(r"(\w+)/ ", rooms)
     assert len(listed) > 10 and len(set(listed)) == len(listed)
