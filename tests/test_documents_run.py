@@ -125,13 +125,13 @@ def data(folder):
 
 
 def extending(folder):
-    own(folder, 'plugins = ["my_rule.py"]\n' + MINE + '[aggregation]\nname = "clipped-mean"\n')
-    (folder / "my.toml").rename(folder / "recipe.toml")
+    recipe = own(folder).joinpath("my.toml").read_text() + '[aggregation]\nname = "clipped-mean"\n'
+    recipe = recipe.replace("directions = 100", 'directions = 100\nseeds = "shared"').replace(
+        "rounds = 2", "rounds = 1"
+    )
+    (folder / "recipe.toml").write_text(recipe)
+    (folder / "theirs.toml").write_text('plugins = ["my_rule.py"]\n' + recipe)
     shutil.copy(ROOT / "examples" / "plugin_clipped_mean.py", folder / "my_rule.py")
-    finished = fedseed_forked("run", "recipe.toml", "--trust-plugins", "--out", "x", cwd=folder)
-    assert finished.returncode == 0, finished.stderr
-    shutil.copy(folder / "x" / "model.orbit", folder / "x.orbit")
-    shutil.copy(folder / "my_rule.py", folder / "my_method.py")
     return folder
 
 
