@@ -35,53 +35,42 @@ class Read(HTMLParser):
             self.needs.append(given["href"])
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site with the notebook's stored outputs: a warning would end the build."""
-    folder = tmp_path_factory.mktemp("site")
+@pytest.mark.long
+def test_it_is_built_without_a_warning_and_is_whole(tmp_path):
+    """With the notebook's stored outputs."""
     words = ["-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
     more = {"FEDSEED_SITE_NOTEBOOK": "stored", "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        [sys.executable, *words, "--site-dir", str(folder)], env=os.environ | more, capture_output=True, text=True
+        [sys.executable, *words, "--site-dir", str(tmp_path)], env=os.environ | more, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
-    return {path: Read(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}, folder
-
-
-@pytest.mark.long
-def test_it_is_whole_and_asks_nobody_for_anything(site):
-    pages, folder = site
-    names = {path.relative_to(folder).as_posix() for path in pages}
-    for path in (ROOT / "docs").glob("*.md"):
-        assert f"{path.stem}.html" in names
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    pages = {path: Read(path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*.html")}
+    names = {path.relative_to(tmp_path).as_posix() for path in pages}
+    assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= names
     assert {"notebooks/first-run.html", "project/CONTRIBUTING.html", "project/benchmarks/index.html"} <= names
     for path, page in pages.items():
-        if path.name == "404.html":
-            continue
-        for target in page.needs + page.links:
-            parts = urlsplit(target)
-            if parts.scheme in ("http", "https"):
-                assert target in page.links and target not in page.needs, f"{path}: {target}"
-                continue
-            at = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            assert at.is_file(), f"{path}: {target}"
-            if parts.fragment and at in pages:
-                assert unquote(parts.fragment) in pages[at].names, f"{path}: {target}"
-    for sheet in (*folder.rglob("*.css"), *pages):
-        text = sheet.read_text(encoding="utf-8")
-        assert not re.search(r"(?:url\(|@import )[\"']?https?:", text), sheet
-
-
-@pytest.mark.long
-def test_the_api_has_every_public_name_with_its_arguments(site):
-    pages, folder = site
-    page = (folder / "api.html").read_text(encoding="utf-8")
+        if path.name != "404.html":
+            links_lead_somewhere(path, page, pages)
+    for file in (*tmp_path.rglob("*.css"), *pages):  # nobody is asked for anything when it is read
+        assert not re.search(r"(?:url\(|@import )[\"']?https?:", file.read_text(encoding="utf-8")), file
+    api = pages[tmp_path / "api.html"]
     for name in fedseed.__all__:
-        assert any(found.rpartition(".")[2] == name for found in pages[folder / "api.html"].names), name
-    assert "pairs that replace values of the recipe" in page
-    notebook = (folder / "notebooks" / "first-run.html").read_text(encoding="utf-8")
+        assert any(found.rpartition(".")[2] == name for found in api.names), name
+    assert "pairs that replace values of the recipe" in (tmp_path / "api.html").read_text(encoding="utf-8")
+    notebook = (tmp_path / "notebooks" / "first-run.html").read_text(encoding="utf-8")
     assert "<img" in notebook and "bytes up a client and round" in notebook
+
+
+def links_lead_somewhere(path, page, pages):
+    for target in page.needs + page.links:
+        parts = urlsplit(target)
+        if parts.scheme in ("http", "https"):
+            assert target not in page.needs, f"{path}: {target}"
+            continue
+        at = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+        assert at.is_file(), f"{path}: {target}"
+        if parts.fragment and at in pages:
+            assert unquote(parts.fragment) in pages[at].names, f"{path}: {target}"
 
 
 @pytest.mark.slow
