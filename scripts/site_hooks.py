@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 taken.add(target)
                 sources.append(ROOT / target)
                 text = (ROOT / target).read_text(encoding="utf-8")
-                # INCLUDED: read by no menu, reached by links
+                # in no menu: reached by links
                 page = File.generated(config, f"{PROJECT}/{target}", content=text)
                 page.inclusion = page.inclusion.NOT_IN_NAV
                 files.append(page)
