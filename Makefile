@@ -5,6 +5,7 @@
 # make gpu        everything that is to be tried on a GPU, where there is one; the report goes to gpu-report.md
 # make trackers   installs all trackers (W&B, MLflow, Trackio) and runs their tests
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
+# make docs       the documentation as a site, in build/site; its notebook is run (make notebook stores its outputs)
 # each of them sets up what is missing first
 
 PYTHON ?= python3.11
@@ -16,7 +17,7 @@ GPU_PYTHON ?= python3
 # two workers and more take from each other what is left; each has one thread (tests/conftest.py)
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: setup quickstart check test slow trackers gpu mutate lint clean nats
+.PHONY: setup quickstart check test slow trackers gpu docs notebook mutate lint clean nats
 
 setup: $(VENV)/ready
 
@@ -62,6 +63,13 @@ trackers: setup
 # with the torch that is there (PYTHON's own, say): the one that `setup` brings has no CUDA
 gpu:
 	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py --out gpu-report.md $(GPU)
+
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "build/site/index.html"
+
+notebook: setup
+	@$(BIN)/python scripts/run_notebook.py
 
 mutate: setup
 	@$(BIN)/python scripts/mutate.py --jobs 2 $(TARGETS)

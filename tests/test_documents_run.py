@@ -1,0 +1,241 @@
+"""README.md and the pages of docs/, done word by word: commands and Python blocks in their order, in one folder.
+
+What would take long is made small by further --set words, or by the recipe that the page starts from (PAGES). Blocks
+that are not run say why in a comment before them.
+"""
+
+import io
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from support import command, text_bases
+from support.documents import ROOT, blocks, documents, fedseed_words, parts
+from support.forked import fedseed_forked
+from support.instruction_files import write_lines
+
+MINE = """rounds = 2
+[task]
+name = "files"
+path = "my-data"
+[method]
+name = "ferret"
+directions = 100
+[method.training]
+learning_rate = 0.1
+batch = 2
+steps = 2
+[evaluation]
+every = 1
+max_new_tokens = 4
+"""
+SHORT = ["rounds=1", "method.training.steps=2", "evaluation.rouge=false"]
+SMALL = [
+    *(
+        "rounds=6",
+        "evaluation.every=6",
+        "evaluation.rouge=false",
+        "task.clients=2",
+        "task.evaluation=2",
+        "task.unseen=1",
+    ),
+    *("federation.per_round=2", "method.training.steps=1", "method.directions=50"),
+]
+
+
+@dataclass(frozen=True)
+class Page:
+    """How a page is done.
+
+    Args:
+        before: puts into a folder what the page takes for granted, and returns where the reader is.
+        sets: what is set besides, by recipe.
+        run: runs a command's words.
+    """
+
+    before: object = lambda folder: folder
+    sets: dict = field(default_factory=dict)
+    run: object = command.fedseed
+
+
+def own(folder, recipe=MINE):
+    (folder / "my.toml").write_text(recipe)
+    for n, name in enumerate(("anna", "bert", "cem")):
+        rows = [{"prompt": f"What is {i} plus {'abc'[n]}?", "completion": f" {i}{'abc'[n]}"} for i in range(6)]
+        write_lines(folder / "my-data" / f"{name}.jsonl", rows)
+    return folder
+
+
+def done(folder, *words):
+    finished = command.fedseed(*words, cwd=folder)
+    assert finished.returncode == 0, finished.stderr
+    return finished
+
+
+def commands(folder):
+    own(folder)
+    for name in ("a.toml", "b.toml"):
+        (folder / name).write_text(MINE)
+    return folder
+
+
+def new(folder):
+    done(folder, "new", "demo")
+    return folder / "demo"
+
+
+def results(folder):
+    own(folder)
+    lora = MINE.replace('"ferret"\ndirections = 100', '"fedit"').replace("0.1\n", "0.01\n")
+    (folder / "lora.toml").write_text(lora)
+    done(folder, "run", "lora.toml", "--set", "rounds=1")
+    write_lines(folder / "prompts.jsonl", [{"prompt": "What is 3 plus a?"}, {"prompt": "What is 4 plus b?"}])
+    return folder
+
+
+def tracking(folder):
+    done(own(folder), "run", "my.toml", "--set", "rounds=1", "--out", "runs/mine")
+    for name in ("a", "b", "both/a", "both/b"):
+        shutil.copytree(folder / "runs" / "mine", folder / "runs" / name)
+    return folder
+
+
+def data(folder):
+    said = ["What is the capital of Italy?", "Rome.", "And of Spain?", "It is Madrid."]
+    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+    first = {"messages": [{"role": "system", "content": "Be short."}, *turns]}
+    for name in ("north", "south", "east"):
+        rows = [first] + [{"messages": [{**turns[0], "content": f"{i}?"}, turns[1]]} for i in range(19)]
+        write_lines(folder / "chats" / f"{name}.jsonl", rows)
+    page = blocks(ROOT / "docs" / "data.md")
+    (folder / "chats.toml").write_text(next(b.text for b in page if b.text.startswith("# chats.toml")))
+    (folder / "simple.jinja").write_text(next(b.text for b in page if b.language == "jinja"))
+    good = json.dumps({"prompt": "2 + 2 =", "completion": " 4"})
+    bad = [json.dumps({"prompt": "x", "completion": None}), "prompt, completion", json.dumps({"prompt": "x"})]
+    (folder / "sums.jsonl").write_text("\n".join([good, *bad]) + "\n")
+    (folder / "mine.csv").write_text("prompt,completion\n" + "".join(f"{i} + 1 =, {i + 1}\n" for i in range(10)))
+    return folder
+
+
+def extending(folder):
+    recipe = own(folder).joinpath("my.toml").read_text() + '[aggregation]\nname = "clipped-mean"\n'
+    recipe = recipe.replace("directions = 100", 'directions = 100\nseeds = "shared"').replace(
+        "rounds = 2", "rounds = 1"
+    )
+    (folder / "recipe.toml").write_text(recipe)
+    (folder / "theirs.toml").write_text('plugins = ["my_rule.py"]\n' + recipe)
+    shutil.copy(ROOT / "examples" / "plugin_clipped_mean.py", folder / "my_rule.py")
+    return folder
+
+
+def federation(folder):
+    page = blocks(ROOT / "docs" / "federation.md")
+    (folder / "recipe.toml").write_text(next(b.text for b in page if b.language == "toml"))
+    for name in ("north", "south", "east"):
+        rows = [{"instruction": f"Say {i}.", "output": f"{name} {i}"} for i in range(6)]
+        write_lines(folder / "data" / f"{name}.jsonl", rows)
+    small = [f"--set={pair}" for pair in ("task.path=data", "rounds=1", "method.training.steps=1")]
+    done(folder, "run", "recipe.toml", *small)
+    done(folder, "export", "runs/recipe", "--out", "model")  # what `join` leaves
+    shutil.copy(folder / "runs" / "recipe" / "model.orbit", folder / "model")
+    return folder
+
+
+def models(folder):
+    text_bases.write(folder / "my-llama", "llama")
+    rows = [{"text": text, "label": ("positive", "negative")[i % 2]} for i, text in enumerate(text_bases.TEXTS)]
+    write_lines(folder / "mine.jsonl", rows)
+    recipe = MINE.replace("my-data", "mine.jsonl").replace("[method]", "clients = 2\n[method]", 1)
+    (folder / "recipe.toml").write_text(recipe.replace("max_new_tokens = 4\n", ""))
+    return folder
+
+
+PAGES = {
+    "README.md": Page(sets={"recipe.toml": SHORT}),
+    "api.md": Page(),
+    "choosing.md": Page(new, {"recipe.toml": ["rounds=1", *SHORT[1:]]}),
+    "commands.md": Page(commands, {"quickstart-ferret": SMALL}),
+    "data.md": Page(data, {"chats.toml": ["method.training.steps=1"]}),
+    "extending.md": Page(extending, run=fedseed_forked),
+    "federation.md": Page(federation),
+    "memory.md": Page(own),
+    "models.md": Page(models),
+    "results.md": Page(results),
+    "start.md": Page(sets={"recipe.toml": SHORT}),
+    "tracking.md": Page(tracking),
+    "vision.md": Page(sets={"digits-feedsign": ["rounds=2", "evaluation.every=2"]}),
+}
+TO_DO = {
+    path: run
+    for path in documents()
+    if (run := [b for b in blocks(path) if b.reason is None and b.language in ("sh", "console", "python")])
+}
+
+
+def test_every_page_with_something_to_do_is_done():
+    assert {path.name for path in TO_DO} == set(PAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TO_DO, ids=lambda path: path.name)
+def test_the_page_word_by_word(path, tmp_path, monkeypatch, without_pictures):
+    page = PAGES[path.name]
+    monkeypatch.chdir(page.before(tmp_path))
+    for block in TO_DO[path]:
+        if block.language == "python":
+            exec(compile(block.text, str(block), "exec"), {"__name__": "block"})
+        for line in block.commands if block.language != "python" else []:
+            do(line, block, page)
+
+
+def do(line, block, page):
+    said = ""
+    for words, piped in parts(line):
+        rest = fedseed_words(words)
+        if words[0] == "cd":
+            os.chdir(words[1])
+        elif words[0] == "ls":
+            assert Path(words[-1]).exists(), block
+        elif words[0] == "echo":
+            said = words[1] + "\n"
+        else:
+            assert rest is not None, f"{block}: {words}"
+            finished = with_input(page, [*rest, *further(rest, page)], said if piped else None)
+            printed = block.text.partition("\n")[2] if block.language == "console" else ""
+            if printed.startswith("fedseed: "):
+                assert finished.returncode and one_line(finished.stderr) == one_line(printed), block
+            else:
+                assert finished.returncode == 0, f"{block}: {words}\n{finished.stderr}"
+                for part in printed.split("...\n"):
+                    assert closer(part) in closer(finished.stdout), f"{block}\n{finished.stdout}"
+
+
+def with_input(page, words, said):
+    if said is None:
+        return page.run(*words, cwd=Path.cwd())
+    with mock.patch.object(sys, "stdin", io.StringIO(said)):
+        return page.run(*words, cwd=Path.cwd())
+
+
+def further(words, page):
+    """Settings that make it small."""
+    if words[0] not in ("run", "compare", "bench", "preview"):
+        return []
+    pairs = next((page.sets[word] for word in words if word in page.sets), [])
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+def closer(text):
+    """Without empty lines."""
+    return re.sub(r"\n\s*\n", "\n", text).strip()
+
+
+def one_line(text):
+    return " ".join(text.split())

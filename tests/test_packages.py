@@ -1,0 +1,114 @@
+"""Wheel and source distribution: what they hold, and that they are all that one needs."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import fedseed
+from fedseed.runs.recipe import packaged_recipes
+from support.documents import ROOT, blocks, fedseed_words, parts
+
+PAGES = ("README.md", "docs/start.md")
+QUICK = {
+    "quickstart-ferret": ("rounds=1", "task.evaluation=2", "task.unseen=1", "federation.per_round=2"),
+    "recipe.toml": ("rounds=1",),
+}
+QUICKER = ("method.training.steps=1", "evaluation.rouge=false")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Both, made of what git knows and what it does not ignore; the wheel is made of the source distribution."""
+    pytest.importorskip("build", reason="the package `build` (extra dev) makes them")
+    folder = tmp_path_factory.mktemp("dist")
+    words = ["-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    [wheel], [source] = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, source
+
+
+@pytest.mark.long
+def test_what_they_hold(built):
+    wheel, source = built
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        said = Parser().parsestr(
+            archive.read(f"fedseed-{fedseed.__version__}.dist-info/METADATA").decode("utf-8")
+        )  # fmt: skip
+    for name in packaged_recipes():
+        assert f"fedseed/recipes/{name}.toml" in names
+    assert {"fedseed/py.typed", "fedseed/base/small/model.safetensors", "fedseed/cli/template/recipe.toml"} <= names
+    assert not {name for name in names if name.startswith(("tests/", "docs/"))}
+    assert said["Version"] == fedseed.__version__ and said["Author"] and said["License-Expression"] == "Apache-2.0"
+    assert said["Description-Content-Type"] == "text/markdown" and said.get_payload().startswith("# fedseed")
+    assert "Programming Language :: Python :: 3.11" in said.get_all("Classifier")
+    assert {"train", "docs", "trackers", "hub"} <= set(said.get_all("Provides-Extra"))
+    assert said.get_all("Project-URL") is None  # there is no address yet that stays
+    with tarfile.open(source) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "CITATION.cff", "LICENSE", "docs/start.md", "mkdocs.yml", "tests/test_packages.py"} <= inside
+    assert not [name for name in inside if name.startswith((".venv", "runs", "build", "dist", ".ci"))]
+
+
+def test_the_citation_is_of_this_version():
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    said = dict(re.findall(r"^(\w[\w-]*): +(.+)$", text, re.MULTILINE))
+    assert said["cff-version"] == "1.2.0" and said["version"] == fedseed.__version__ and said["license"] == "Apache-2.0"
+    assert said["title"].startswith('"fedseed') and "message" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    bool(os.environ.get("FEDSEED_WITHOUT_INDEX")), reason="FEDSEED_WITHOUT_INDEX: no package index here"
+)
+def test_in_an_empty_environment_the_wheel_alone_does_what_readme_and_start_say(built, tmp_path):
+    """The install lines of the start page, the wheel in place of the folder; then every command that is run there."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    programs = tmp_path / "venv" / "bin"
+    python = str(programs / "python")
+    install = next(b.text for b in blocks(ROOT / "docs" / "start.md") if "pip install" in b.text)
+    torch = re.search(r"pip install (torch==\S+)", install)[1]
+    assert "pip install '.[train]'" in install
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-compile"]  # torch's files would take a minute to compile
+    for wanted in (torch, f"{built[0]}[train]"):
+        done = subprocess.run([*pip, wanted], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "FEDSEED"))}
+
+    def run(folder, words):
+        pairs = next((pairs for name, pairs in QUICK.items() if words[0] == "run" and name in words), None)
+        sets = [word for pair in (*pairs, *QUICKER) for word in ("--set", pair)] if pairs else []
+        done = subprocess.run(
+            [str(programs / "fedseed"), *words, *sets], cwd=folder, env=clean, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{words}\n{done.stderr[-2000:]}"
+        return done.stdout
+
+    where = [python, "-c", "import fedseed; print(fedseed.__file__)"]
+    place = subprocess.run(where, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert Path(place.stdout.strip()).is_relative_to(tmp_path)
+    assert (programs / "fedseed").is_file()
+    assert "ferret" in run(tmp_path, ["run", "quickstart-ferret"])
+    count = 0
+    for page in PAGES:
+        folder = tmp_path / Path(page).stem
+        folder.mkdir()
+        for block in blocks(ROOT / page):
+            if block.language == "python":
+                subprocess.run([python, "-c", block.text], cwd=folder, env=clean, check=True, capture_output=True)
+            for line in block.commands if block.reason is None and block.language == "sh" else []:
+                for words, _ in parts(line):
+                    if words[0] == "cd":
+                        folder = folder / words[1]
+                    else:
+                        run(folder, fedseed_words(words))
+                        count += 1
+    assert count >= 10
