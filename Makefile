@@ -6,6 +6,7 @@
 # make trackers   installs all trackers (W&B, MLflow, Trackio) and runs their tests
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
 # make docs       the documentation as a site, in build/site; its notebook is run (make notebook stores its outputs)
+# make packages   installs the wheel and all that it needs into an empty environment, and does what the README says
 # each of them sets up what is missing first
 
 PYTHON ?= python3.11
@@ -17,7 +18,7 @@ GPU_PYTHON ?= python3
 # two workers and more take from each other what is left; each has one thread (tests/conftest.py)
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: setup quickstart check test slow trackers gpu docs notebook mutate lint clean nats
+.PHONY: setup quickstart check test slow trackers gpu docs notebook packages mutate lint clean nats
 
 setup: $(VENV)/ready
 
@@ -70,6 +71,9 @@ docs: setup
 
 notebook: setup
 	@$(BIN)/python scripts/run_notebook.py
+
+packages: setup
+	@FEDSEED_SLOW=1 FEDSEED_FROM_INDEX=1 $(BIN)/python -m pytest tests/test_packages.py
 
 mutate: setup
 	@$(BIN)/python scripts/mutate.py --jobs 2 $(TARGETS)
