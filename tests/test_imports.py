@@ -16,6 +16,7 @@ MODULES = [
     "fedseed.transport.keys",
     "fedseed.cli.network",
     "fedseed.runs.recipe",
+    "fedseed.flower.server",
     "fedseed.tasks.instructions",
     "fedseed.tasks.natural_instructions",
     "fedseed.tasks.sst2",

@@ -15,7 +15,7 @@ from fedseed.flower.server import coordinate
 from fedseed.reports.progress import Silent
 from fedseed.runs.joining import part_of
 from support.flower import Grid, told
-from support.problem import Problem, TRAINING
+from support.problem import TRAINING
 
 METHODS = {
     "ferret": {"name": "ferret", "directions": 300, "basis": "hadamard", "blocks": "one", "seeds": "shared",
@@ -23,7 +23,8 @@ METHODS = {
     "feedsign": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
     "fedkseed": {"name": "fedkseed", "basis": "hadamard", "basis_size": 64, "candidates": 64, "steps": 6,
                  "learning_rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True},
-    "fedadam": {"name": "fedavg", "server": "adam", "global_rate": 0.01, "training": TRAINING.model_dump(exclude_none=True)},
+    "fedadam": {"name": "fedavg", "server": "adam", "global_rate": 0.01,
+                "training": TRAINING.model_dump(exclude_none=True)},
     "fedmezo": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "learning_rate": 1e-2,
                 "batch": 8},
 }  # fmt: skip
@@ -89,7 +90,7 @@ def test_the_result_is_that_of_one_process(method, processes, problem, tmp_path,
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["weights_digest"] == expected.summary["weights_digest"]
     assert result.summary == summary
-    assert [line["weights_digest"] for line in result.metrics] == [l["weights_digest"] for l in expected.metrics]
+    assert [line["weights_digest"] for line in result.metrics] == [line["weights_digest"] for line in expected.metrics]
     for key in ("payload_bytes_up", "payload_bytes_down", "forward_passes", "baseline", "final", "exchanged"):
         assert summary[key] == expected.summary[key], key
     carried = summary["flower"]

@@ -5,7 +5,6 @@ import uuid
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedseed.flower import client, wire

@@ -41,12 +41,12 @@ def server_app(recipe: Path | str) -> "ServerApp":
         raise FedseedError(MISSING) from error
     app = ServerApp()
 
-    @app.main()
     def main(grid: Any, context: Any) -> None:
         from fedseed.flower.server import coordinate
 
         coordinate(grid, context, recipe)
 
+    app.main()(main)
     return app
 
 

@@ -115,7 +115,7 @@ class FlowerBackend(Backend):
             take: is given each node's answer as it comes.
         """
         left, here, end = dict(bodies), self._members.here(), time.monotonic() + self._asks.deadline
-        for turn in range(MOST_TURNS):
+        for _ in range(MOST_TURNS):
             sent = {}
             for node, body in left.items():
                 since = 0 if here[node].anew else min(here[node].at, self.ledger.at)
@@ -133,7 +133,7 @@ class FlowerBackend(Backend):
             if not left:
                 return
         for node in left:
-            take(node, Reply(None, f"it still lacks steps after {turn + 1} messages"))
+            take(node, Reply(None, f"it still lacks steps after {MOST_TURNS} messages"))
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class FlowerBackend(Backend):
 
         def take(node: int, reply: Reply) -> None:
             if reply.table is None:
-                reasons.update({client: ("lost", reply.problem) for client in theirs[node]})
+                reasons.update(dict.fromkeys(theirs[node], ("lost", reply.problem)))
                 return
             try:
                 self._receive(reply.table, theirs[node], gathered, reasons)

@@ -29,7 +29,7 @@ Load = Callable[[Sequence[str]], Hosted]  # model and examples of some clients, 
 _SITES: dict[tuple[Any, ...], "Site"] = {}  # of this process; of one run at a time
 
 
-class Late(FedseedError):
+class LateError(FedseedError):
     """The process has gone beyond the steps that a message is about."""
 
 
@@ -56,11 +56,11 @@ class Site:
         """Bring the weights to where the node is; returns the seconds it took.
 
         Raises:
-            Late: they are beyond it.
+            LateError: they are beyond it.
             FedseedError: a step is not valid.
         """
         if self.at > held.at:
-            raise Late(f"the weights are those after step {self.at}, the message is about step {held.at}")
+            raise LateError(f"the weights are those after step {self.at}, the message is about step {held.at}")
         began, worker, payloads = time.perf_counter(), self.hosted.worker, held.after(self.at)
         if held.at > self.at:
             self._norm = None
@@ -121,7 +121,7 @@ def everybody(recipe: Recipe) -> list[str]:
         names = recipe.federation.clients or recipe.task.names_here()
         if not names:
             raise RecipeError(
-                'a simulation of parties: name them in the recipe (federation.clients), or give their folder in the '
+                "a simulation of parties: name them in the recipe (federation.clients), or give their folder in the "
                 'run config (data="/srv/data")'
             )
         return names
@@ -129,7 +129,7 @@ def everybody(recipe: Recipe) -> list[str]:
 
 
 def loading(recipe: Recipe, place: Place) -> Loading:
-    """What makes a process' model and examples: of the node's clients, or of all in a simulation. Raises RecipeError."""
+    """What makes a process' model and examples: the node's clients', or a simulation's all. Raises RecipeError."""
     return Loading(recipe, place.clients or everybody(recipe), own=place.own)
 
 
@@ -168,7 +168,7 @@ def _answer(message: Any, context: Any, recipe: Path | str, load: Load | None) -
         }
         if asked.get("weights"):
             if site.at:  # only the base is asked for
-                raise Late("the base's weights are asked for, and this process has gone on")
+                raise LateError("the base's weights are asked for, and this process has gone on")
             known["weights"] = hosted.worker.space.dense()
         return known
     held = Held(context.state, site.replacing)

@@ -11,7 +11,6 @@ from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.tasks.data import OwnData
 
 RUN_KEYS = ("recipe", "out", "data", "set")
-NODE_KEYS = ("client", "data", "evaluation-file")
 
 
 def recipe_of(recipe: Path | str, run_config: Mapping[str, Any]) -> Recipe:
@@ -60,14 +59,12 @@ def place_of(node_config: Mapping[str, Any]) -> Place:
         RecipeError: it does not say whose work the node does.
     """
     clients = tuple(name.strip() for name in str(node_config.get("client", "")).split(",") if name.strip())
-    data, file = (node_config.get(key) or None for key in ("data", "evaluation-file"))
-    own = None
-    if data is not None or file is not None:
-        own = OwnData(*(None if text is None else Path(str(text)) for text in (data, file)))
+    data, file = (Path(str(text)) if (text := node_config.get(key)) else None for key in ("data", "evaluation-file"))
+    own = None if data is None and file is None else OwnData(data, file)
     if clients:
         return Place(clients, own, (0, 1))
     if "partition-id" not in node_config or "num-partitions" not in node_config:
         raise RecipeError(
-            "node config: whose work does this node do? --node-config 'client=\"north\" data=\"/srv/north.jsonl\"'"
+            'node config: whose work does this node do? --node-config \'client="north" data="/srv/north.jsonl"\''
         )
     return Place((), own, (int(node_config["partition-id"]), int(node_config["num-partitions"])))

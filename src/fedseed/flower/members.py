@@ -73,9 +73,7 @@ class Members:
     def present(self) -> dict[int, int]:
         """The numbers of the clients that can be reached, each with its node."""
         numbers = {name: number for number, name in enumerate(self.names)}
-        return {
-            numbers[name]: node for node, about in self.here().items() for name in about.clients if name in numbers
-        }
+        return {numbers[name]: node for node, about in self.here().items() for name in about.clients if name in numbers}
 
     def meet(self) -> None:
         """See who is connected, ask those that are new, and take what they have answered."""

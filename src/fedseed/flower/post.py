@@ -118,4 +118,7 @@ class Post:
             pause = SHORTEST_PAUSE if found else min(2 * pause, LONGEST_PAUSE)
             time.sleep(pause)
         for node in (*waited.values(), *silent):
-            yield node, Reply(None, f"no answer within {seconds:.3g} s" if node not in silent else "it can't be reached")
+            yield (
+                node,
+                Reply(None, f"no answer within {seconds:.3g} s" if node not in silent else "it can't be reached"),
+            )

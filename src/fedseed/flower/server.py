@@ -1,4 +1,4 @@
-"""A ServerApp's side: a recipe's run from its beginning, or from where it was interrupted, to its end. Free of torch."""
+"""A ServerApp's side: a recipe's run from its beginning, or where it was interrupted, to its end. Free of torch."""
 
 from pathlib import Path
 from typing import Any
