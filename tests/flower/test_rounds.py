@@ -95,7 +95,7 @@ def test_the_result_is_that_of_one_process(method, processes, problem, tmp_path,
         assert summary[key] == expected.summary[key], key
     carried = summary["flower"]
     assert carried["bytes_up"] > summary["payload_bytes_up"] * 5 and carried["messages"] == 2 * len(over.answered)
-    if (tmp_path / "run" / "model.orbit").exists() or method in ("ferret", "feedsign", "fedkseed"):
+    if method in ("ferret", "feedsign", "fedkseed"):
         orbit = Orbit.open(tmp_path / "run" / "model.orbit")
         assert orbit.complete and orbit.replay(problem.model()) == summary["weights_digest"]
 
@@ -115,7 +115,7 @@ def test_a_node_that_has_lost_its_state_is_sent_all_steps(problem, tmp_path, in_
     over.at = at
     result, _ = run(over, path)
     assert result.summary["weights_digest"] == expected.summary["weights_digest"]
-    assert since == [0, 0, 1, 2, 0, 3, 4, 5][: len(since)] or since[4] == 0
+    assert since == [0, 1, 2, 3, 0, 4, 5]
     assert result.summary["skipped"] == 0
 
 
@@ -255,3 +255,13 @@ def test_a_wrong_configuration_is_named(problem, tmp_path):
     over.run_config["rouds"] = 3
     with pytest.raises(FedseedError, match="run config: unknown key 'rouds'; there are recipe, out, data, set"):
         run(over, path)
+
+
+def test_a_token_on_the_command_line_is_kept_out_of_a_runs_files(problem, tmp_path, monkeypatch):
+    """Flower starts a ServerApp with one."""
+    path, recipe = written(tmp_path, "ferret", rounds=1)
+    monkeypatch.setattr("sys.argv", ["/bin/flwr-serverapp", "--token", "5ec7e7", "--insecure"])
+    result, _ = run(grid(path, problem, recipe, tmp_path / "run"), path)
+    assert result.summary["command"] == "flwr-serverapp --token '***' --insecure"
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert files and not any(b"5ec7e7" in file.read_bytes() for file in files)
