@@ -9,6 +9,7 @@ from fedseed.errors import MessageError
 from fedseed.flower import wire
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between looks for replies, which double from one to the other
+SPARE_SECONDS = 60.0  # for which Flower keeps a message beyond the time that it is waited for
 LOOK_SECONDS = 2.0  # between looks at who is still there
 
 
@@ -59,7 +60,7 @@ class Post:
 
         sent: dict[str, int] = {}
         for node, body in bodies.items():  # one at a time: many at once may be more than one request holds
-            message = Message(wire.content(body), node, what, ttl=max(seconds, 1.0), group_id=group)
+            message = Message(wire.content(body), node, what, ttl=seconds + SPARE_SECONDS, group_id=group)
             for identity in self.grid.push_messages([message]):
                 if identity:
                     sent[str(identity)] = node
@@ -78,7 +79,7 @@ class Post:
                 continue
             self.messages += 1
             if message.has_error():
-                found[node] = Reply(None, " ".join(f"its app failed: {message.error.reason}".split()))
+                found[node] = Reply(None, " ".join(f"Flower reports: {message.error.reason}".split()))
                 continue
             self.bytes_up += wire.size(message)
             try:
