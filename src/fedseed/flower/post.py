@@ -121,5 +121,5 @@ class Post:
         for node in (*waited.values(), *silent):
             yield (
                 node,
-                Reply(None, f"no answer within {seconds:.3g} s" if node not in silent else "it can't be reached"),
+                Reply(None, "no answer before the deadline" if node not in silent else "it can't be reached"),
             )
