@@ -13,7 +13,7 @@ SOURCE = Path(fedseed.__file__).parent
 # from top to bottom; rooms on one floor do not need each other
 FLOORS = [
     ("cli", "extension"),
-    ("experiments",),
+    ("experiments", "flower"),
     ("runs",),
     ("federation",),
     ("reports", "tracking"),

@@ -21,6 +21,7 @@ MODULES = [
     "fedseed.federation.held_out",
     "fedseed.federation.log_orbit",
     "fedseed.cli.status",
+    "fedseed.flower.server",
     "fedseed.tasks.instructions",
     "fedseed.tasks.natural_instructions",
     "fedseed.tasks.sst2",

@@ -6,6 +6,7 @@ import shlex
 import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,10 @@ def host() -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line of this process, its program by its last part."""
+    """The command line of this process, its program by its last part; a token that it was given is left out."""
     first = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return shlex.join([first, *sys.argv[1:]])
+    words = ["***" if before == "--token" else word for before, word in pairwise(sys.argv)]
+    return shlex.join([first, *words])
 
 
 def _processor() -> str:

@@ -1,0 +1,79 @@
+"""fedseed inside Flower: a ServerApp and a ClientApp, so that a recipe runs in a Flower federation.
+
+    # server_app.py                                    # client_app.py
+    from pathlib import Path                           from pathlib import Path
+    from fedseed.flower import server_app              from fedseed.flower import client_app
+    app = server_app(Path(__file__).parent / "recipe.toml")
+                                                       app = client_app(Path(__file__).parent / "recipe.toml")
+
+Plans, updates and steps travel as bytes in Flower's `ConfigRecord`s; the ServerApp has neither model nor data. Needs
+`pip install 'fedseed[flower]'`. docs/flower.md has the way from there.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedseed.errors import FedseedError
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+MISSING = "Flower is not installed: pip install 'fedseed[flower]'"
+
+
+def server_app(recipe: Path | str) -> "ServerApp":
+    """A ServerApp that coordinates a recipe's run.
+
+    Args:
+        recipe: file or name of the recipe. Flower's run config may add to it: `out` (folder for the run's files),
+            `data` (the recipe's task.path) and `set` (more keys of the recipe, "key=value;key=value").
+
+    Returns:
+        The app, for `[tool.flwr.app.components]`.
+
+    Raises:
+        FedseedError: Flower is not installed.
+    """
+    try:
+        from flwr.serverapp import ServerApp
+    except ImportError as error:
+        raise FedseedError(MISSING) from error
+    app = ServerApp()
+
+    def main(grid: Any, context: Any) -> None:
+        from fedseed.flower.server import coordinate
+
+        coordinate(grid, context, recipe)
+
+    app.main()(main)
+    return app
+
+
+def client_app(recipe: Path | str) -> "ClientApp":
+    """A ClientApp that takes part in a recipe's run.
+
+    Args:
+        recipe: as the ServerApp has it. Flower's node config says whose work a node does: `client` (a name, or several
+            with commas) and `data` (its own data); in a simulation its `partition-id` does.
+
+    Returns:
+        The app, for `[tool.flwr.app.components]`.
+
+    Raises:
+        FedseedError: Flower is not installed.
+    """
+    try:
+        from flwr.clientapp import ClientApp
+    except ImportError as error:
+        raise FedseedError(MISSING) from error
+    app = ClientApp()
+
+    def answer(message: Any, context: Any) -> Any:
+        from fedseed.flower.client import reply
+
+        return reply(message, context, recipe)
+
+    for kind in (app.query, app.train, app.evaluate):
+        kind()(answer)
+    return app

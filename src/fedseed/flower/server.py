@@ -1,0 +1,61 @@
+"""A ServerApp's side: a recipe's run from its beginning, or where it was interrupted, to its end. Free of torch."""
+
+from pathlib import Path
+from typing import Any
+
+from fedseed.errors import FedseedError
+from fedseed.flower.backend import FlowerBackend
+from fedseed.flower.config import recipe_of
+from fedseed.reports.log import Logged
+from fedseed.reports.progress import Progress, Shown
+from fedseed.reports.results import read_metrics, read_summary
+from fedseed.runs.folder import compare_recipes
+from fedseed.runs.loop import Loop
+from fedseed.runs.result import RunResult
+
+OUT = "runs/flower"
+
+
+def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress | None = None) -> RunResult:
+    """Coordinate a recipe's run over Flower's Grid.
+
+    Args:
+        grid: Flower's.
+        context: Flower's; its run config may add to the recipe.
+        recipe: the app's.
+        progress: shows the run going on; None: on Flower's log of the ServerApp.
+
+    Returns:
+        What the run's folder holds.
+
+    Raises:
+        FedseedError: what a run can fail of; the same line goes to the log.
+    """
+    from rich.console import Console
+
+    console = Console(force_terminal=False, soft_wrap=True)
+    try:
+        return _coordinate(grid, context, recipe, console, progress)
+    except FedseedError as error:
+        console.print(f"fedseed: {' '.join(str(error).split())}", highlight=False, markup=False)
+        raise
+
+
+def _coordinate(grid: Any, context: Any, recipe: Path | str, console: Any, progress: Progress | None) -> RunResult:
+    run_config = context.run_config
+    checked = recipe_of(recipe, run_config)
+    for tracker in checked.tracking:
+        tracker.check()
+    out = Path(str(run_config.get("out") or OUT)).expanduser().absolute()
+    logged = Logged(progress or Shown(console))
+    logged.note(f"files: {out}")
+    if (out / "summary.json").exists():  # no node is needed to see that
+        compare_recipes(out, checked.to_toml())
+        logged.note(f"the run in {out} is finished: nothing is changed")
+        return RunResult(read_summary(out), read_metrics(out), out)
+    backend = FlowerBackend(checked, grid, out, logged)
+    result = Loop(backend.settings, backend, logged).run(resume=True)
+    summary = result.summary
+    console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
+    console.print(f"Files: {out}", highlight=False)
+    return result

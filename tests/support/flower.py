@@ -1,0 +1,96 @@
+"""A Grid in this process: real messages, records serialized and read back, a real ClientApp, and nodes that fail."""
+
+import itertools
+import uuid
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedseed.flower import client, wire
+
+
+def copied(content):
+    """Records as they are after having travelled."""
+    return RecordDict({name: ConfigRecord.inflate(record.deflate()) for name, record in content.config_records.items()})
+
+
+class Node:
+    """One node: its configuration, what Flower keeps of it, and whether it is there."""
+
+    def __init__(self, number, config):
+        self.number, self.config, self.there = number, config, True
+        self.context = None
+
+    def forget(self):
+        """The SuperNode was started again: Flower's state of it is gone."""
+        self.context = None
+
+
+class Grid:
+    """Flower's Grid as far as a ServerApp sees it.
+
+    Args:
+        configs: the nodes' configurations.
+        recipe: file of the recipe.
+        load: makes model and examples in place of the recipe.
+        processes: every message is answered by a process that knows nothing; otherwise one answers all, as an actor.
+    """
+
+    def __init__(self, configs, recipe="", load=None, processes=True, run_config=None):
+        self.nodes = {number: Node(number, config) for number, config in enumerate(configs, start=11)}
+        self.run_id = uuid.uuid4().int >> 80
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.run_id, 1, 1  # as of Flower's processes
+        self.run_config = run_config or {}
+        self.processes = processes
+        self.answered = []  # kinds of messages, by node
+        self.at = lambda node, message: None  # a test's own: before a message is answered; an error's text, or "lost"
+        self._replies = {}
+        self._ids = itertools.count()
+        self._app = ClientApp()
+        for kind in (self._app.query, self._app.train, self._app.evaluate):
+            kind()(lambda message, context: client.reply(message, context, recipe, load))
+
+    @property
+    def context(self):
+        """The ServerApp's."""
+        return Context(self.run_id, 0, {}, RecordDict(), self.run_config)
+
+    def get_node_ids(self):
+        return [number for number, node in self.nodes.items() if node.there]
+
+    def push_messages(self, messages):
+        made = []
+        for message in messages:
+            identity = str(next(self._ids))
+            message.metadata.__dict__["_message_id"] = identity
+            made.append(identity)
+            self._answer(identity, message)
+        return made
+
+    def _answer(self, identity, message):
+        node = self.nodes[message.metadata.dst_node_id]
+        failure = self.at(node, message)
+        if failure == "lost" or not node.there:
+            return
+        self.answered.append((node.number, message.metadata.message_type))
+        if failure:
+            self._replies[identity] = Message(Error(0, failure), reply_to=message)
+            return
+        if self.processes:
+            client._SITES.clear()
+        if node.context is None:
+            node.context = Context(self.run_id, node.number, node.config, RecordDict(), self.run_config)
+        message.content = copied(message.content)
+        reply = self._app(message, node.context)
+        reply.content = copied(reply.content)
+        node.context.state = copied(node.context.state)
+        self._replies[identity] = reply
+
+    def pull_messages(self, identities):
+        return [self._replies.pop(identity) for identity in identities if identity in self._replies]
+
+
+def told(message):
+    """What a message says."""
+    return wire.table(message)
