@@ -33,6 +33,9 @@ KNOWN = {
     "apt-get",
     "nats-server",
     "curl",
+    "flwr",
+    "flower-superlink",
+    "flower-supernode",
     "tensorboard",
     ".",
 }
@@ -107,6 +110,8 @@ def test_tables_are_recipes_or_parts_of_them(block, tmp_path):
         assert set(data["project"]["entry-points"]) <= GROUPS
     elif "run" in data:
         assert read_sweep(file).runs
+    elif "superlink" in data:  # a table of Flower's own configuration
+        assert all("address" in link for link in data["superlink"].values())
     elif "client" in data:
         assert read_site(file).own
     elif "rounds" in data:

@@ -12,5 +12,5 @@ from fedseed.flower import client_app, server_app
 def test_what_is_missing_is_named(make, module, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(FedseedError, match=r"^Flower is not installed: pip install 'fedseed\[flower\]'$"):
+    with pytest.raises(FedseedError, match=r"^Flower is not installed: pip install '\.\[flower\]' in"):
         make("small-ferret")

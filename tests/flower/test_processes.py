@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is missing: pip install 'fedseed[flower]'")
+pytest.importorskip("flwr", reason="Flower is missing: extra flower")
 
 import fedseed
 from fedseed import Orbit

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is missing: pip install 'fedseed[flower]'")
+pytest.importorskip("flwr", reason="Flower is missing: extra flower")
 
 import threading
 

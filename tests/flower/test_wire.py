@@ -23,7 +23,7 @@ def test_steps_that_are_cut_short_are_refused(cut):
 
 
 def test_a_nodes_state_takes_each_step_once():
-    pytest.importorskip("flwr", reason="Flower is missing: pip install 'fedseed[flower]'")
+    pytest.importorskip("flwr", reason="Flower is missing: extra flower")
     from flwr.app import RecordDict
 
     from fedseed.flower.held import Held

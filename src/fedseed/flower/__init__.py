@@ -7,19 +7,19 @@
                                                        app = client_app(Path(__file__).parent / "recipe.toml")
 
 Plans, updates and steps travel as bytes in Flower's `ConfigRecord`s; the ServerApp has neither model nor data. Needs
-`pip install 'fedseed[flower]'`. docs/flower.md has the way from there.
+the extra `flower`. docs/flower.md has the way from there.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedseed.errors import FedseedError
+from fedseed.errors import FedseedError, to_install
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 
-MISSING = "Flower is not installed: pip install 'fedseed[flower]'"
+MISSING = f"Flower is not installed: {to_install('flower')}"
 
 
 def server_app(recipe: Path | str) -> "ServerApp":
