@@ -145,13 +145,14 @@ def _ask(helper: subprocess.Popen[str], order: str) -> int | None:
 def _help() -> None:
     """A helper's life: an order a line on standard input, an exit code a line on standard output."""
     # what takes long to import; whatever a run needs besides, it imports itself
-    import peft  # noqa: F401
     import transformers.modeling_utils  # noqa: F401
 
+    import fedseed.models.adapters
     import fedseed.models.loading
     import fedseed.randomness.kernels.cpu
     import fedseed.runs.simulation
 
+    fedseed.models.adapters.library()
     fedseed.models.loading.quiet()
     for line in sys.stdin:
         child = os.fork()

@@ -13,7 +13,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import listed
-from fedseed.federation.session import RESEND_SECONDS, Session
+from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
 from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
@@ -21,6 +21,31 @@ from fedseed.orbit.file import scan
 REMEDY = "name the clients in its recipe (federation.clients), or serve --clients-from KEYS"
 CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 16 << 20  # of a message of scalars, and of a client's blobs besides the messages
+
+
+def check_header(
+    header: Header, first: Header | None, method: Method, seed: int, settings: CoordinatorSettings
+) -> None:
+    """Whether what a client has is what the run is about.
+
+    Args:
+        header: the client's.
+        first: that of the first client that fitted; None: there was none yet.
+        method: the recipe's method.
+        seed: the recipe's seed.
+        settings: the recipe's, about clients.
+
+    Raises:
+        MessageError: another base, recipe or model; the text says what differs.
+    """
+    mine = replace(header, method=method, seed=seed, digest_kind=settings.digest_kind)  # the recipe's
+    expected = first or mine
+    wanted = settings.base_digest or expected.base_digest
+    if header.base_digest != wanted and header.digest_kind == expected.digest_kind:
+        raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
+    differences = header.differences(expected)
+    if differences:
+        raise MessageError(f"another recipe or model: {differences[0]} here")
 
 
 class Reception:
@@ -85,15 +110,7 @@ class Reception:
 
     def check(self, header: Header) -> None:
         """Whether a header is of this run. Raises MessageError."""
-        settings = self.session.settings
-        mine = replace(header, method=self.method, seed=self.seed, digest_kind=settings.digest_kind)  # the recipe's
-        expected = self.header or mine
-        wanted = settings.base_digest or expected.base_digest
-        if header.base_digest != wanted and header.digest_kind == expected.digest_kind:
-            raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
-        differences = header.differences(expected)
-        if differences:
-            raise MessageError(f"another recipe or model: {differences[0]} here")
+        check_header(header, self.header, self.method, self.seed, self.session.settings)
 
     def attach(self, sender: str, about: dict[str, Any]) -> None:
         """A client says which process hosts it, and how many examples it has. Raises MessageError."""

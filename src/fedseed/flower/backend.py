@@ -49,13 +49,7 @@ class FlowerBackend(Backend):
 
     def __init__(self, recipe: Recipe, grid: Any, out: Path, progress: Progress) -> None:
         self.progress = progress
-        self.settings = RunSettings(
-            recipe.method, recipe.rounds, recipe.seed, recipe.evaluation.every, out, recipe.to_toml(),
-            patience=None if recipe.stopping is None else recipe.stopping.patience,
-            attack=None if recipe.attack is None else recipe.attack.kind,
-            trackers=recipe.tracking,
-            digest_every=recipe.evaluation.digest_every,
-        )  # fmt: skip
+        self.settings = RunSettings.of(recipe, out)
         self._asks = _settings(recipe, out)
         self._post = Post(grid)
         self._members = Members(self._post, recipe.method, recipe.seed, self._asks, progress)

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fedseed.errors import FedseedError, MessageError, OrbitError
 from fedseed.federation.protocol import listed
+from fedseed.federation.reception import check_header
 from fedseed.federation.session import CoordinatorSettings
 from fedseed.flower import wire
 from fedseed.flower.post import Post, Reply
@@ -103,7 +104,7 @@ class Members:
     def _welcome(self, number: int, about: wire.Table) -> None:
         """A node has said what it has. Raises MessageError if that does not fit the run."""
         header = scan(about["header"], "a node's answer")[0].header
-        self._check(header)
+        check_header(header, self.header, self._method, self._seed, self._settings)
         names = [str(name) for name in about.get("clients", [])]
         examples = [int(count) for count in about.get("examples", [])]
         if len(names) != len(examples) or any(count < 0 for count in examples):
@@ -123,16 +124,6 @@ class Members:
         for name, count in zip(names, examples, strict=True):
             self.examples[name] = count
             self.joined(name, count)
-
-    def _check(self, header: Header) -> None:
-        """Whether a header is of this run. Raises MessageError."""
-        mine = replace(header, method=self._method, seed=self._seed, digest_kind=self._settings.digest_kind)
-        expected = self.header or mine
-        wanted = self._settings.base_digest or expected.base_digest
-        if header.base_digest != wanted and header.digest_kind == expected.digest_kind:
-            raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
-        if differences := header.differences(expected):
-            raise MessageError(f"another recipe or model: {differences[0]} here")
 
     # -- before the first round --------------------------------------------------------------------------------------
 

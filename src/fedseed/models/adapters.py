@@ -122,12 +122,20 @@ def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
     return wrapped
 
 
-def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
-    """The model with an adapter whose first weights are not drawn yet: all that its size depends on."""
-    # where it is installed, peft brings bitsandbytes, which speaks of kernels that it could load from the hub
+def library() -> Any:
+    """PEFT, which takes seconds to import and brings bitsandbytes, where that is installed."""
+    # it speaks of kernels that it could load from the hub
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
+
+    return peft
+
+
+def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
+    """The model with an adapter whose first weights are not drawn yet: all that its size depends on."""
     import torch
+
+    peft = library()
 
     can_generate = getattr(model, "can_generate", None)
     causal = can_generate is not None and can_generate() and not model.config.is_encoder_decoder
@@ -202,8 +210,7 @@ def save(model: Any, folder: Path) -> None:
 
 def load(model: Any, folder: Path) -> Any:
     """The base with the adapter of a folder, as `save` has written it. Raises RecipeError if they do not fit."""
-    import peft
-
+    peft = library()
     try:
         with hushed():
             return peft.PeftModel.from_pretrained(model, folder).eval()

@@ -287,8 +287,6 @@ def quiet() -> None:
     from transformers.utils import logging as theirs
 
     theirs.disable_progress_bar()
-    # PEFT imports it where it is there, and on a CPU it says that it would like another package
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     theirs.set_verbosity(logging.INFO if logging.getLogger("fedseed").level == logging.DEBUG else logging.ERROR)
 
 

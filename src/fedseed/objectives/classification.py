@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedseed.objectives.evaluation import check_some
 from fedseed.objectives.seq2seq import right_padded
 from fedseed.tasks.data import MASK, Choice, Cloze
 from fedseed.tasks.metrics import macro_f1
@@ -115,10 +116,7 @@ def class_metrics(
     """
     model.eval()
     items = objective.prepare(examples)
-    if not items:
-        raise ValueError(
-            f"none of {len(examples)} examples is usable: all are longer than {objective.max_length} tokens"
-        )
+    check_some(items, examples, objective.max_length)
     loss, found = 0.0, []
     for at in range(0, len(items), batch):
         part = items[at : at + batch]

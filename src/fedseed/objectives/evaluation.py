@@ -137,7 +137,7 @@ def language_metrics(
     """
     prepared = [(example, objective.prepare([example])) for example in examples]
     usable = [example for example, items in prepared if items]
-    _some(usable, examples, objective.max_length)
+    check_some(usable, examples, objective.max_length)
     loss = mean_loss(model, objective, [item for _, items in prepared for item in items])
     metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
     if scores:
@@ -182,7 +182,7 @@ def choice_metrics(
     """
     model.eval()
     items = objective.prepare(examples)
-    _some(items, examples, objective.max_length)
+    check_some(items, examples, objective.max_length)
     loss, right, weight = 0.0, 0, 0
     for at in range(0, len(items), batch):
         part: list[Any] = list(items[at : at + batch])
@@ -193,6 +193,7 @@ def choice_metrics(
     return {"loss": loss / weight, "accuracy": 100.0 * right / len(items)}
 
 
-def _some(usable: Sequence[Any], examples: Sequence[Any], max_length: int) -> None:
+def check_some(usable: Sequence[Any], examples: Sequence[Any], max_length: int) -> None:
+    """Raises ValueError if none of the examples is usable."""
     if not usable:
         raise ValueError(f"none of {len(examples)} examples is usable: all are longer than {max_length} tokens")

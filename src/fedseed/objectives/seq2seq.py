@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed.objectives.evaluation import longest_input, mean_loss
+from fedseed.objectives.evaluation import check_some, longest_input, mean_loss
 from fedseed.objectives.losses import IGNORE, Choices, Options
 from fedseed.tasks import metrics as scoring
 from fedseed.tasks.data import Choice, Example
@@ -183,12 +183,10 @@ def seq2seq_metrics(
     Raises:
         ValueError: no example is usable.
     """
-    usable = [example for example in examples if objective.prepare([example])]
-    if not usable:
-        raise ValueError(
-            f"none of {len(examples)} examples is usable: all are longer than {objective.max_length} tokens"
-        )
-    loss = mean_loss(model, objective, objective.prepare(usable))
+    prepared = [(example, objective.prepare([example])) for example in examples]
+    usable = [example for example, items in prepared if items]
+    check_some(usable, examples, objective.max_length)
+    loss = mean_loss(model, objective, [item for _, items in prepared for item in items])
     metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
     if scores:
         said = answers_of(model, objective, [example.prompt for example in usable], max_new_tokens)

@@ -77,13 +77,7 @@ class NetworkBackend(Backend):
     ) -> None:  # fmt: skip
         self.progress = progress or Silent()
         self._exporter = exporter
-        self.settings = RunSettings(
-            recipe.method, recipe.rounds, recipe.seed, recipe.evaluation.every, out, recipe.to_toml(),
-            patience=None if recipe.stopping is None else recipe.stopping.patience,
-            attack=None if recipe.attack is None else recipe.attack.kind,
-            trackers=recipe.tracking,
-            digest_every=recipe.evaluation.digest_every,
-        )  # fmt: skip
+        self.settings = RunSettings.of(recipe, out)
         self._store: NetworkStore | None = None  # where the run writes files
         self._folder: RunFolder | None = None
         self._loop = asyncio.new_event_loop()

@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedseed.methods import Method
 from fedseed.tracking import Tracker
+
+if TYPE_CHECKING:
+    from fedseed.runs.recipe import Recipe
 
 
 @dataclass
@@ -39,6 +43,22 @@ class RunSettings:
     attackers: frozenset[int] = frozenset()
     trackers: Sequence[Tracker] = ()
     digest_every: int = 1
+
+    @classmethod
+    def of(cls, recipe: "Recipe", out: Path | None) -> "RunSettings":
+        """A recipe's, where it alone says what the run is.
+
+        Args:
+            recipe: the recipe.
+            out: folder for the run's files; None: nothing is written.
+        """
+        return cls(
+            recipe.method, recipe.rounds, recipe.seed, recipe.evaluation.every, out, recipe.to_toml(),
+            patience=None if recipe.stopping is None else recipe.stopping.patience,
+            attack=None if recipe.attack is None else recipe.attack.kind,
+            trackers=recipe.tracking,
+            digest_every=recipe.evaluation.digest_every,
+        )  # fmt: skip
 
     def evaluates(self, number: int) -> bool:
         """Whether there is an evaluation after a round."""
