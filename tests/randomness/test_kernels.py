@@ -1,6 +1,5 @@
 """All implementations give the reference's bits."""
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -107,21 +106,6 @@ def test_nothing_to_add_leaves_the_weights():
             before = w.copy()
             kernels.move(w, w, "float32", kernels.prepare(parts, 9000), 0.5, 0)
             same_bits(w, before)
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_thread_count_does_not_matter(name):
-    rng = np.random.default_rng(2)
-    spec = Basis(name, 99, size=512).spec
-    n = 2_500_001
-    c, x = rng.normal(size=5).astype(np.float32), rng.normal(size=n).astype(np.float32)
-    results = []
-    available = numba.get_num_threads()
-    for threads in (1, available):
-        numba.set_num_threads(threads)
-        results.append((combine(CPU, spec, 0, c, 11, 11 + n, n), CPU.project(spec, 0, 5, x, 11, n)))
-    same_bits(results[0][0], results[1][0])
-    same_bits(results[0][1], results[1][1])
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 
@@ -64,22 +63,6 @@ def test_several_directions_at_once():
     parts = [Part(Basis("rademacher", 3).spec, 5, random(rng, 7)), Part(Basis("hadamard", 4).spec, 0, random(rng, 9))]
     expected = product(REFERENCE, x, w, None, parts, 0.3)
     np.testing.assert_allclose(product(CPU, x, w, None, parts, 0.3), expected, rtol=0, atol=1e-3)
-
-
-def test_threads_and_other_inputs_do_not_matter():
-    """A row of the result is the same bits with any number of threads, and whatever rows stand beside it."""
-    rng = np.random.default_rng(3)
-    x, w = random(rng, 131, 1552), random(rng, 517, 1552)
-    parts = [Part(Basis("hadamard", 4).spec, 0, np.ones(1, np.float32))]
-    expected = product(CPU, x, w, None, parts, 0.3)
-    available = numba.get_num_threads()
-    try:
-        numba.set_num_threads(1)
-        np.testing.assert_array_equal(product(CPU, x, w, None, parts, 0.3), expected)
-    finally:
-        numba.set_num_threads(available)
-    for rows in (slice(0, 1), slice(50, 99), slice(130, 131)):
-        np.testing.assert_array_equal(product(CPU, x[rows], w, None, parts, 0.3), expected[rows])
 
 
 def digest_of_a_product():

@@ -10,6 +10,7 @@ uses again; an embedding gets the rows it looks up; a product with a large matri
 (float32 on a CPU), or is done a slice of rows at a time.
 """
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,6 @@ _CONSUMERS = {
 LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
 FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
 FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
-_COMPILED = (torch.jit.ScriptModule, torch._dynamo.OptimizedModule)
 _MAY_HOLD = (torch.Tensor, list, tuple, dict)
 _WAYS: dict[Any, str] = {}  # what to do with which function, found out once
 
@@ -58,7 +58,9 @@ def _way(func: Any) -> str:
 
 def can_exchange(model: torch.nn.Module) -> bool:
     """Whether parameters can be exchanged where they are used: not inside scripted or compiled code."""
-    return not any(isinstance(module, _COMPILED) for module in model.modules())
+    compiler = sys.modules.get("torch._dynamo")  # not imported: nothing is compiled, and it would take two seconds
+    compiled = (torch.jit.ScriptModule, *([] if compiler is None else [compiler.OptimizedModule]))
+    return not any(isinstance(module, compiled) for module in model.modules())
 
 
 class Perturbation:
