@@ -1007,25 +1007,36 @@ def _add_rows(out, rows):  # type: ignore[no-untyped-def]
 # -- words for the host ----------------------------------------------------------------------------------------------
 
 
+@njit(cache=True)
+def _chunk_words(out, chunk, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    a = chunk * _CHUNK
+    n = min(_CHUNK, out.size - a)
+    scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
+    block = (start + a) // 4
+    _fill_words(scratch, (start + a + n + 3) // 4 - block, block, domain, k, key0, key1)
+    at = start + a - 4 * block
+    for i in range(n):
+        out[a + i] = scratch[(at + i) & 3, (at + i) >> 2]
+
+
 @njit(cache=True, parallel=True)
 def _element_words(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
-    count = out.size
-    for chunk in prange((count + _CHUNK - 1) // _CHUNK):
-        a = chunk * _CHUNK
-        n = min(_CHUNK, count - a)
-        scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
-        block = (start + a) // 4
-        _fill_words(scratch, (start + a + n + 3) // 4 - block, block, domain, k, key0, key1)
-        at = start + a - 4 * block
-        for i in range(n):
-            out[a + i] = scratch[(at + i) & 3, (at + i) >> 2]
+    for chunk in prange((out.size + _CHUNK - 1) // _CHUNK):
+        _chunk_words(out, chunk, domain, k, key0, key1, start)
+
+
+@njit(cache=True)
+def _element_words_serial(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    for chunk in range((out.size + _CHUNK - 1) // _CHUNK):
+        _chunk_words(out, chunk, domain, k, key0, key1, start)
 
 
 def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
     """One random 32-bit word for each of the elements start..stop."""
     out = np.empty(stop - start, dtype=np.uint32)
     key0, key1 = split_seed(seed)
-    _element_words(out, int(domain), k, _L(key0), _L(key1), start)
+    fill = _element_words_serial if len(out) <= _RUN else _element_words  # threads would take longer to start
+    fill(out, int(domain), k, _L(key0), _L(key1), start)
     return out
 
 
