@@ -30,7 +30,7 @@ LABEL_WORDS = "terrible bad okay good great Yes Maybe No Description Entity Expr
 
 
 def pytest_sessionstart(session):
-    """Without a GPU, Triton's interpreter stands in for one. Triton reads this when a module with kernels is imported."""
+    """Without a GPU, Triton's interpreter stands in for one: Triton asks when a module with kernels is imported."""
     if getattr(session.config.option, "dist", "no") != "no":
         return  # this process runs no test
     import torch

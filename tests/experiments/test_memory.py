@@ -35,20 +35,26 @@ def of(name, *settings):
     return predict(read_recipe(name, (*TINY, *settings)))
 
 
-def test_a_configuration_alone_gives_what_the_base_gives(configuration):
-    whole, alone = of("quickstart-ferret"), of("quickstart-ferret", f"model.base={configuration}")
+@pytest.fixture(scope="module")
+def plain():
+    """What Ferret and FedAvg take as they are, by name."""
+    return {name: of(f"quickstart-{name}") for name in ("ferret", "fedavg")}
+
+
+def test_a_configuration_alone_gives_what_the_base_gives(configuration, plain):
+    whole, alone = plain["ferret"], of("quickstart-ferret", f"model.base={configuration}")
     assert alone.weights == whole.weights >= WEIGHTS and alone.parts == whole.parts
     assert [p.model for p in alone.phases] == [p.model for p in whole.phases]
     assert alone.parameters == alone.trained == 1_195_392
     assert (alone.bytes_up, alone.bytes_down) == (whole.bytes_up, whole.bytes_down) == (28_012, 28_020)
 
 
-def test_parts_are_those_of_the_method(monkeypatch):
-    ferret = dict(of("quickstart-ferret").parts)
+def test_parts_are_those_of_the_method(monkeypatch, plain):
+    ferret = dict(plain["ferret"].parts)
     assert ferret["start copy of the weights"] == ferret["gradients"] == WEIGHTS
     streaming = dict(of("quickstart-ferret", "method.streaming=true").parts)
     assert list(streaming) == ["activations, and the gradient in hand"]
-    fedavg = of("quickstart-fedavg")
+    fedavg = plain["fedavg"]
     assert dict(fedavg.parts)["optimiser's averages"] == 2 * WEIGHTS and fedavg.bytes_up == WEIGHTS
     assert fedavg.kept == pytest.approx(2 * WEIGHTS, rel=0.1)
     assert list(dict(of("small-feedsign").parts)) == ["activations (forward)"]
@@ -61,8 +67,8 @@ def test_parts_are_those_of_the_method(monkeypatch):
     assert momentum.averages == 2 * WEIGHTS and momentum.held == momentum.weights + 2 * WEIGHTS
 
 
-def test_checkpoints_adapters_and_parts_of_a_model():
-    plain = of("quickstart-fedavg")
+def test_checkpoints_adapters_and_parts_of_a_model(plain):
+    plain = plain["fedavg"]
     checkpointed = of("quickstart-fedavg", "model.activation_checkpointing=true")
     assert checkpointed.round_peak < plain.round_peak and checkpointed.weights == plain.weights
     adapted = of("quickstart-fedavg", "model.adapter.kind=lora")
@@ -90,8 +96,8 @@ def test_other_kinds_of_examples(original):
     assert digits.batch.endswith("examples") and digits.evaluation > 0
 
 
-def test_whether_it_fits(monkeypatch):
-    found = of("quickstart-ferret")
+def test_whether_it_fits(monkeypatch, plain):
+    found = plain["ferret"]
     monkeypatch.setattr(memory, "available_memory", lambda: (1 << 40, 1 << 39))
     assert fits(found)[0] and fits(found)[1][0].startswith("It fits: it takes ")
     monkeypatch.setattr(memory, "available_memory", lambda: (1 << 40, 1 << 20))
@@ -104,8 +110,8 @@ def test_whether_it_fits(monkeypatch):
     )
 
 
-def test_a_peak_is_the_worst_phase():
-    found = of("quickstart-ferret")
+def test_a_peak_is_the_worst_phase(plain):
+    found = plain["ferret"]
     changed = found.__class__(**{**vars(found), "phases": (Phase("a", 5, 7), Phase("b", 9, 1)), "base": 100})
     assert changed.round_peak == found.program + found.weights + 100 + 12
     assert changed.on_device == found.weights + 100 + max(9, found.evaluation)

@@ -16,7 +16,7 @@ import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["support.worker_runs", "support.command_line", "torch._dynamo", "support.forked_ready"]
+    ["pytest", "support.worker_runs", "support.command_line", "torch._dynamo", "support.forked_ready"]
 )
 
 

@@ -12,6 +12,7 @@ from fedseed.randomness import Basis, Domain
 from fedseed.randomness.kernels import cpu
 from fedseed.randomness.kernels.reference import Part
 
+
 def threads():
     """How many this process has."""
     return len(list(Path("/proc/self/task").iterdir()))
