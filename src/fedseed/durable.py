@@ -128,7 +128,7 @@ def _remove_left(path: Path) -> None:
             handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(name)
+                Path(name).unlink()
             finally:
                 os.close(handle)
 

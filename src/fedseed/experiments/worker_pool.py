@@ -184,14 +184,14 @@ def _run(order: dict[str, Any]) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         threading.Thread(target=watch, daemon=True).start()
-        from rich.console import Console
 
         from fedseed.reports.progress import Shown
+        from fedseed.reports.screen import Screen
         from fedseed.runs.assembly import build
 
         job = Job(**order)
         checked = job.read()  # plug-ins are loaded here, in the process that runs them
-        shown = Shown(Console(width=120, force_terminal=False))
+        shown = Shown(Screen(width=120, force_terminal=False))
         build(checked, Path(order["folder"]), shown, job.workers, job.threads).run(resume=True)
         code = 0
     except RecipeError as error:

@@ -44,4 +44,3 @@ def main(place: str, name: str) -> None:
     if probabilities is not None:
         with replacing(folder / "probabilities.png") as picture:
             draw_probabilities(probabilities, picture)
-
