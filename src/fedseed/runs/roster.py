@@ -11,29 +11,17 @@ from typing import TYPE_CHECKING
 
 from fedseed.errors import RecipeError
 from fedseed.federation.protocol import listed
+from fedseed.transport.subjects import RESERVED, name_problem
 
 if TYPE_CHECKING:
     from fedseed.runs.recipe import FederationSettings, Recipe
 
 ROSTER_FILE = "clients.json"  # in the folder of `fedseed keys`, and in that of a run whose clients enrolled
-RESERVED = ("coordinator", "watcher")
-_SPECIAL = "/=,*?[]"  # of paths, of `--client NAME=A,B`, of patterns
 WHO = (
     "who takes part is not said, and no site sees the others' files: name the clients in the recipe "
     '(federation.clients = ["north", "south"]), take them from the keys (serve --clients-from KEYS), or let them enrol '
     '(federation.enrolment = "open" with federation.start_with)'
 )
-
-
-def name_problem(name: str) -> str | None:
-    """What keeps a text from being a client's name."""
-    if not name.strip() or name != name.strip():
-        return "a name is a text without spaces around it"
-    if name in RESERVED:
-        return "this name is taken"
-    if any(c in _SPECIAL or not c.isprintable() for c in name):
-        return f"a name has none of {' '.join(_SPECIAL)}"
-    return None
 
 
 def roster_problem(settings: "FederationSettings") -> str | None:
