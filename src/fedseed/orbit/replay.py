@@ -1,6 +1,6 @@
 """Replay: the one place where recorded steps become weights. Needs torch; the rest of the orbit does not."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,7 +83,7 @@ def catch_up(
         method: the method.
         state: the state before the first of them.
         space: the parameter space, at the weights before the first of them.
-        records: the steps.
+        records: the steps; they are gone through twice, so of an iterator a list is made.
         progress: called with the number of each step applied.
         check_all: compare with every recorded digest, not with the last one only.
 
@@ -93,25 +93,10 @@ def catch_up(
     Raises:
         OrbitError: a step is not valid, or the weights differ from those of the run.
     """
-    steps = list(records)
-    known = [i for i, record in enumerate(steps) if record.digest != NO_DIGEST]
-    done = 0
-    for stop in known if check_all else known[-1:]:
-        state = apply_run(method, state, space, steps[done : stop + 1], progress)
-        done = stop + 1
-        digest, recorded = space.digest(), steps[stop].digest
-        if digest != recorded:
-            number = steps[stop].round
-            raise OrbitError(f"after step {number} the weights' digest is {digest}, the run recorded {recorded}")
-    return apply_run(method, state, space, steps[done:], progress)
-
-
-def apply_run(
-    method: Method, state: State, space: ParameterSpace, run: Sequence[Record], progress: OnStep | None
-) -> State:
-    """Apply steps that follow each other; nobody looks at the weights in between."""
-    pending = Pending(space)  # many steps in one pass over the weights
-    for record in run:
+    again = list(records) if isinstance(records, Iterator) else records
+    last = max((i for i, record in enumerate(again) if record.digest != NO_DIGEST), default=-1)
+    pending = Pending(space)  # many steps in one pass over the weights, where nobody looks at them in between
+    for i, record in enumerate(again):
         try:
             step = method.decode_step(state, record.payload)
         except MessageError as error:
@@ -120,5 +105,12 @@ def apply_run(
         state = method.advance(state, step)
         if progress is not None:
             progress(record.round)
+        if i == last or (check_all and record.digest != NO_DIGEST):
+            pending.flush()
+            digest = space.digest()
+            if digest != record.digest:
+                raise OrbitError(
+                    f"after step {record.round} the weights' digest is {digest}, the run recorded {record.digest}"
+                )
     pending.flush()
     return state
