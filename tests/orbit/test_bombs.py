@@ -111,19 +111,19 @@ def test_any_description_is_read_or_refused_in_bounded_memory(key, value, times)
 
 
 def test_a_bit_a_step_is_replayed_as_a_stream(tmp_path, monkeypatch):
-    """4,096 steps in 512 bytes: neither they nor what becomes of them is in memory all at once."""
+    """2,048 steps in 256 bytes: neither they nor what becomes of them is in memory all at once."""
     net = fresh()
     layout = ParameterSpace(net, METHOD.blocks).layout
     path = tmp_path / "a.orbit"
     header = replace(HEADER, base_digest=base_digest(net), layout=layout)
-    write_orbit(path, begin(header), [PackedRecord(1, 1 << 12, np.random.default_rng(0).bytes(1 << 9))])
+    write_orbit(path, begin(header), [PackedRecord(1, 1 << 11, np.random.default_rng(0).bytes(1 << 8))])
     with at_most(100 << 10):  # which a list of the steps alone exceeds
         orbit = Orbit.open(path)
-    assert orbit.last == 1 << 12
-    whole = orbit.replay(net, 1 << 12)
-    monkeypatch.setattr(pending, "STEPS", 1 << 7)
+    assert orbit.last == 1 << 11
+    whole = orbit.replay(net, 1 << 11)
+    monkeypatch.setattr(pending, "STEPS", 1 << 6)
     net = fresh()
-    with at_most(1 << 20):
+    with at_most(1 << 19):
         assert orbit.replay(net) == whole
 
 

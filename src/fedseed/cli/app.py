@@ -224,8 +224,10 @@ def _sweep(
         runs = [run.model_copy(update={"grid": {**run.grid, **values}}) for run in sweep.runs]
         sweep = sweep.model_copy(update={"runs": runs, "set": [*sweep.set, *overrides]})
     if seeds is not None:
+        from fedseed.randomness.seed import check_seed
+
         try:
-            sweep = sweep.model_copy(update={"seeds": [int(s) for s in seeds.split(",")]})
+            sweep = sweep.model_copy(update={"seeds": [check_seed(int(s), "--seeds") for s in seeds.split(",")]})
         except ValueError as error:
             raise RecipeError(f"--seeds {seeds}: write whole numbers, such as 1,2,3") from error
 

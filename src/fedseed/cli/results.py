@@ -147,7 +147,7 @@ def generate(
     top_p: Annotated[
         float, typer.Option("--top-p", min=0.0, max=1.0, help="Draw from the likeliest tokens of this probability.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Of what is drawn.")] = 0,
     best: BestOption = None,
     upto: UptoOption = None,
     base: BaseOption = None,
