@@ -217,9 +217,7 @@ def _tsv(rows: list[tuple[str, str]]) -> Iterator[Record | RecipeError]:
 def as_record(where: str, columns: Sequence[str], fields: Sequence[str]) -> Record | RecipeError:
     """A row of a table with a header, or what is wrong with it."""
     if len(fields) != len(columns):
-        return RecipeError(
-            f"{where}: {len(fields)} columns, the header has {len(columns)}: {shown(', '.join(columns))}"
-        )
+        return RecipeError(f"{where}: {len(fields)} columns, the header has {len(columns)}: {_columns(columns)}")
     return Record(where, dict(zip(columns, fields, strict=True)))
 
 

@@ -1,0 +1,34 @@
+"""TOML files of people, which may be somebody else's."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedseed.errors import RecipeError
+
+MOST_BYTES = 1 << 20  # of a file: what takes hours to read is longer
+
+
+def read_toml(path: Path, what: str = "") -> dict[str, Any]:
+    """A file's tables.
+
+    Args:
+        path: the file.
+        what: stands before its name in errors, such as "--local ".
+
+    Raises:
+        RecipeError: it can't be read, is no TOML, or larger than anybody writes one.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise RecipeError(f"{what}{path}: can't be read: {error.strerror}") from error
+    if len(data) > MOST_BYTES:
+        raise RecipeError(f"{what}{path}: more than {MOST_BYTES:,} bytes: this is no recipe")
+    try:
+        return tomllib.loads(data.decode())
+    except RecursionError as error:
+        raise RecipeError(f"{what}{path}: not valid TOML: nested too deeply") from error
+    except ValueError as error:  # of the text, its encoding, or a number of thousands of digits
+        raise RecipeError(f"{what}{path}: not valid TOML: {error}") from error
