@@ -61,7 +61,7 @@ def hostile(tmp_path, **changes):
 
 
 def test_an_orbits_info_is_plain(tmp_path):
-    path = hostile(tmp_path, base=EVIL, base_digest=EVIL, dtype=EVIL)
+    path = hostile(tmp_path, base=EVIL, base_digest=EVIL)
     said = fedseed("orbit", "info", path)
     assert said.returncode == 0 and "[red]a[/red]" in said.stdout
     assert not set(said.stdout + said.stderr) & {"\x1b", "\x07", "\x9b", "\u202e", "\r"}

@@ -139,6 +139,11 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def append_to(path: str, flags: int) -> int:
+    """An `opener` for `open`: a link is not followed."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def sync_folder(path: Path) -> None:
     """Bring a folder's list of files to the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -23,7 +23,8 @@ START = struct.Struct("<8sHHI")
 # So much a header may hold besides what every one may: each of its compressed bytes becomes so many of JSON, with so
 # many values. Of real models there are at most 30 and 3 (47,000 tensors, a block each). What is made of a header in
 # memory is bounded by its length, and nothing is made of one that is above these.
-_INFLATION, _VALUES, _FREE, _MOST_TEXT, _MOST_VALUES = 64, 4, 4096, 1 << 25, 1 << 21
+_INFLATION, _FREE_TEXT, _MOST_TEXT = 64, 1 << 16, 1 << 25
+_VALUES, _FREE_VALUES, _MOST_VALUES = 4, 1 << 12, 1 << 21
 _LARGEST = 1 << 63  # numbers in a layout are below
 _MOST_SIDES = 64
 _SHOWN = 1000  # characters of what is wrong with one
@@ -161,6 +162,8 @@ class Header:
         if self.digest_kind not in get_args(DigestKind):
             known = ", ".join(get_args(DigestKind))
             raise ValueError(f"digests of kind {self.digest_kind!r}; this version of fedseed knows {known}")
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"a base of dtype {shown(self.dtype)}: one of {', '.join(ITEM_BYTES)} is expected")
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
         if unknown:
             raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
@@ -208,7 +211,7 @@ class Header:
 
 
 def _most_text(packed: bytes) -> int:
-    return min(_FREE + _INFLATION * len(packed), _MOST_TEXT)
+    return min(_FREE_TEXT + _INFLATION * len(packed), _MOST_TEXT)
 
 
 def _too_much(packed: bytes, text: bytes) -> str | None:
@@ -216,7 +219,7 @@ def _too_much(packed: bytes, text: bytes) -> str | None:
     if len(text) > _most_text(packed):
         return f"{len(text):,} bytes of text in {len(packed):,} compressed ones"
     values = sum(map(text.count, (b",", b"[", b"{", b":")))
-    if values > min(_FREE + _VALUES * len(packed), _MOST_VALUES):
+    if values > min(_FREE_VALUES + _VALUES * len(packed), _MOST_VALUES):
         return f"{values:,} values in {len(packed):,} compressed bytes"
     return None
 

@@ -7,6 +7,7 @@ from typing import Any
 from fedseed.errors import RecipeError
 
 MOST_BYTES = 1 << 20  # of a file: what takes hours to read is longer
+MOST_DEEP = 32  # tables and lists in each other
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
@@ -27,8 +28,15 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
     if len(data) > MOST_BYTES:
         raise RecipeError(f"{what}{path}: more than {MOST_BYTES:,} bytes: this is no recipe")
     try:
-        return tomllib.loads(data.decode())
+        found = tomllib.loads(data.decode())
     except RecursionError as error:
         raise RecipeError(f"{what}{path}: not valid TOML: nested too deeply") from error
     except ValueError as error:  # of the text, its encoding, or a number of thousands of digits
         raise RecipeError(f"{what}{path}: not valid TOML: {error}") from error
+    level: list[Any] = [found]
+    for _ in range(MOST_DEEP):
+        tables = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [inner for values in tables for inner in values if isinstance(inner, dict | list)]
+        if not level:
+            return found
+    raise RecipeError(f"{what}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is no recipe")
