@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,11 +119,19 @@ def test_an_adapter_that_is_larger_than_it_says(settings):
             equip(one, net)
 
 
+@pytest.mark.parametrize("file", ["../x.csv", "/tmp/x.csv", "model.orbit", "a/b.csv", ".csv", "x.csv\n", "", "..csv"])
+def test_a_tracker_writes_a_file_of_its_own(file, tmp_path):
+    text = f'rounds = 1\n[method]\nname = "feedsign"\n[[tracking]]\nname = "csv"\nfile = {json.dumps(file)}\n'
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(RecipeError, match=r"tracking.*file"):
+        read_recipe(tmp_path / "a.toml")
+
+
 def test_a_recipes_plug_ins_are_not_run_unasked(tmp_path):
-    """What a recipe from somebody else may name, and what becomes of it (docs/trust.md)."""
+    """What a recipe from somebody else may name, and what becomes of it (docs/extending.md)."""
     evil = tmp_path / "evil.py"
     evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     (tmp_path / "a.toml").write_text(f'rounds = 1\nplugins = ["{evil}"]\n[method]\nname = "feedsign"\n')
     with pytest.raises(RecipeError, match="plugins"):
         read_recipe(tmp_path / "a.toml")
-    assert not (tmp_path / "ran").exists() and json.dumps(str(Path(evil)))
+    assert not (tmp_path / "ran").exists()

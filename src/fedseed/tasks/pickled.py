@@ -31,6 +31,8 @@ _PLAIN = {
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "NONE", "NEWTRUE", "NEWFALSE", "FLOAT", "BINFLOAT",
     "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD", "MARK", "PROTO", "FRAME", "STOP",
 }  # fmt: skip
+_NOTED = _MADE | _TUPLES
+_KNOWN_CODES = _NOTED | _PLAIN
 
 
 class _DType:
@@ -135,15 +137,15 @@ def _check(data: bytes) -> None:
         if number >= most:
             raise pickle.UnpicklingError(f"more than {most:,} instructions in {len(data):,} bytes")
         if name in _PUT:
-            at = len(known) if argument is None else int(argument)
-            if at > number or before not in _MADE | _TUPLES:
+            at = len(known) if argument is None else int(argument)  # MEMOIZE has no argument
+            if at > number or before not in _NOTED:
                 raise pickle.UnpicklingError("an object is noted where none is made")
             known.add(at)
             (tuples.add if before in _TUPLES else tuples.discard)(at)
         elif name in _GET:
-            if int(argument) in tuples:
+            if int(argument or 0) in tuples:
                 raise pickle.UnpicklingError("a tuple is used again")
-        elif name not in _MADE | _TUPLES | _PLAIN:
+        elif name not in _KNOWN_CODES:
             raise pickle.UnpicklingError(f"{name.lower()}: no instruction of these files")
         before = name
 
