@@ -81,7 +81,7 @@ def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, a
             if live is not None:
                 live.update(Text("\n".join(describe(about))), refresh=True)
             elif text != told:
-                console.print(text, highlight=False, soft_wrap=True, markup=False)
+                console.print(text, highlight=False, soft_wrap=True)
                 told = text
             if about.get("ended"):
                 return

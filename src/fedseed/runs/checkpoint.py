@@ -76,7 +76,7 @@ def load(path: Path, space: ParameterSpace, header: Header) -> Checkpoint:
             names = [name for name in list(file.keys()) if name.startswith(KEPT)]
             kept = {name.removeprefix(KEPT): file.get_tensor(name).numpy() for name in names}
         at = Checkpoint(int(about["round"]), int(about["changed"]), kept)
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise OrbitError(f"{path}: not a checkpoint of a run, or damaged: {error}") from error
     if space.digest() != about["digest"]:
         raise OrbitError(f"{path}: the weights' digest differs from the one written with them")
@@ -105,7 +105,7 @@ def open_weights(path: Path) -> tuple[Header, int, str, Mapping[str, torch.Tenso
         raise OrbitError(
             f"{path}: it does not say which run it is of (an older fedseed has written it): run the recipe again"
         ) from error
-    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise OrbitError(f"{path}: not a checkpoint of a run, or damaged: {error}") from error
 
 

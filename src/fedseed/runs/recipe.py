@@ -33,6 +33,7 @@ from fedseed.renaming import Renamed, changed
 from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
 from fedseed.runs.named import ByName
 from fedseed.runs.roster import roster_problem
+from fedseed.runs.toml import read_toml
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind
@@ -305,12 +306,7 @@ def read_recipe(
         if str(source) not in packaged:
             raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name; {_instead(path)}")
         path = packaged[str(source)]
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not valid TOML: {error}") from error
+    data = read_toml(path)
     settings = [_setting(pair) for pair in overrides]
     for pair, keys, value in settings:
         if keys == ["plugins"]:  # first, as they decide what else there can be

@@ -31,6 +31,7 @@ from fedseed.optimizers.schedule import lasting
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
+from fedseed.randomness.seed import check_seed
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.folder import RunFolder
@@ -124,6 +125,7 @@ class Simulation(Backend):
         workers: Workers | Team | None = None,
         threads: int | None = None,
     ) -> None:
+        seed = check_seed(seed)
         try:
             method = lasting(method, rounds)
         except ValueError as error:
