@@ -47,6 +47,9 @@ def describe(about: dict[str, Any]) -> list[str]:
         if last.get(key) is not None:
             number = last["round"] if key == "train_loss" else last.get("evaluated", last["round"])
             lines.append(f"{label:<8} {last[key]:.4f} (round {number})")
+    if privacy := about.get("privacy"):
+        spent = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in privacy.items())
+        lines.append(f"privacy  {spent} (plain composition)")
     if last.get("weights_digest"):
         lines.append(f"digest   {last['weights_digest']}")
     if about["repeated_rounds"]:
