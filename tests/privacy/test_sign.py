@@ -60,7 +60,9 @@ def test_the_odds_are_exact(total, epsilon, monkeypatch):
     assert found[-1] <= 1 - expected + 1e-12 and 1 - expected - 1e-12 <= found[-1] + left
 
 
-@pytest.mark.parametrize(("total", "epsilon", "factors"), [(80, 1.0, 40), (-80, 1.0, 40), (3, 500.0, 750), (-2, 1e4, 10_000)])
+@pytest.mark.parametrize(
+    ("total", "epsilon", "factors"), [(80, 1.0, 40), (-80, 1.0, 40), (3, 500.0, 750), (-2, 1e4, 10_000)]
+)
 def test_no_outcome_is_impossible(total, epsilon, factors, monkeypatch):
     """From eps S / 2 = 37 on a double near 1 has no room for the other sign; here it is e^-1 as often as it takes."""
     asked = count()

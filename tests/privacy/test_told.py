@@ -22,15 +22,14 @@ from fedseed.federation.protocol import Entry, read_header, read_silent, read_st
 from fedseed.orbit.header import START
 from fedseed.privacy import PrivateSign
 from fedseed.privacy.base import WITHHELD
+from fedseed.runs.folder import RunFolder
 from fedseed.runs.joining import Loading, part_of
 from fedseed.runs.network import coordinate
-from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import Recipe
 from fedseed.tracking.csv import CSV
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Transport
 from fedseed.transport.memory import Hub
-from support.problem import Problem
 from support.zeroth_order import OBJECTIVE, model
 
 PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
@@ -233,8 +232,8 @@ def listed():
     part = PAGE.read_text(encoding="utf-8").split("<!-- told: begin -->")[1].split("<!-- told: end -->")[0]
     found = defaultdict(set)
     for line in part.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-        if len(cells) > 1 and cells[0].startswith("`"):
+        cells = [cell.strip() for cell in line.split("|")[1:]]
+        if cells and cells[0].startswith("`"):
             found[cells[0].strip("`")] |= set(re.findall(r"`([^`]+)`", cells[1]))
     return found
 
@@ -337,7 +336,9 @@ def test_messages_are_the_same_whatever_the_data(carried):
     canonical = {}
     for kind, (heard, _, _) in carried.items():
         canonical[kind] = {
-            (told(*one)[0], json.dumps(told(*one)[2], default=repr)) for one in heard if one[0] not in ("status", "answer")
+            (told(*one)[0], json.dumps(told(*one)[2], default=repr))
+            for one in heard
+            if one[0] not in ("status", "answer")
         }
     assert canonical["plain"] == canonical["odd"]
     votes = {kind: [data for what, data in heard if what == "update"] for kind, (heard, _, _) in carried.items()}
@@ -421,8 +422,9 @@ def test_no_report_changes_the_account(monkeypatch, tmp_path):
 
     async def lying(self, what, about):
         if what == "report":
-            about = {**about, "metrics": lie | {"privacy": 0.0}, "examples": -5, "privacy": lie, "ratio": 0.0,
-                     "spent": {"losses": 3.5, "counted": 1, "forward_passes": 0, "seconds": {"local": 2.0}}}  # fmt: skip
+            spent = {"losses": 3.5, "counted": 1, "forward_passes": 0, "seconds": {"local": 2.0}}
+            metrics = {name: value for name, value in lie.items() if name != "privacy"}
+            about = {**about, "metrics": metrics, "examples": -5, "privacy": lie, "ratio": 0.0, "spent": spent}
         await say(self, what, about)
 
     monkeypatch.setattr(Introduction, "say", lying)
@@ -432,6 +434,12 @@ def test_no_report_changes_the_account(monkeypatch, tmp_path):
     statuses = [json.loads(data) for what, data in heard if what == "status"]
     assert [one["privacy"] for one in statuses] == [counted.counted(number) for number in (0, 2, 4)]
     assert all(line.get("train_loss") is None for line in result.metrics)
+
+
+def test_no_metric_changes_the_account():
+    """A figure called "round" once made four rounds' epsilon that of one."""
+    told = federation("plain", evaluation=lambda model: {"round": 1, "votes": 0.0, "epsilon": 0.0})
+    assert told.run().summary["privacy"] == PrivateSign(0.5, 3).spent(ROUNDS)
 
 
 def test_a_restart_forgets_nothing_that_was_spent(monkeypatch, tmp_path):

@@ -66,6 +66,10 @@ def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Tabl
     table.caption = "Bytes: payload per client and round in which it takes part."
     if any(name.startswith("unseen_") for name in names):
         table.caption += " Unseen: tasks that no client holds."
+    for name, summary in summaries:
+        if spent := summary.get("privacy"):
+            figures = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in spent.items())
+            table.caption += f" Privacy spent by {name}: {figures}."
     table.caption_justify = "left"
     return table
 

@@ -22,7 +22,7 @@ from fedseed.tasks.data import ClientData, TaskData
 
 logger = logging.getLogger(__name__)
 
-UNEVALUATED = "a private run: nothing is evaluated, and only votes are told"
+UNEVALUATED = "a private run: nothing is evaluated (evaluation.disclose is not set)"
 
 
 class Federation(Simulation):
@@ -145,7 +145,7 @@ def _put_together(
     evaluate: Evaluation | None = None
     notes: list[str] = []
     if not recipe.evaluates:
-        notes = [f"{UNEVALUATED}: evaluation.disclose is not set"]
+        notes = [UNEVALUATED]
     elif parts is None or recipe.task.shares_evaluation:
         evaluate, notes = evaluation_of(recipe, equipment, data)
     else:
