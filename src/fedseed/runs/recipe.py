@@ -236,8 +236,8 @@ class Recipe(_Table):
                 raise _told(f"{key} = {value}: at most {LARGEST:,}")
         if self.stopping is not None and not self.evaluates:
             raise _told(
-                f"stopping: {self.method.name} is private here (method.epsilon), and nothing is evaluated; leave it out, or "
-                "let the validation loss be told with evaluation.disclose = true, which no epsilon counts"
+                f"stopping: {self.method.name} is private here, and nothing is evaluated; leave it out, or let the "
+                "validation loss be told with evaluation.disclose = true, which no epsilon counts"
             )
         quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter
         if quantization is not None and adapter is None:
