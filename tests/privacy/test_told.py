@@ -23,6 +23,7 @@ from fedseed.federation.protocol import Entry, read_header, read_silent, read_st
 from fedseed.orbit.header import START
 from fedseed.privacy import PrivateSign
 from fedseed.privacy.base import WITHHELD
+from fedseed.reports.progress import Silent
 from fedseed.reports.tables import comparison_table
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.joining import Loading, part_of
@@ -126,8 +127,24 @@ class Recorded(Transport):
         return end
 
 
-def over(way, kind, out, ask=False):
-    """A run with a process for each two clients; what was carried."""
+class Failing(Silent):
+    """Ends a coordinator after round 2."""
+
+    def round(self, line):
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+
+def over(way, kind, out, ask=False, restart=False):
+    """A run with a process for each two clients; what was carried.
+
+    Args:
+        way: the transport.
+        kind: of data.
+        out: the coordinator's folder.
+        ask: for the status, after each line of metrics.
+        restart: the coordinator ends after round 2, and another goes on.
+    """
     heard, ended, checked = [], [], Recipe.model_validate(RECIPE)
     listening = Recorded(way, heard)
 
@@ -155,6 +172,9 @@ def over(way, kind, out, ask=False):
     with pytest.MonkeyPatch.context() as patch:
         if ask:
             patch.setattr(Inquiry, "ask", with_status)
+        if restart:
+            with pytest.raises(KeyboardInterrupt):
+                coordinate(checked, "run", listening, out, progress=Failing())
         result = coordinate(checked, "run", listening, out)
     for thread in threads:
         thread.join()
@@ -420,7 +440,7 @@ def test_the_page_lists_all_that_is_carried_by_nats(server, tmp_path):
 
 
 def test_no_report_changes_the_account(monkeypatch, tmp_path):
-    """Whatever clients say of rounds, votes, epsilon or examples: the coordinator counts its own steps."""
+    """What clients say of rounds, votes, epsilon, examples: the coordinator counts its own steps, restarted too."""
     lie = {"round": 1, "rounds": 0, "votes": 0, "epsilon": 0.0, "privacy": {"epsilon": 0.0}, "steps": 0}
     say = Introduction.say
 
@@ -432,7 +452,7 @@ def test_no_report_changes_the_account(monkeypatch, tmp_path):
         await say(self, what, about)
 
     monkeypatch.setattr(Introduction, "say", lying)
-    heard, result = over(Hub().transport("run"), "plain", tmp_path / "run", ask=True)
+    heard, result = over(Hub().transport("run"), "plain", tmp_path / "run", ask=True, restart=True)
     counted = PrivateSign(0.5, 3)
     assert result.summary["privacy"] == counted.spent(ROUNDS) and result.summary["rounds"] == ROUNDS
     statuses = [json.loads(data) for what, data in heard if what == "status"]
