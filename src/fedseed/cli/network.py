@@ -77,6 +77,10 @@ def serve(
             summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary
     for line in by_client(summary):
         say(line)
+    if spent := summary.get("privacy"):
+        from fedseed.reports.tables import privacy_spent
+
+        say(f"privacy spent: {privacy_spent(spent)}")
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
 

@@ -72,6 +72,7 @@ class Coordinator:
         if problem := misfit(method, self.aggregation):
             raise ValueError(problem)
         self.state = method.start(layout, seed)
+        self.steps = 0  # that were made, counted here: what privacy they have spent hangs on nothing else
         self.rejected: list[RejectedMessage] = []
         self._open: Round | None = None
         self._closed = Content()
@@ -163,6 +164,7 @@ class Coordinator:
         step = self.method.decode_step(self.state, payload)
         self._closed = self._content(step, payload)
         self.state = self.method.advance(self.state, step)
+        self.steps += 1
         self._open = None
         return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
 
@@ -186,6 +188,7 @@ class Coordinator:
             step = self.method.decode_step(self.state, payload)
             contents.append(self._content(step, payload))
             self.state = self.method.advance(self.state, step)
+            self.steps += 1
         return contents
 
     # -- what travels ----------------------------------------------------------------------------------------------

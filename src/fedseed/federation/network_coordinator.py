@@ -187,6 +187,14 @@ class NetworkCoordinator:
             "drifted": sorted(self.inquiry.drifted),
         }
 
+    def _privacy(self) -> dict[str, float] | None:
+        """What the steps have spent so far, by plain composition; None: the method is not private."""
+        mechanism, coordinator = self.reception.method.privacy, self.reception.coordinator
+        if mechanism is None:
+            return None
+        made = 0 if coordinator is None else coordinator.steps
+        return mechanism.counted(max(made, len(self.log.steps)))  # the log's, until they are taken up
+
     def status(self) -> dict[str, Any]:
         """What `fedseed status` shows."""
         here, names = self.roster.present(), self.roster.names
@@ -209,6 +217,7 @@ class NetworkCoordinator:
             "last": {key: self.line[key] for key in SHOWN if key in self.line},
             "repeated_rounds": figures["repeated_rounds"],
             "refusals": figures["refusals"],
+            "privacy": self._privacy(),
             "skewed_clocks": sorted(self.reception.skewed),
             "drifted": figures["drifted"],
             "memory_bytes": resident_memory(),

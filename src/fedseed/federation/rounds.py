@@ -13,6 +13,7 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SILENT, Stored, plan_message, read_silent
 from fedseed.federation.session import RESEND_SECONDS, Session
+from fedseed.privacy.base import WITHHELD
 
 
 @dataclass
@@ -194,7 +195,8 @@ class Rounds:
         """Why a client's update does not count; it is said aloud, too."""
         name, number = self.roster.names[client], current.number
         if client in current.silent:
-            why = current.silent[client]
+            private = self.coordinator.method.privacy is not None  # a reason would depend on the client's data
+            why = WITHHELD if private else current.silent[client]
             if self.coordinator.examples[client] or client not in self._idle:  # once, if it has nothing to learn from
                 self.session.progress.warn(f"round {number}: {name} sends nothing: {why}")
             self._idle.add(client)

@@ -132,6 +132,8 @@ class Loading:
         task, parts = self.recipe.task, self._parts
 
         def evaluate(model: torch.nn.Module) -> dict[str, Any]:
+            if not self.recipe.evaluates:
+                return {}  # of a private run, whatever a coordinator asks
             if not made:
                 first = self._evaluation is None
                 if parts is not None and not task.shares_evaluation:

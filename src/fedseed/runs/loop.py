@@ -148,8 +148,10 @@ class Loop:
         began = time.perf_counter()
         self.progress.write("began", command())
         with self.progress.running(self.settings.method.name, self.settings.rounds):
+            # notes are about clients' data: of a private run whoever has that sees them, and no file does
+            say = self.progress.shown.note if self.settings.private else self.progress.note
             for note in self.settings.notes:
-                self.progress.note(note)
+                say(note)
             done = 0  # the last round that counts
             if folder is not None:
                 done = self._take_up(folder)
@@ -179,7 +181,7 @@ class Loop:
                     continue
                 line: dict[str, Any] = merge_rounds(pending) if pending else {"round": 0, "seconds": {}}
                 pending = []
-                self.backend.examine(line, evaluate)
+                self.backend.examine(line, evaluate and settings.measures)
                 if number == 0:
                     stopping.check(line, settings.patience)
                 self._warn_of_noise(line)
@@ -292,7 +294,7 @@ class Loop:
             "blocks": len(layout.block_sizes),
             "clients": len(self.backend.names),
             "clients_per_round": self.backend.coordinator.per_round,
-            "data_notes": list(settings.notes),
+            "data_notes": [] if settings.private else list(settings.notes),
             "baseline": {name: metrics[0][name] for name in measured},
             "final": {name: final[name] for name in measured},
             "best": best_rounds(metrics),
@@ -309,7 +311,7 @@ class Loop:
             "skipped_steps": sum(line["skipped_steps"] for line in rounds),
             "refused": sum(line["refused"] for line in rounds),
             "attack": attack,
-            "privacy": None if (p := settings.method.privacy) is None else p.spent(metrics[-1]["round"]),
+            "privacy": None if (p := settings.method.privacy) is None else p.spent(self.backend.coordinator.steps),
             "seconds": phases,
             "seconds_per_client": seconds_per_client(rounds),
             "base_digest": header.base_digest,

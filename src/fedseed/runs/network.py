@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedseed.errors import FedseedError, NetworkError
+from fedseed.federation.cost import Cost
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
@@ -159,6 +160,8 @@ class NetworkBackend(Backend):
     def examine(self, line: dict[str, Any], evaluate: bool) -> None:
         """Ask the clients about their weights."""
         digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.settings.digests(line["round"])))
+        if self.settings.private and line["round"]:
+            line.update(Cost().about())  # whatever a client says of its work
         self.talk.line.update(line)
         if evaluate:
             self.talk.line["evaluated"] = line["round"]

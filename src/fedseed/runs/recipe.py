@@ -235,6 +235,11 @@ class Recipe(_Table):
         for key, value in _whole_numbers(self.model_dump()):
             if value > LARGEST and key.rpartition(".")[2] != "seed":
                 raise _told(f"{key} = {value}: at most {LARGEST:,}")
+        if self.stopping is not None and not self.evaluates:
+            raise _told(
+                f"stopping: {self.method.name} is private here, and nothing is evaluated; leave it out, or let the "
+                "validation loss be told with evaluation.disclose = true, which no epsilon counts"
+            )
         quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter
         if quantization is not None and adapter is None:
             raise _told(
@@ -253,6 +258,11 @@ class Recipe(_Table):
     def of_parties(self) -> bool:
         """Whether each client names its own data, so that only the coordinator knows who else takes part."""
         return self.federation.names_parties or self.task.each_its_own
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether anything is evaluated: of a private run only what the recipe discloses."""
+        return self.method.privacy is None or self.evaluation.disclose
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""
