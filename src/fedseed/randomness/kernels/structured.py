@@ -58,7 +58,9 @@ class Structured:
         """Elements start..stop of direction k."""
         if spec.name != "lowrank":
             return self._flat.direction(spec, k, start, stop, length)
-        return self.combine(self.prepare([Part(spec, k, np.ones(1, dtype=np.float32))], length), start, stop)
+        prepared = self.prepare([Part(spec, k, np.ones(1, dtype=np.float32))], length)
+        entries = self.combine(prepared, start, stop)
+        return entries.cpu().numpy() if self.TENSORS else entries
 
     def combine(self, prepared: Any, start: int, stop: int) -> Any:
         """The sum over elements start..stop."""
@@ -72,13 +74,13 @@ class Structured:
                 parts += [sums for _, _, sums in self._sums(prepared, run, start)]
         return self._low.join(parts)
 
-    def _sums(self, prepared: Sum, run: Run, start: int) -> Any:
+    def _sums(self, prepared: Sum, run: Run, start: int, *device: Any) -> Any:
         """(lo, hi, sums) for pieces of a run on a matrix, counted as the run's own ends are."""
         first, last = run.rows(start)
         step = max(1, prepared.piece // run.matrix.columns)
         for a in range(first, last, step):
             b = min(last, a + step)
-            sums = self._low.total(prepared.records, run.matrix, a, b).reshape(-1)
+            sums = self._low.total(prepared.records, run.matrix, a, b, *device).reshape(-1)
             begin = run.matrix.start + a * run.matrix.columns - start  # of the first of these rows
             lo, hi = max(run.lo, begin), min(run.hi, begin + len(sums))
             yield lo, hi, sums[lo - begin : hi - begin]
@@ -88,12 +90,13 @@ class Structured:
         if not isinstance(prepared, Sum):
             self._flat.move(out, source, dtype, prepared, scale, start)
             return
+        device = (source.device,) if self.TENSORS else ()
         for run in prepared.matrices.cut(start, start + len(source)):
             if not run.matrix.columns:
                 to, own = out[run.lo : run.hi], source[run.lo : run.hi]
                 self._flat.move(to, own, dtype, prepared.vectors, scale, start + run.lo)
                 continue
-            for lo, hi, sums in self._sums(prepared, run, start):
+            for lo, hi, sums in self._sums(prepared, run, start, *device):
                 self._flat.add_sums(out[lo:hi], source[lo:hi], dtype, sums, scale)
 
     def move_many(self, moves: Sequence[tuple[Any, Any, int]], dtype: str, prepared: Any, scale: float) -> None:
