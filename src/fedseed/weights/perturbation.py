@@ -73,7 +73,9 @@ class Perturbation:
     def __init__(self, vector: Vector, term: Term, scale: float) -> None:
         self._vector = vector
         self._scale = scale
-        self._part = Part(term.basis.spec_on(vector.layout.matrices), term.first, np.asarray(term.coefficients, dtype=np.float32))
+        self._part = Part(
+            term.basis.spec_on(vector.layout.matrices), term.first, np.asarray(term.coefficients, dtype=np.float32)
+        )
         self._kernels: dict[str, kernels.Kernels] = {}  # by kind of device
         self._prepared: dict[tuple[str, int], Any] = {}
         self._small: dict[int, torch.Tensor] | None = None  # perturbed copies

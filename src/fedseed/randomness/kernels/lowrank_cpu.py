@@ -27,6 +27,7 @@ __all__ = ["as_records", "join", "padded", "products", "total", "total_of_rows"]
 _COLUMNS = 32  # columns of a table: two tables of 2^8 sums of 16 numbers fill a first-level cache
 _ROWS = 2048  # rows that one table serves: their sums stay in the second-level cache
 _TABLE = 48  # rows (or directions) from which on a table is less work than the sums themselves
+_FEW = 1 << 16  # elements up to which threads would take longer to start than the work does
 _WAVE = 1 << 22  # numbers that a projection keeps for tiles that are not added up yet
 _L = np.uint64
 
@@ -96,10 +97,21 @@ def _bits_of(bits, pair, domain, start):  # type: ignore[no-untyped-def]
         bits[i] = (words[(e >> 5) & 3, e >> 7] >> np.uint32(e & 31)) & np.uint32(1)
 
 
+@njit(cache=True)
+def _fill_bits_serial(bits, pairs, domain, start):  # type: ignore[no-untyped-def]
+    for f in range(len(pairs)):
+        _bits_of(bits[f], pairs[f], domain, start)
+
+
 @njit(cache=True, parallel=True)
-def _fill_bits(bits, pairs, domain, start):  # type: ignore[no-untyped-def]
+def _fill_bits_together(bits, pairs, domain, start):  # type: ignore[no-untyped-def]
     for f in prange(len(pairs)):
         _bits_of(bits[f], pairs[f], domain, start)
+
+
+def _fill_bits(bits: NDArray[np.uint8], pairs: NDArray[Any], domain: int, start: int) -> None:
+    """bits[f, i] = the sign bit of element start + i of pair f's factor."""
+    (_fill_bits_serial if bits.size <= _FEW else _fill_bits_together)(bits, pairs, domain, start)
 
 
 @njit(cache=True, parallel=True)
@@ -203,9 +215,7 @@ def _sum_rows(out, lefts, rights, share):  # type: ignore[no-untyped-def]
             _sum_row(out[a], group, a, lefts, rights)
 
 
-def _factors(
-    records: NDArray[Any], matrix: Matrix, first: int, rows: int
-) -> tuple[NDArray[np.uint8], Floats]:
+def _factors(records: NDArray[Any], matrix: Matrix, first: int, rows: int) -> tuple[NDArray[np.uint8], Floats]:
     """(sign bits of u_j for some rows, coefficient * w_j): a row for each pair."""
     lefts = np.empty((len(records), rows), dtype=np.uint8)
     bits = np.empty((len(records), matrix.columns), dtype=np.uint8)
@@ -229,7 +239,7 @@ def total(records: NDArray[Any], matrix: Matrix, first: int, last: int) -> Float
         _sum_by_table(out, patterns, bits, np.ascontiguousarray(records["coefficient"]))
         return out
     lefts, rights = _factors(records, matrix, first, rows)
-    if out.size <= 1 << 16:  # threads would take longer to start
+    if out.size <= _FEW:
         _sum_rows_serial(out, lefts, rights)
     else:
         _sum_rows(out, lefts, rights, max(1, (1 << 14) // matrix.columns))

@@ -61,11 +61,11 @@ def matrices_of(parts: Sequence[Part]) -> Matrices:
     """The matrices that a sum of low-rank directions lies on.
 
     Raises:
-        ValueError: another basis is in the sum, or the matrices are not known or not the same.
+        ValueError: the matrices are not known or not the same.
     """
-    found = {p.spec.matrices for p in parts if p.spec.name == "lowrank"}
+    found = {p.spec.matrices for p in parts}
     matrices = found.pop() if len(found) == 1 else None
-    if matrices is None or any(p.spec.name != "lowrank" for p in parts):
+    if matrices is None:
         raise ValueError("a sum of lowrank directions: all of them on the same tensors, whose shapes are needed")
     return matrices
 

@@ -140,9 +140,7 @@ class Records:
 as_records = Records
 
 
-def total(
-    records: Records, matrix: Matrix, first: int, last: int, device: torch.device | None = None
-) -> torch.Tensor:
+def total(records: Records, matrix: Matrix, first: int, last: int, device: torch.device | None = None) -> torch.Tensor:
     """The sum on rows first..last of a matrix, shape (last - first, columns)."""
     device = device or _device()
     return _summed(records, matrix, records.patterns(Domain.LEFT, matrix.start + first, last - first, device))

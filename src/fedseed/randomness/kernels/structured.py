@@ -5,6 +5,7 @@ on a matrix its rows are summed a few at a time and added to the weights, so tha
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,12 @@ class Sum(NamedTuple):
     piece: int  # elements of a matrix to work on at a time
 
 
+class Mixed(NamedTuple):
+    """A sum of low-rank directions and others: runs of parts of either kind, whose sums are added up in order."""
+
+    sums: list[Any]
+
+
 class Structured:
     """An implementation of the flat bases, and of `lowrank`: see `fedseed.randomness.kernels.Kernels`.
 
@@ -39,15 +46,19 @@ class Structured:
     def __init__(self, flat: Any, low: Any) -> None:
         self._flat = flat
         self._low = low
-        self.TENSORS = flat.TENSORS
-        self.element_words = flat.element_words
-        self.product = flat.product
+
+    def __getattr__(self, name: str) -> Any:
+        """What has nothing to do with matrices is the flat kernels' own."""
+        return getattr(self._flat, name)
 
     # -- sums ----------------------------------------------------------------------------------------------------
 
     def prepare(self, parts: Sequence[Part], length: int) -> Any:
         """What `combine` and `move` need of a sum of directions in a block of `length` elements."""
-        if not any(part.spec.name == "lowrank" for part in parts):
+        runs = [(low, list(run)) for low, run in groupby(parts, key=lambda part: part.spec.name == "lowrank")]
+        if len(runs) > 1:
+            return Mixed([self.prepare(run, length) for _, run in runs])
+        if not runs or not runs[0][0]:
             return self._flat.prepare(parts, length)
         pairs = plain.pairs(parts)
         vectors = self._flat.prepare(plain.on_vectors(parts), length)
@@ -64,6 +75,11 @@ class Structured:
 
     def combine(self, prepared: Any, start: int, stop: int) -> Any:
         """The sum over elements start..stop."""
+        if isinstance(prepared, Mixed):
+            first, *others = (self.combine(sums, start, stop) for sums in prepared.sums)
+            for other in others:
+                first += other
+            return first
         if not isinstance(prepared, Sum):
             return self._flat.combine(prepared, start, stop)
         parts = []
@@ -87,6 +103,10 @@ class Structured:
 
     def move(self, out: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
         """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
+        if isinstance(prepared, Mixed):
+            sums = self.combine(prepared, start, start + len(source))
+            self._flat.add_sums(out, source, dtype, sums.to(source.device) if self.TENSORS else sums, scale)
+            return
         if not isinstance(prepared, Sum):
             self._flat.move(out, source, dtype, prepared, scale, start)
             return
@@ -101,6 +121,10 @@ class Structured:
 
     def move_many(self, moves: Sequence[tuple[Any, Any, int]], dtype: str, prepared: Any, scale: float) -> None:
         """`move` for each (out, source, start): for many small runs."""
+        if isinstance(prepared, Mixed):
+            for out, source, start in moves:
+                self.move(out, source, dtype, prepared, scale, start)
+            return
         if not isinstance(prepared, Sum):
             self._flat.move_many(moves, dtype, prepared, scale)
             return
@@ -121,7 +145,7 @@ class Structured:
 
     def move_steps(self, out: Any, dtype: str, prepared: Any, start: int) -> None:
         """`move` in place for one step after the other, each rounded."""
-        if not (isinstance(prepared, list) and any(isinstance(sums, Sum) for sums, _ in prepared)):
+        if not (isinstance(prepared, list) and any(isinstance(sums, Sum | Mixed) for sums, _ in prepared)):
             self._flat.move_steps(out, dtype, prepared, start)
             return
         for lo in range(0, len(out), FEW_PIECE):  # a piece at a time, so that it stays in the cache
@@ -131,6 +155,11 @@ class Structured:
 
     def move_rows(self, out: Any, source: Any, rows: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
         """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
+        if isinstance(prepared, Mixed):
+            width = source.shape[1]
+            for i, row in enumerate(rows):
+                self.move(out[i], source[int(row)], dtype, prepared, scale, start + int(row) * width)
+            return
         if not isinstance(prepared, Sum):
             self._flat.move_rows(out, source, rows, dtype, prepared, scale, start)
             return
@@ -146,9 +175,7 @@ class Structured:
             return self._flat.project(spec, first, count, x, start, length)
         return self.project_finish(spec, first, count, self.project_sums(spec, first, count, x, start, length))
 
-    def project_sums(
-        self, spec: Spec, first: int, count: int, x: Any, start: int, length: int
-    ) -> NDArray[np.float64]:
+    def project_sums(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> NDArray[np.float64]:
         """What of a projection adds up over runs of elements: for `lowrank`, the products."""
         if spec.name != "lowrank":
             return self._flat.project_sums(spec, first, count, x, start, length)
