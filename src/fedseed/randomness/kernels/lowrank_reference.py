@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.randomness import entries
 from fedseed.randomness.kernels import reference
 from fedseed.randomness.kernels.reference import Floats, Part, Spec
 from fedseed.randomness.matrices import Matrices, Matrix
