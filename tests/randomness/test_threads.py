@@ -8,9 +8,11 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from fedseed.randomness import BASES, Basis, Domain
+from fedseed.randomness import Basis, Domain
+from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
+from fedseed.randomness.matrices import Matrices
 
 CPU = load("cpu")
 COUNTS = (1, 3, 5)  # threads; of a product's inputs up to four make a copy each, more have one together
@@ -21,10 +23,22 @@ def sums_and_projections():
     rng = np.random.default_rng(2)
     n = 2_500_001
     c, x = rng.normal(size=5).astype(np.float32), rng.normal(size=n).astype(np.float32)
-    for name in BASES:
+    for name in FLAT:
         spec = Basis(name, 99, size=512).spec
         yield CPU.combine(CPU.prepare([Part(spec, 0, c)], n), 11, 11 + n)
         yield CPU.project(spec, 0, 5, x, 11, n)
+
+
+def outer_products():
+    """Of many directions on a matrix, by tables, and of a few."""
+    rng = np.random.default_rng(4)
+    matrices = Matrices([(11,), (2100, 40), (3,)])
+    n = matrices.size
+    c, x = rng.normal(size=100).astype(np.float32), rng.normal(size=n).astype(np.float32)
+    for rank, count in ((1, 100), (2, 2)):
+        spec = Basis("lowrank", 5, rank=rank).spec_on(matrices)
+        yield CPU.combine(CPU.prepare([Part(spec, 0, c[:count])], n), 5, n - 1)
+        yield CPU.project(spec, 0, count, x[5:-1], 5, n)
 
 
 def moved(dtype=np.float32):
@@ -51,7 +65,12 @@ def compare():
     found = []
     for threads in COUNTS:
         numba.set_num_threads(threads)
-        made = [*sums_and_projections(), *moved(), *([] if CPU.product is None else [product_of(None)])]
+        made = [
+            *sums_and_projections(),
+            *outer_products(),
+            *moved(),
+            *([] if CPU.product is None else [product_of(None)]),
+        ]
         found.append([array.tobytes() for array in made])
     assert all(other == found[0] for other in found[1:]) and len(found[0]) >= 10
     print(len(found), "alike")

@@ -97,7 +97,9 @@ class FedKSeed(ZerothOrder):
     candidates: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
     importance: bool = False
     steps: PositiveInt = 200
-    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "hadamard"  # the pool costs as much as one
+    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = (
+        "hadamard"  # a pool costs as one
+    )
     learning_rate: PositiveFloat = 3e-7
     scale: PositiveFloat = 5e-4
     importance_clip: PositiveFloat = 1000.0

@@ -15,7 +15,7 @@ from fedseed.methods.base import Method
 from fedseed.methods.client import Client
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
-from fedseed.randomness.basis import MAX_SIZE
+from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
 from fedseed.weights.change import Floats
 from fedseed.weights.layout import Layout
@@ -44,6 +44,7 @@ class ZerothOrder(Method):
     Args:
         basis: where directions come from. "normal" is published; "rademacher" tunes as well at less cost.
         basis_size: for "hadamard", the number of directions of one basis (B is the next power of two).
+        basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
         learning_rate: eta, the rate of a step.
         scale: eps, how far the weights are perturbed (FeedSign calls it mu).
         batch: examples an estimate is made on.
@@ -58,10 +59,11 @@ class ZerothOrder(Method):
     """
 
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule"})
+    later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule", "basis_rank"})
 
-    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "rademacher"
+    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
+    basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
     learning_rate: PositiveFloat
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 1
@@ -91,7 +93,7 @@ class ZerothOrder(Method):
 
     def directions(self, seed: int) -> Basis:
         """The basis of a seed."""
-        return Basis(self.basis, seed, self.basis_size)
+        return Basis(self.basis, seed, self.basis_size, self.basis_rank)
 
     def factor(self, number: int) -> float:
         """What the learning rate is multiplied by in a round."""

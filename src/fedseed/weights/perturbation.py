@@ -75,7 +75,9 @@ class Perturbation:
     def __init__(self, vector: Vector, term: Term, scale: float) -> None:
         self._vector = vector
         self._scale = scale
-        self._part = Part(term.basis.spec, term.first, np.asarray(term.coefficients, dtype=np.float32))
+        self._part = Part(
+            term.basis.spec_on(vector.layout.matrices), term.first, np.asarray(term.coefficients, dtype=np.float32)
+        )
         self._kernels: dict[str, kernels.Kernels] = {}  # by kind of device
         self._prepared: dict[tuple[str, int], Any] = {}
         self._small: dict[int, torch.Tensor] | None = None  # perturbed copies
@@ -148,6 +150,7 @@ class Perturbation:
         block, kernel = self._vector.only_block(parameter), self._kernel_of(parameter)
         if (
             kernel.product is None
+            or self._part.spec.name == "lowrank"
             or block is None
             or any(t.dtype != torch.float32 for t in tensors)
             or not parameter.is_contiguous()

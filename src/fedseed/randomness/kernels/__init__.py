@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from fedseed.randomness.kernels.reference import Floats, Part, Spec
+from fedseed.randomness.kernels.structured import Structured
 
 IMPLEMENTATIONS = ("cpu", "reference", "triton")
 
@@ -77,7 +78,8 @@ def load(name: str) -> Kernels:
     """The implementation called `name`."""
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"FEDSEED_KERNELS = {name!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
-    return cast(Kernels, import_module(f"fedseed.randomness.kernels.{name}"))
+    flat, low = (import_module(f"fedseed.randomness.kernels.{part}{name}") for part in ("", "lowrank_"))
+    return cast(Kernels, Structured(flat, low))
 
 
 def current(device: str = "cpu") -> Kernels:

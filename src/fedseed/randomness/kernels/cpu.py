@@ -473,6 +473,21 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
         begin = end
 
 
+@njit(cache=True)
+def _add_sums_run(out, source, total, scale, half, same):  # type: ignore[no-untyped-def]
+    if same:
+        _shift(out, total, out.size, scale, half)
+    else:
+        _store(out, source, total, out.size, scale, half)
+
+
+@njit(cache=True, parallel=True)
+def _add_sums(out, source, total, scale, half, same):  # type: ignore[no-untyped-def]
+    for run in prange((out.size + _RUN - 1) // _RUN):
+        a, b = run * _RUN, min(out.size, (run + 1) * _RUN)
+        _add_sums_run(out[a:b], source[a:b], total[a:b], scale, half, same)
+
+
 @intrinsic
 def _elements(_context, address, like):  # type: ignore[no-untyped-def]
     """An address as a pointer to elements of the dtype that `like` has."""
@@ -1106,6 +1121,13 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
         _move_run(out, 0, source, 0, start, len(out), half, prepared.units, prepared.payload, _F(scale))
     else:
         _move(out, source, start, half, prepared.units, prepared.payload, _F(scale))
+
+
+def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
+    """out = round(source + scale * sums), where the sums over directions are there already."""
+    same = out.ctypes.data == source.ctypes.data
+    act = _add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
+    act(out, source, sums, _F(scale), dtype == "float16", same)
 
 
 def move_many(moves: Sequence[tuple[Stored, Stored, int]], dtype: str, prepared: Prepared, scale: float) -> None:

@@ -280,6 +280,14 @@ def _add_up(  # type: ignore[no-untyped-def]
         _finish(out, source, to + p, at + p, (p >= 0) & (p < size), total, scale, DTYPE)
 
 
+@triton.jit(do_not_specialize=["scale_bits", "size"])
+def _add_all(out, source, sums, scale_bits, size, DTYPE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums that are there already, added to weights."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    total = tl.load(sums + at, mask=at < size, other=0.0)
+    _finish(out, source, at, at, at < size, total, tl.cast(scale_bits, tl.float32, bitcast=True), DTYPE)
+
+
 # -- inner products ------------------------------------------------------------------------------------------------
 
 
@@ -566,6 +574,14 @@ def move(out: torch.Tensor, source: torch.Tensor, dtype: str, prepared: Prepared
         start: index of the first element in the parameter vector.
     """
     _run(_stored(out), _stored(source), None, _DTYPES[dtype], prepared, scale, start, len(out))
+
+
+def add_sums(out: torch.Tensor, source: torch.Tensor, dtype: str, sums: torch.Tensor, scale: float) -> None:
+    """out = round(source + scale * sums), where the sums over directions are there already."""
+    if len(out):
+        to, own, tile = _stored(out), _stored(source).contiguous(), 1024
+        grid = (-(-len(to) // tile),)
+        _launch(_add_all, grid, to, own, sums.contiguous(), _bits(scale), len(to), DTYPE=_DTYPES[dtype], TILE=tile)
 
 
 def move_many(
