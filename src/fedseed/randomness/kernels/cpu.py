@@ -102,7 +102,7 @@ def _as_int(_context: Any, value: Any) -> Any:
 
 
 @njit(cache=True)
-def _fill_words(out, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
+def fill_words(out, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
     """out[w, b] = word w of Philox block first + b."""
     for b in range(blocks):
         index = _L(first + b)
@@ -163,7 +163,7 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _fill(v, words, kind, domain, k, key0, key1, block, blocks, mass, bound):  # type: ignore[no-untyped-def]
     """v = the entries of `blocks` blocks of direction k from `block` on."""
-    _fill_words(words, blocks, block, domain, k, key0, key1)
+    fill_words(words, blocks, block, domain, k, key0, key1)
     if kind == NORMAL:
         for b in range(blocks):
             z0, z1 = _box_muller(words[0, b], words[1, b])
@@ -229,14 +229,14 @@ def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[n
         begin, end = unit.begin, unit.end
         if kind == TABLE:
             from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
-            _fill_words(words, blocks, (base >> 7) + from_, domain, unit.first, key0, key1)
+            fill_words(words, blocks, (base >> 7) + from_, domain, unit.first, key0, key1)
             column = begin + (base & (end - begin - 1)) + 128 * from_
             _add_table(total[128 * from_ :], words, blocks, payload[column:])
         elif kind == SIGNS:
             from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
             for j in range(end - begin):
                 if payload[begin + j] != _ZERO:
-                    _fill_words(words, blocks, (base >> 7) + from_, domain, unit.first + j, key0, key1)
+                    fill_words(words, blocks, (base >> 7) + from_, domain, unit.first + j, key0, key1)
                     _add_signed(total[128 * from_ :], words, blocks, payload[begin + j])
         else:
             from_, blocks = lo >> 2, ((hi + 3) >> 2) - (lo >> 2)
@@ -449,7 +449,7 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
         first, last = (begin + 127) // 128 * 128, end // 128 * 128  # whole blocks of random words
         if direct and begin == first < last:
             end, blocks = last, (last - first) // 128
-            _fill_words(words, blocks, first >> 7, only.domain, only.first, only.key0, only.key1)
+            fill_words(words, blocks, first >> 7, only.domain, only.first, only.key0, only.key1)
             column = only.begin + (base & (only.end - only.begin - 1)) + first - base
             table = v if only.kind == SIGNS else payload[column:]
             if same:
@@ -826,7 +826,7 @@ def _steps_run(out, start, begin, end, half, units, payload, ends, scales):  # t
             single = ends[step] - first == 1 and only.kind == SIGNS and only.end - only.begin == 1
             change = scale * payload[only.begin] if single else _ZERO
             if change != _ZERO:  # zero would have to be a positive one
-                _fill_words(words, blocks, (base >> 7) + from_, only.domain, only.first, only.key0, only.key1)
+                fill_words(words, blocks, (base >> 7) + from_, only.domain, only.first, only.key0, only.key1)
                 _add_signed(current[128 * from_ :], words, blocks, change)
             else:
                 _sum_chunk(total, v, words, base, lo, hi, units[first : ends[step]], payload)
@@ -956,7 +956,7 @@ def _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass,
         lanes[:count] = _ZERO
         if kind == SIGNS:
             for j in range(count):
-                _fill_words(words[j], _CHUNK // 128, base >> 7, domain, first_k + j0 + j, key0, key1)
+                fill_words(words[j], _CHUNK // 128, base >> 7, domain, first_k + j0 + j, key0, key1)
             _sum_signed(lanes, words, count, chunk)
         else:
             for j in range(count):
@@ -995,7 +995,7 @@ def _fold_span(sums, s, domain, number, x, key0, key1, start, from_span):  # typ
     end = min(stop, (from_span + s + 1) * _SPAN)
     while base < end:
         lo, hi = max(start - base, 0), min(end - base, _CHUNK)
-        _fill_words(words, _CHUNK // 128, base >> 7, domain, number, key0, key1)
+        fill_words(words, _CHUNK // 128, base >> 7, domain, number, key0, key1)
         if hi - lo == _CHUNK:
             _add_table(sums[s, base & (width - 1) :], words, _CHUNK // 128, x[base - start :])
         else:
@@ -1028,7 +1028,7 @@ def _chunk_words(out, chunk, domain, k, key0, key1, start):  # type: ignore[no-u
     n = min(_CHUNK, out.size - a)
     scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
     block = (start + a) // 4
-    _fill_words(scratch, (start + a + n + 3) // 4 - block, block, domain, k, key0, key1)
+    fill_words(scratch, (start + a + n + 3) // 4 - block, block, domain, k, key0, key1)
     at = start + a - 4 * block
     for i in range(n):
         out[a + i] = scratch[(at + i) & 3, (at + i) >> 2]

@@ -16,7 +16,7 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from fedseed.randomness.kernels.cpu import _fill_words
+from fedseed.randomness.kernels.cpu import fill_words
 from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair, join, padded
 from fedseed.randomness.kernels.reference import Floats, Spec
 from fedseed.randomness.matrices import Matrix
@@ -90,7 +90,7 @@ def _bits_of(bits, pair, domain, start):  # type: ignore[no-untyped-def]
     block = first // 128
     blocks = (first + bits.size + 127) // 128 - block
     words = np.empty((4, blocks), np.uint32)
-    _fill_words(words, blocks, block, domain, pair.k, pair.key0, pair.key1)
+    fill_words(words, blocks, block, domain, pair.k, pair.key0, pair.key1)
     at = first - 128 * block
     for i in range(bits.size):
         e = at + i

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedseed.randomness.kernels import lowrank_reference as plain
 from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair
 from fedseed.randomness.kernels.reference import Spec
-from fedseed.randomness.kernels.triton import _SCRATCH, _bits, _device, _launch, _signed, _words
+from fedseed.randomness.kernels.triton import SCRATCH, default_device, int_bits, launch, philox_words, signed
 from fedseed.randomness.matrices import Matrix
 from fedseed.randomness.stream import Domain, split_seed
 
@@ -40,7 +40,7 @@ def _fill(out, pairs, count, size, start, domain, ELEMENTS: tl.constexpr):  # ty
         key1 = tl.load(pair + 1).to(tl.uint32)
         k = tl.load(pair + 2).to(tl.uint32)
         e = tl.load(pair + 3) + start + i
-        w0, w1, w2, w3 = _words(e >> 7, k, domain, key0, key1)
+        w0, w1, w2, w3 = philox_words(e >> 7, k, domain, key0, key1)
         word = (e >> 5) & 3
         bits = tl.where(word == 0, w0, tl.where(word == 1, w1, tl.where(word == 2, w2, w3)))
         pattern |= ((bits >> (e & 31).to(tl.uint32)) & 1) << t
@@ -61,7 +61,7 @@ def _sum(  # type: ignore[no-untyped-def]
         signs = left[:, None] ^ right[None, :]
         group = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
         for t in tl.static_range(_COUNT):
-            group += _signed(tl.load(coefficients + _COUNT * g + t), signs, t)
+            group += signed(tl.load(coefficients + _COUNT * g + t), signs, t)
         total += group
     at = a[:, None].to(tl.int64) * columns + b[None, :]
     tl.store(out + at, total, mask=(a < rows)[:, None] & (b < columns)[None, :])
@@ -79,7 +79,7 @@ def _along(out, x, rights, groups, rows, columns, count, PAIRS: tl.constexpr):  
         for t in tl.static_range(_COUNT):
             b = _COUNT * g + t
             value = tl.load(x + a.to(tl.int64) * columns + b, mask=(a < rows) & (a * 0 + b < columns), other=0.0)
-            group += _signed(value[:, None], pattern[None, :], t)
+            group += signed(value[:, None], pattern[None, :], t)
         total += group
     at = a[:, None].to(tl.int64) * count + f[None, :]
     tl.store(out + at, total, mask=(a < rows)[:, None] & (f < count)[None, :])
@@ -95,7 +95,7 @@ def _down(out, y, lefts, row, rows, count, PAIRS: tl.constexpr):  # type: ignore
     for a in range(rows):
         pattern = tl.load(lefts + (f // _COUNT).to(tl.int64) * rows + a, mask=inside, other=0).to(tl.uint32)
         value = tl.load(y + a * count.to(tl.int64) + f, mask=inside, other=0.0)
-        tile += _signed(value, pattern, (f % _COUNT).to(tl.uint32)).to(tl.float64)
+        tile += signed(value, pattern, (f % _COUNT).to(tl.uint32)).to(tl.float64)
         ends = ((row + a + 1) % _LANES == 0) | (a == rows - 1)
         total = tl.where(ends, total + tile, total)
         tile = tl.where(ends, 0.0, tile)
@@ -110,7 +110,7 @@ class Records:
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.count = len(pairs)
-        rows = [(*(_bits(word, np.uint32) for word in split_seed(p.seed)), p.k, p.j << PLACE) for p in pairs]
+        rows = [(*(int_bits(word, np.uint32) for word in split_seed(p.seed)), p.k, p.j << PLACE) for p in pairs]
         self._rows = torch.tensor(rows or [(0, 0, 0, 0)], dtype=torch.int64, device="cpu")
         self._coefficients = torch.zeros(self.groups * GROUP, dtype=torch.float32, device="cpu")
         self._coefficients[: self.count] = torch.from_numpy(np.array([p.coefficient for p in pairs], dtype=np.float32))
@@ -133,7 +133,7 @@ class Records:
         if out.numel():
             grid = self.groups, -(-count // _ELEMENTS)
             rows, _ = self.on(device)
-            _launch(_fill, grid, out, rows, self.count, count, start, int(domain), ELEMENTS=_ELEMENTS)
+            launch(_fill, grid, out, rows, self.count, count, start, int(domain), ELEMENTS=_ELEMENTS)
         return out
 
 
@@ -142,7 +142,7 @@ as_records = Records
 
 def total(records: Records, matrix: Matrix, first: int, last: int, device: torch.device | None = None) -> torch.Tensor:
     """The sum on rows first..last of a matrix, shape (last - first, columns)."""
-    device = device or _device()
+    device = device or default_device()
     return _summed(records, matrix, records.patterns(Domain.LEFT, matrix.start + first, last - first, device))
 
 
@@ -158,7 +158,7 @@ def _summed(records: Records, matrix: Matrix, lefts: torch.Tensor) -> torch.Tens
     if out.numel():
         rights = records.patterns(Domain.RIGHT, matrix.start, matrix.columns, device)
         grid = -(-rows // _ROWS), -(-matrix.columns // _COLUMNS)
-        _launch(
+        launch(
             _sum, grid, out, lefts, rights, records.on(device)[1], records.groups, rows, matrix.columns,
             ROWS=_ROWS, COLUMNS=_COLUMNS,
         )  # fmt: skip
@@ -175,23 +175,23 @@ def products(
     records = Records([Pair(spec.seed, first + i, j, one) for i in range(count) for j in range(spec.rank)])
     if not records.count or not len(x):
         return np.zeros(count)
-    device = x.device if x.is_cuda else _device()
+    device = x.device if x.is_cuda else default_device()
     # eight columns to a byte in place of eight pairs
     signs = records.patterns(Domain.RIGHT, matrix.start, matrix.columns, device)
     out = torch.zeros(records.count, dtype=torch.float64, device=device)
     rights = _by_columns(signs, records.count)
-    wave = max(1, _SCRATCH // records.count // TILE) * TILE  # rows at a time, tiles of the matrix whole
+    wave = max(1, SCRATCH // records.count // TILE) * TILE  # rows at a time, tiles of the matrix whole
     at, grid = row, -(-records.count // _PAIRS)
     while at < row + len(x):
         stop = min(row + len(x), (at // TILE) * TILE + wave)
         part = x[at - row : stop - row].to(device, torch.float32).contiguous()
         y = torch.empty(len(part), records.count, dtype=torch.float32, device=device)
         lefts = records.patterns(Domain.LEFT, matrix.start + at, len(part), device)
-        _launch(
+        launch(
             _along, (grid, -(-len(part) // TILE)), y, part, rights, len(rights), len(part), matrix.columns,
             records.count, PAIRS=_PAIRS,
         )  # fmt: skip
-        _launch(_down, (grid,), out, y, lefts, at, len(part), records.count, PAIRS=_PAIRS)
+        launch(_down, (grid,), out, y, lefts, at, len(part), records.count, PAIRS=_PAIRS)
         at = stop
     by_pair = out.cpu().numpy().reshape(count, spec.rank)
     sums = np.zeros(count)
@@ -224,4 +224,4 @@ def padded(values: Any, before: int, count: int) -> Any:
 
 def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """One tensor of all."""
-    return torch.cat([torch.zeros(0, device=_device()), *parts])
+    return torch.cat([torch.zeros(0, device=default_device()), *parts])
