@@ -423,7 +423,8 @@ class Sweeping:
         summary = read_summary(job.folder)
         metrics = ", ".join(f"{k} {v:.3f}" for k, v in summary["final"].items() if k in ("loss", "rouge_l", "accuracy"))
         spent = "there already" if there else f"{time.perf_counter() - began:.0f} s"
-        self.say(f"{head}: {metrics} ({spent})")
+        diverged = f", diverged in round {at}" if (at := summary.get("diverged")) is not None else ""
+        self.say(f"{head}: {metrics}{diverged} ({spent})")
         return summary
 
 

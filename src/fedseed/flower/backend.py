@@ -65,7 +65,7 @@ class FlowerBackend(Backend):
             raise RecipeError(f"federation.per_round = {per_round}: there are {len(self.names)} clients")
         try:
             self.coordinator = Coordinator(
-                recipe.method, self.header.layout, recipe.seed, examples, per_round, recipe.aggregation
+                recipe.method, self.header.layout, recipe.seed, examples, per_round, recipe.aggregation, recipe.bounds
             )
         except ValueError as error:
             raise RecipeError(str(error)) from error
@@ -137,6 +137,9 @@ class FlowerBackend(Backend):
         while True:
             clients = self.coordinator.open(number, attempt, self._enough().keys())
             gathered, reasons = self._attempt(number, clients)
+            for client, why in self.coordinator.screen().items():
+                gathered.refused += 1
+                reasons[client] = ("refused", f"refused: {why}")
             silent = [client for client, (kind, _) in reasons.items() if kind == "silent"]
             if len(self.coordinator.answered) + len(silent) >= self._asks.minimum:
                 break

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
+from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_SIZE
@@ -21,7 +22,7 @@ from fedseed.weights.change import Floats
 from fedseed.weights.layout import Layout
 
 # A projection beyond this is no measurement of a loss: it is refused, so that one client can't destroy the model.
-LARGEST_SCALAR = 1e6
+LARGEST_SCALAR = LARGEST
 Draw = TypeVar("Draw")
 Estimated = TypeVar("Estimated")
 

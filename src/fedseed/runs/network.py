@@ -113,7 +113,7 @@ class NetworkBackend(Backend):
         if enrolled is not None and wanted.enrolment == "open" and not there:
             enrolled.parent.mkdir(parents=True, exist_ok=True)
             write_names(enrolled, self.names)
-        self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation)
+        self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation, recipe.bounds)
         if recipe.attack is not None:
             self.settings.attackers = frozenset(range(len(self.names) - recipe.attack.clients, len(self.names)))
 

@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import RecipeError, closest
+from fedseed.federation.bounds import Bounds
 from fedseed.methods import Method
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
@@ -195,6 +196,7 @@ class Recipe(_Table):
         federation: who takes part in a round, and the network.
         method: which of the methods; the other keys are its settings.
         aggregation: how the answers of a round are combined.
+        bounds: how far from the others a client, or a step, may be.
         attack: Byzantine clients.
         evaluation: when and how to evaluate.
         stopping: early stopping; without this table there is none.
@@ -210,6 +212,7 @@ class Recipe(_Table):
     federation: FederationSettings = FederationSettings()
     method: AnyMethod
     aggregation: AnyRule = Mean()
+    bounds: Bounds = Bounds()
     attack: AttackSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
     stopping: StoppingSettings | None = None

@@ -9,7 +9,7 @@ It looks at the lines of metrics and at nothing else, so a run that is taken up 
 """
 
 from collections.abc import Mapping, Sequence
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from typing import Any
 
 from fedseed.errors import RecipeError
@@ -35,6 +35,14 @@ def over(metrics: Lines, patience: int | None) -> bool:
         return False
     number, _ = best(metrics)
     return sum(at > number for at, _ in _evaluated(metrics)) >= patience
+
+
+def diverged(metrics: Lines) -> int | None:
+    """The first round with a loss that is not finite, of a run that began with a finite one; None: there is none."""
+    found = [(line["round"], line["loss"]) for line in metrics if isinstance(line.get("loss"), float)]
+    if not found or not isfinite(found[0][1]):
+        return None
+    return next((number for number, loss in found if not isfinite(loss)), None)
 
 
 def check(line: Mapping[str, Any], patience: int | None) -> None:
