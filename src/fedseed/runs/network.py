@@ -103,6 +103,7 @@ class NetworkBackend(Backend):
             wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation, partial(check_counts, wanted),
+            weights_digest=wanted.weights_digest,
         )  # fmt: skip
         end = await transport.coordinator(
             lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")

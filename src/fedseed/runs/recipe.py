@@ -119,7 +119,9 @@ class FederationSettings(_Table):
         minimum: answers that a round needs; with fewer it is begun again.
         start_with: clients that must be there before the first round; all by default.
         dead_after: seconds of silence after which a client is taken for dead.
-        base_digest: digest that the clients' base must have; by default that of the first client to come.
+        base_digest: digest that the clients' base must have; by default that of most clients.
+        weights_digest: of methods that send weights: digest that the trained tensors must begin with; by default that
+            of most clients.
     """
 
     per_round: PositiveInt | None = None
@@ -137,6 +139,7 @@ class FederationSettings(_Table):
     start_with: PositiveInt | None = None
     dead_after: PositiveFloat = 6.0
     base_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    weights_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "FederationSettings":
