@@ -1,12 +1,15 @@
 """What one client may do to a round, next to the others; and which steps are taken.
 
-    an update   more than `proportion` times as large as the median of its round: refused
+    an update   larger than any honest one (LARGEST), or more than `proportion` times the median of its round: refused
     a claim     of examples, or of terms of a loss, more than `claims` times the median: refused with the update
     a step      not finite, farther than the weights' dtype goes, or more than `proportion` times as large as the median
                 of the last WINDOW steps: not taken, and nothing is remembered of its answers
 
 How large updates and steps are, their payloads say (`Payload.size`). The median is the lower one of those that are not
 zero, so that any minority may lie in either direction. It is looked at from FEW sizes on: fewer can't outvote a liar.
+Where all updates of a round are too large, nobody can say that it is one client's doing: none is refused, and the step
+is not taken. So a run that diverges goes on to its end.
+
 Everything here follows from the round's answers and the steps before, so a coordinator that is started again decides
 as the first one did. Free of torch.
 """
@@ -51,7 +54,12 @@ class Bounds(BaseModel):
             sizes: of each client's update; 0: it says nothing.
             claims: what each says that decides its weight; empty: nothing does.
         """
-        found = {}
+        found = {
+            c: f"larger than {LARGEST:.0e}, which no honest update is" for c, s in sizes.items() if not s <= LARGEST
+        }
+        if len(found) == len(sizes):
+            return {}
+        sizes = {client: size for client, size in sizes.items() if client not in found}
         for client in _beyond(self.claims, claims):
             found[client] = f"it claims more than {self.claims:g} times the examples or terms of others (bounds.claims)"
         for client in _beyond(self.proportion, sizes):
@@ -73,8 +81,8 @@ class LastSteps:
 
     def problem(self, size: float) -> str | None:
         """Why a step of this size is not taken; None: it is."""
-        if not isfinite(size):
-            return "it is not finite"
+        if not size <= LARGEST:
+            return f"it is out of all proportion: {size:.3g}, and no honest one is above {LARGEST:.0e}"
         if len(self._sizes) < FEW or self.bounds.proportion == "off":
             return None
         usual = _median(self._sizes)

@@ -17,7 +17,7 @@ from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers, State, misfit
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.methods.content import Content, content
-from fedseed.methods.payload import LARGEST, About, Payload
+from fedseed.methods.payload import About, Payload
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
@@ -163,8 +163,6 @@ class Coordinator:
                 raise MessageError(f"client {sender} has answered round {current.number} already")
             update = self.method.decode_update(self.state, current.number, message.payload)
             size = update.size(About(self.method, self.state, "update", current.number))
-            if not size <= LARGEST:
-                raise MessageError(f"an update of {size:.3g}: at most {LARGEST:.0e} is accepted")
             current.received[sender] = self._content(update, message.payload)
             current.updates[sender], current.sizes[sender] = update, size
         except MessageError as error:
@@ -226,10 +224,16 @@ class Coordinator:
         for name, kept in state.state_dict().items():
             if not np.isfinite(kept).all():
                 raise MessageError(f"what the server's optimiser keeps ({name}) would not be finite")
-        size = step.size(About(self.method, state, "step"))
+        size = self._size(answers, state, step)
         if problem := self._steps.problem(size) or too_far(self.method.change(state, step), state.layout):
             raise MessageError(problem)
         return state, payload, step, size
+
+    def _size(self, answers: Answers, state: State, step: Payload) -> float:
+        """How large a step is; of whole weights, how large the largest update is: Adam's steps are all of one size."""
+        if self.method.catch_up == "newest":
+            return max(self._current().sizes[answer.client] for answer in answers)
+        return step.size(About(self.method, state, "step"))
 
     def _weighted(self, current: Round) -> Answers:
         """The round's answers with the clients' weights."""

@@ -69,7 +69,7 @@ class Trace(Payload):
     def check(self, about: About) -> None:
         """Whether losses can have given them."""
         largest_rate = about.lookup("learning_rate") * (1 + about.lookup("alpha"))
-        check_scalars((self.scalars / np.float64(largest_rate)).astype(np.float32))
+        check_scalars(self.scalars / np.float64(largest_rate))
 
     def size(self, about: About) -> float:
         """That of the largest projection."""

@@ -261,7 +261,7 @@ class Loop:
     def _warn_of_divergence(self, metrics: list[dict[str, Any]]) -> None:
         if stopping.diverged(metrics) == metrics[-1]["round"]:
             self.progress.warn(
-                f"round {metrics[-1]['round']}: the run has diverged: its loss is {metrics[-1]['loss']}; lower the "
+                f"round {metrics[-1]['round']}: the run has diverged: its loss is {metrics[-1]['loss']:.3g}; lower the "
                 "rates, or look at who sends what (its metrics say what was refused)"
             )
 
