@@ -169,17 +169,16 @@ class Rounds:
             self._running = True
             self.open = current = OpenRound(number, attempt, frozenset(clients), len(clients))
             reason = await self._ask(current, plans)
-            for client, why in self.coordinator.screen().items():
+            outliers = self.coordinator.screen()  # they have answered: asked again they would say the same
+            for client, why in outliers.items():
                 del current.bytes_up[client]
                 self._refuse(self.roster.names[client], client, why)
-            answered = len(self.coordinator.answered) + len(current.silent)
+            answered = len(self.coordinator.answered) + len(current.silent) + len(outliers)
             if answered >= minimum:
                 break
             attempt += 1
             self.repeated += 1
             self.session.progress.warn(f"round {number}: {answered} answers, {minimum} are needed: it is begun again")
-            if self.coordinator.screen():
-                await asyncio.sleep(RESEND_SECONDS)  # the same answers are likely to come again
         gathered = Gathered(clients, len(next(iter(plans))) - FRAME_BYTES)
         gathered.skipped = [(client, self._why(current, client, reason)) for client in self._without(current)]
         gathered.update_bytes = [current.bytes_up[client] for client in sorted(current.bytes_up)]

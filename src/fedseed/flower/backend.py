@@ -137,11 +137,12 @@ class FlowerBackend(Backend):
         while True:
             clients = self.coordinator.open(number, attempt, self._enough().keys())
             gathered, reasons = self._attempt(number, clients)
-            for client, why in self.coordinator.screen().items():
+            outliers = self.coordinator.screen()
+            for client, why in outliers.items():
                 gathered.refused += 1
                 reasons[client] = ("refused", f"refused: {why}")
             silent = [client for client, (kind, _) in reasons.items() if kind == "silent"]
-            if len(self.coordinator.answered) + len(silent) >= self._asks.minimum:
+            if len(self.coordinator.answered) + len(silent) + len(outliers) >= self._asks.minimum:
                 break
             attempt += 1
             self._repeated += 1
