@@ -1,6 +1,7 @@
 """One client sends what is huge but finite: it is refused, or the step is not taken, and the run goes on."""
 
 from dataclasses import replace
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fedseed.methods.dense import Weights
 from fedseed.objectives.losses import Supervised
 from fedseed.reports.progress import Silent
 from fedseed.runs.assembly import Federation
+from fedseed.runs.stopping import diverged
 from fedseed.weights.layout import Layout, TensorEntry
 from support.problem import TRAINING, Problem
 
@@ -114,7 +116,7 @@ def test_whoever_says_that_it_has_all_examples_is_refused(problem):
     assert digest == without_it(problem, FedAvg(training=TRAINING)).run().summary["weights_digest"]
 
 
-# -- too few to outvote a liar: what counts are the steps before ---------------------------------------------------------
+# -- too few to outvote a liar: what counts are the steps before -----------------------------------------------------
 
 
 ALONE = {
@@ -230,12 +232,12 @@ def test_any_minority_may_lie_in_either_direction():
         sizes = dict(enumerate([*honest[:3], *liars]))
         assert set(bounds.outliers(sizes, {})) == {client for client, size in sizes.items() if size > 1e3}
     assert set(bounds.outliers(dict(enumerate([*honest, 1e4, *[1e-9] * 4])), {})) == {5}
-    assert bounds.outliers({0: 1.0, 1: 1e30}, {}) == {}  # two can't outvote each other
+    assert bounds.outliers({0: 1.0, 1: 1e5}, {}) == {}  # two can't outvote each other
     assert bounds.outliers({0: 0.0, 1: 0.0, 2: 0.0, 3: 1.0}, {}) == {}
     assert set(bounds.outliers({}, {0: 5, 1: 7, 2: 2**40, 3: 1})) == {2}
 
 
-# -- honest, but diverging -----------------------------------------------------------------------------------------------
+# -- honest, but diverging ---------------------------------------------------------------------------------------------
 
 
 def regression(**settings):
@@ -253,10 +255,15 @@ def regression(**settings):
 def test_a_run_that_diverges_says_so():
     told = Told()
     summary = regression(progress=told, bounds=Bounds(proportion="off")).run().summary
-    assert not np.isfinite(summary["final"]["loss"]) and 1 <= summary["diverged"] < 25
+    assert summary["final"]["loss"] > 1e6 and summary["diverged"] == 1 and summary["rounds"] == 25
     said = [text for text in told.said if "the run has diverged" in text]
     assert len(said) == 1 and said[0].startswith(f"round {summary['diverged']}: ")
-    told = Told()
-    bounded = regression(progress=told).run().summary
-    assert bounded["diverged"] is not None or bounded["not_taken"] > 0 or bounded["refused"] > 0
-    assert told.said
+    assert summary["not_taken"] > 0  # all are too large: that is nobody's lie, and a step that is not taken
+
+
+@pytest.mark.parametrize(
+    ("losses", "at"),
+    [([4.0, 5.0, nan, 3.0], 2), ([4.0, inf], 1), ([0.1, 99.0, 1001.0], 2), ([nan, inf], None), ([4.0], None)],
+)
+def test_which_round_a_run_diverges_in(losses, at):
+    assert diverged([{"round": number, "loss": loss} for number, loss in enumerate(losses)]) == at
