@@ -40,11 +40,11 @@ class Agreement:
     """Collects what processes say, until it is clear what the run is."""
 
     def __init__(self) -> None:
-        self._claims: dict[str, Claim] = {}  # by process
+        self.claims: dict[str, Claim] = {}  # by process
 
     def say(self, host: str, claim: Claim) -> None:
         """A process says this; what it said before counts no longer."""
-        self._claims[host] = claim
+        self.claims[host] = claim
 
     def groups(self, clients: Mapping[str, int]) -> list[tuple[int, list[str]]]:
         """The processes of each opinion and how many clients it has, the largest first.
@@ -53,7 +53,7 @@ class Agreement:
             clients: of each process, how many it speaks for; others do not count.
         """
         found: dict[object, list[str]] = {}
-        for host, claim in self._claims.items():
+        for host, claim in self.claims.items():
             if clients.get(host):
                 found.setdefault(claim.opinion, []).append(host)
         return sorted(((sum(clients[h] for h in hosts), hosts) for hosts in found.values()), key=lambda one: -one[0])
@@ -70,7 +70,7 @@ class Agreement:
         if not groups:
             return None
         most, hosts = groups[0]
-        first = self._claims[hosts[0]]
+        first = self.claims[hosts[0]]
         if first.names is not None:  # as far as this opinion knows
             everybody, wanted = len(first.names), wanted or len(first.names)
         heard = sum(count for count, _ in groups)
@@ -80,12 +80,10 @@ class Agreement:
 
     def _with_a_common_name(self, hosts: Sequence[str]) -> Claim:
         """The opinion of these, with the name for the base that most of them have."""
-        claims = [self._claims[host] for host in hosts]
+        claims = [self.claims[host] for host in hosts]
         called = [claim.header.base for claim in claims]
         return next(claim for claim in claims if called.count(claim.header.base) == max(map(called.count, called)))
 
     def describe(self, clients: Mapping[str, int]) -> str:
         """Who says what, for a person."""
-        return "; ".join(
-            f"{count} ({listed(hosts)}): {self._claims[hosts[0]]}" for count, hosts in self.groups(clients)
-        )
+        return "; ".join(f"{count} ({listed(hosts)}): {self.claims[hosts[0]]}" for count, hosts in self.groups(clients))

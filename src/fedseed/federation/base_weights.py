@@ -81,7 +81,7 @@ class BaseWeights:
                 raise MessageError(f"{len(weights)} bytes of weights")
             digest = self.digest and await asyncio.to_thread(dense_digest, header.layout, weights, header.digest_kind)
             if digest != self.digest:
-                raise MessageError(f"base weights with the digest {digest}: most clients have {self.digest}")
+                raise MessageError(f"base weights with the digest {digest}: this run's have {self.digest}")
             if self.missing:
                 self.data = weights
         except MessageError as error:

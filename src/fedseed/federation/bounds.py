@@ -57,7 +57,7 @@ class Bounds(BaseModel):
         found = {
             c: f"larger than {LARGEST:.0e}, which no honest update is" for c, s in sizes.items() if not s <= LARGEST
         }
-        if len(found) == len(sizes):
+        if found and len(found) == len(sizes):
             return {}
         sizes = {client: size for client, size in sizes.items() if client not in found}
         for client in _beyond(self.claims, claims):

@@ -123,11 +123,15 @@ class Reception:
         self.header, self.base.digest = found.header, found.weights
         if found.names is not None:
             roster.name(found.names)
-        for count, hosts in self.agreement.groups(clients)[1:]:
-            for host in hosts:
-                self.session.rejected.add(host, f"another base, layout or list of clients than most have: {count} of "
-                                                f"{sum(clients.values())} clients say so")  # fmt: skip
-                roster.outvote(host, True)
+        (most, _), *others = self.agreement.groups(clients)
+        for host in (host for _, hosts in others for host in hosts):
+            try:
+                self._compare(self.agreement.claims[host])
+                what = "another list of clients"
+            except MessageError as error:
+                what = str(error)
+            self.session.rejected.add(host, f"{what} ({most} of {sum(clients.values())} clients agree)")
+            roster.outvote(host, True)
 
     def _all_here(self, here: int) -> bool:
         """Whether the first round can begin: without those that do not fit, if they do not mend that in time."""
@@ -224,17 +228,21 @@ class Reception:
     def _check_claim(self, host: str, claim: Claim) -> None:
         """Whether what a process has is what the run is about, as far as that is known. Raises MessageError."""
         check_header(claim.header, None, self.method, self.seed, self.session.settings)
-        pinned = self.session.settings.weights_digest
-        wanted = self.base.digest if self.base.missing else None
         try:
-            if claim.weights is not None and pinned not in (None, claim.weights):
-                raise MessageError(f"other weights to begin with: {claim.weights}, the recipe has {pinned}")
-            self.check(claim.header)
-            if wanted is not None and claim.weights != wanted:
-                raise MessageError(f"other weights to begin with: {claim.weights}, most clients have {wanted}")
+            self._compare(claim)
         except MessageError:
             self.roster.outvote(host, True)
             raise
+
+    def _compare(self, claim: Claim) -> None:
+        """Whether base, layout and first weights are those of the run, or of the recipe. Raises MessageError."""
+        self.check(claim.header)
+        pinned = self.session.settings.weights_digest
+        wanted = pinned or (self.base.digest if self.base.missing else None)
+        if wanted is not None and claim.weights is not None and claim.weights != wanted:
+            raise MessageError(
+                f"other weights to begin with: their digest is {claim.weights}, this run's have {wanted}"
+            )
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
         """Whether a process knows who takes part, or, of a run of parties, may itself. Raises MessageError.
