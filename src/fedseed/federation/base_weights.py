@@ -43,7 +43,7 @@ class BaseWeights:
         return self.needed and self.data is None
 
     def hello(
-        self, host: str, about: dict[str, Any], answer: dict[str, Any], header: Header, most: int,
+        self, host: str, about: dict[str, Any], answer: dict[str, Any], header: Header | None, most: int,
         reject: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         """A client has said hello, with the weights perhaps; if not, the answer asks for them.
@@ -52,7 +52,7 @@ class BaseWeights:
             host: who it is.
             about: what it said.
             answer: what it will be told.
-            header: what the run is.
+            header: what the run is; None: that is not known yet.
             most: bytes of the largest message that a client may send.
             reject: counts what does not fit.
         """
@@ -61,12 +61,12 @@ class BaseWeights:
                 reject(host, "base weights that it was not asked for")
                 return
             self._asked.discard(host)
-            if not self.missing:
+            if not self.missing or header is None:
                 return  # another was faster
             task = asyncio.create_task(self._take(host, base64.b64decode(about["weights"]), header, most, reject))
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
-        elif self.missing and host not in self._failed and time.monotonic() > self._ask_again:
+        elif header is not None and self.missing and host not in self._failed and time.monotonic() > self._ask_again:
             # one client is enough; another is asked if this one does not
             self._ask_again = time.monotonic() + BRING_SECONDS
             self._asked.add(host)

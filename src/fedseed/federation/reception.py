@@ -71,6 +71,7 @@ class Reception:
         self.coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
         self.skewed: set[str] = set()  # hosts whose clocks are wrong
         self._assembling = False
+        self._decided = False  # whether most clients have said what the run is
         self._ready_since: float | None = None  # when all were here but those that do not fit
 
     async def assemble(self) -> None:
@@ -104,9 +105,7 @@ class Reception:
             RecipeError: there is no majority, and nobody is to come who could bring one.
         """
         roster, settings = self.roster, self.session.settings
-        if self.header is not None and self.base.digest is not None:
-            return
-        if self.header is not None and not self.base.missing:
+        if self._decided or (self.header is not None and not self.base.missing):
             return
         clients = roster.spoken_for()
         everybody = 0 if roster.open else len(roster.names)
@@ -120,7 +119,8 @@ class Reception:
                     "weights federation.weights_digest)"
                 )
             return
-        self.header, self.base.digest = found.header, found.weights
+        self._decided = True
+        self.header, self.base.digest = self.header or found.header, found.weights
         if found.names is not None:
             roster.name(found.names)
         (most, _), *others = self.agreement.groups(clients)
@@ -220,8 +220,8 @@ class Reception:
         answer.update({"waits": self.waits} if self._assembling else {"clients": len(self.roster.names)})
         if about.get("bucket") and self.header is not None:
             await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
-        if self.header is not None:
-            self.base.hello(host, about, answer, self.header, self.largest_message(), reject)
+        most = 0 if self.header is None else self.largest_message()
+        self.base.hello(host, about, answer, self.header, most, reject)
         self.session.stir()
         return json.dumps(answer).encode()
 
@@ -240,9 +240,7 @@ class Reception:
         pinned = self.session.settings.weights_digest
         wanted = pinned or (self.base.digest if self.base.missing else None)
         if wanted is not None and claim.weights is not None and claim.weights != wanted:
-            raise MessageError(
-                f"other weights to begin with: their digest is {claim.weights}, this run's have {wanted}"
-            )
+            raise MessageError(f"other first weights: their digest is {claim.weights}, this run's have {wanted}")
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
         """Whether a process knows who takes part, or, of a run of parties, may itself. Raises MessageError.
