@@ -16,6 +16,7 @@ from fedseed.methods.dense import Weights
 from fedseed.objectives.losses import Supervised
 from fedseed.reports.progress import Silent
 from fedseed.runs.assembly import Federation
+from fedseed.runs.recipe import Recipe
 from fedseed.runs.stopping import diverged
 from fedseed.weights.layout import Layout, TensorEntry
 from support.problem import TRAINING, Problem
@@ -172,6 +173,15 @@ def test_off_means_off_but_for_what_is_not_finite(problem):
     tight = with_a_liar(problem, method, lambda update, _: update, bounds=Bounds(proportion=1.0001)).run().summary
     assert tight["refused"] > 0
     assert with_a_liar(problem, method, all_at(3e38), bounds=Bounds(proportion="off")).run().summary["refused"] == 3
+
+
+@pytest.mark.parametrize("value", [1.0, 0.5, "none", float("nan")])
+def test_a_recipe_names_what_is_out_of_all_proportion(value):
+    """The recipe's reaches the coordinator: test_in_memory.py has one over a network."""
+    recipe = {"rounds": 1, "method": {"name": "feedsign"}}
+    assert Recipe.model_validate({**recipe, "bounds": {"proportion": "off", "claims": 10}}).bounds.claims == 10
+    with pytest.raises(ValueError, match=r"bounds\.proportion"):
+        Recipe.model_validate({**recipe, "bounds": {"proportion": value}})
 
 
 # -- what does not fit into the weights --------------------------------------------------------------------------------

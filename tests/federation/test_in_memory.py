@@ -175,7 +175,7 @@ def test_what_is_out_of_all_proportion_is_left_out_as_in_one_process(liars, prob
 
     monkeypatch.setattr(Worker, "corrupt", corrupt)
     asked = {"per_round": 5, "minimum": 5} if lying else {"per_round": 1}
-    checked, hub = recipe("fedadam", federation=asked), Hub()
+    checked, hub = recipe("fedadam", federation=asked, bounds={"proportion": 50.0}), Hub()
     attack = {"attack": "noise", "attackers": liars}
     torch.set_num_threads(1)
     federation = problem.federation(
@@ -193,7 +193,7 @@ def test_what_is_out_of_all_proportion_is_left_out_as_in_one_process(liars, prob
     assert [line.get("not_taken") for line in result.metrics] == [line.get("not_taken") for line in expected.metrics]
     if lying:
         (counted,) = result.summary["refusals"].values()
-        assert all("bounds.proportion" in reason for reason in counted) and sum(counted.values()) == 6
+        assert all("bounds.proportion = 50" in reason for reason in counted) and sum(counted.values()) == 6
 
 
 class Scraping(Silent):

@@ -38,14 +38,14 @@ class Bounds(BaseModel):
         proportion: an update this many times as large as the median of its round is refused (of three answers or
             more), a step this many times as large as the median of the last 16 is not taken; "off": neither.
         claims: where clients weigh by their examples or terms: one that says it has this many times the median of its
-            round is refused; "off": it is not. A lower value bounds what one client can take for itself;
-            method.weighting = "equal" makes such claims worth nothing.
+            round is refused; "off": it is not. A client that claims less takes its weight: a lower value bounds that,
+            and method.weighting = "equal" makes such claims worth nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     proportion: Annotated[float, Field(gt=1)] | Literal["off"] = 1e3
-    claims: Annotated[float, Field(gt=1)] | Literal["off"] = 1e3
+    claims: Annotated[float, Field(gt=1)] | Literal["off"] = 1e4
 
     def outliers(self, sizes: Mapping[int, float], claims: Mapping[int, int]) -> dict[int, str]:
         """The clients whose updates are out of all proportion, and why.
@@ -64,7 +64,10 @@ class Bounds(BaseModel):
             found[client] = f"it claims more than {self.claims:g} times the examples or terms of others (bounds.claims)"
         for client in _beyond(self.proportion, sizes):
             times = 10 ** int(log10(sizes[client] / _median(sizes.values())))
-            found[client] = f"out of all proportion: {times:.0e} times the median of its round (bounds.proportion)"
+            found[client] = (
+                f"out of all proportion: {times:.0e} times the median of its round "
+                f"(bounds.proportion = {self.proportion:g})"
+            )
         return found
 
 
