@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, plural
 from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
 from fedseed.randomness.seed import Seed
 from fedseed.registry import resolve
@@ -420,7 +420,10 @@ class Sweeping:
         summary = read_summary(job.folder)
         metrics = ", ".join(f"{k} {v:.3f}" for k, v in summary["final"].items() if k in ("loss", "rouge_l", "accuracy"))
         spent = "there already" if there else f"{time.perf_counter() - began:.0f} s"
-        self.say(f"{head}: {metrics} ({spent})")
+        diverged = f", diverged in round {at}" if (at := summary.get("diverged")) is not None else ""
+        if untaken := summary.get("not_taken"):
+            diverged += f", {plural(untaken, 'step')} not taken"
+        self.say(f"{head}: {metrics}{diverged} ({spent})")
         return summary
 
 

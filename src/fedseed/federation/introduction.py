@@ -46,6 +46,7 @@ class Introduction:
         self._call = asyncio.Event()  # the coordinator calls, or an interruption is over
         self._beat_seconds = RETRY_SECONDS
         self._bring_weights = False
+        self._begins: str | None = None  # the digest of the weights that the coordinator may ask for
         self._wants_blobs = replica.applying.large
         self._has_blobs = False
         self._told = ""
@@ -120,6 +121,10 @@ class Introduction:
             "time": time.time(),
             "bucket": self._wants_blobs,
         }
+        if self.replica.applying.large:
+            if self._begins is None:  # the first hello is before the first step
+                self._begins = await self._thread.do(hosted.worker.space.digest)
+            about["begins"] = self._begins
         if self._bring_weights:
             self._bring_weights = False
             frame = Message(MessageKind.STEP, hosted.worker.method.code, 0, 0, b"").encode()

@@ -7,6 +7,7 @@ from typing import Any
 from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError, NetworkError, RecipeError
 from fedseed.federation.base_weights import BaseWeights
+from fedseed.federation.bounds import Bounds
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
@@ -100,12 +101,13 @@ class NetworkCoordinator:
         await self.log.begin_session()
         return header
 
-    async def open(self, per_round: int, aggregation: AggregationRule) -> Coordinator:
+    async def open(self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None) -> Coordinator:
         """Make the coordinator, and let the clients know.
 
         Args:
             per_round: clients in a round.
             aggregation: how their answers become one.
+            bounds: how far from the others a client, or a step, may be.
 
         Raises:
             RecipeError: that can't be, or the method does not fit the model.
@@ -118,7 +120,7 @@ class NetworkCoordinator:
         assert reception.header is not None
         try:
             layout = reception.header.layout
-            made = Coordinator(reception.method, layout, reception.seed, examples, per_round, aggregation)
+            made = Coordinator(reception.method, layout, reception.seed, examples, per_round, aggregation, bounds)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         reception.coordinator = made

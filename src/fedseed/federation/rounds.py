@@ -170,7 +170,11 @@ class Rounds:
             self._running = True
             self.open = current = OpenRound(number, attempt, frozenset(clients), len(clients))
             reason = await self._ask(current, plans)
-            answered = len(self.coordinator.answered) + len(current.silent)
+            outliers = self.coordinator.screen()  # they have answered: asked again they would say the same
+            for client, why in outliers.items():
+                del current.bytes_up[client]
+                self._refuse(self.roster.names[client], client, why)
+            answered = len(self.coordinator.answered) + len(current.silent) + len(outliers)
             if answered >= minimum:
                 break
             attempt += 1

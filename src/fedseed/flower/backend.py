@@ -65,7 +65,7 @@ class FlowerBackend(Backend):
             raise RecipeError(f"federation.per_round = {per_round}: there are {len(self.names)} clients")
         try:
             self.coordinator = Coordinator(
-                recipe.method, self.header.layout, recipe.seed, examples, per_round, recipe.aggregation
+                recipe.method, self.header.layout, recipe.seed, examples, per_round, recipe.aggregation, recipe.bounds
             )
         except ValueError as error:
             raise RecipeError(str(error)) from error
@@ -137,8 +137,12 @@ class FlowerBackend(Backend):
         while True:
             clients = self.coordinator.open(number, attempt, self._enough().keys())
             gathered, reasons = self._attempt(number, clients)
+            outliers = self.coordinator.screen()
+            for client, why in outliers.items():
+                gathered.refused += 1
+                reasons[client] = ("refused", f"refused: {why}")
             silent = [client for client, (kind, _) in reasons.items() if kind == "silent"]
-            if len(self.coordinator.answered) + len(silent) >= self._asks.minimum:
+            if len(self.coordinator.answered) + len(silent) + len(outliers) >= self._asks.minimum:
                 break
             attempt += 1
             self._repeated += 1

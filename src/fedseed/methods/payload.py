@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedseed.methods.base import Method, State
 
 Floats = NDArray[np.float32]
+LARGEST = 1e6  # no honest projection, gradient or move of the weights is larger
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class Payload:
 
     def check(self, about: About) -> None:
         """What the types do not say. Raises MessageError."""
+
+    def size(self, about: About) -> float:
+        """How large an update or a step is, to be laid beside others (`fedseed.methods.sizes`); 0: it says nothing."""
+        return 0.0
 
     def attacked(self, attack: "Attack", drawn: NDArray[np.uint32], method: "Method") -> "Payload":
         """What a Byzantine client sends in place of this update (simulation).

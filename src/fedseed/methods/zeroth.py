@@ -8,20 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
+from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
-from fedseed.weights.change import Floats
 from fedseed.weights.layout import Layout
 
 # A projection beyond this is no measurement of a loss: it is refused, so that one client can't destroy the model.
-LARGEST_SCALAR = 1e6
+LARGEST_SCALAR = LARGEST
 Draw = TypeVar("Draw")
 Estimated = TypeVar("Estimated")
 
@@ -160,7 +161,7 @@ class ZerothOrder(Method):
             raise NonFiniteError(f"no local step was usable: {reason}")
 
 
-def check_scalars(values: Floats) -> None:
+def check_scalars(values: NDArray[np.floating[Any]]) -> None:
     """Refuse projections that no loss can have given.
 
     Raises:

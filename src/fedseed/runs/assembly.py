@@ -178,6 +178,7 @@ def _put_together(
         progress=progress,
         joint=recipe.federation.joint,
         aggregation=recipe.aggregation,
+        bounds=recipe.bounds,
         trackers=recipe.tracking,
         digest_kind=settings.digest,
         digest_every=recipe.evaluation.digest_every,

@@ -104,6 +104,7 @@ class NetworkBackend(Backend):
             wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation, partial(check_counts, wanted),
+            weights_digest=wanted.weights_digest,
         )  # fmt: skip
         end = await transport.coordinator(
             lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")
@@ -114,7 +115,7 @@ class NetworkBackend(Backend):
         if enrolled is not None and wanted.enrolment == "open" and not there:
             enrolled.parent.mkdir(parents=True, exist_ok=True)
             write_names(enrolled, self.names)
-        self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation)
+        self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation, recipe.bounds)
         if recipe.attack is not None:
             self.settings.attackers = frozenset(range(len(self.names) - recipe.attack.clients, len(self.names)))
 

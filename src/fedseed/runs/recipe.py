@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import RecipeError, closest
+from fedseed.federation.bounds import Bounds
 from fedseed.methods import Method
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
@@ -119,7 +120,9 @@ class FederationSettings(_Table):
         minimum: answers that a round needs; with fewer it is begun again.
         start_with: clients that must be there before the first round; all by default.
         dead_after: seconds of silence after which a client is taken for dead.
-        base_digest: digest that the clients' base must have; by default that of the first client to come.
+        base_digest: digest that the clients' base must have; by default that of most clients.
+        weights_digest: of methods that send weights: digest that the trained tensors must begin with; by default that
+            of most clients.
     """
 
     per_round: PositiveInt | None = None
@@ -137,6 +140,7 @@ class FederationSettings(_Table):
     start_with: PositiveInt | None = None
     dead_after: PositiveFloat = 6.0
     base_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    weights_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "FederationSettings":
@@ -196,6 +200,7 @@ class Recipe(_Table):
         federation: who takes part in a round, and the network.
         method: which of the methods; the other keys are its settings.
         aggregation: how the answers of a round are combined.
+        bounds: how far from the others a client, or a step, may be.
         attack: Byzantine clients.
         evaluation: when and how to evaluate.
         stopping: early stopping; without this table there is none.
@@ -211,6 +216,7 @@ class Recipe(_Table):
     federation: FederationSettings = FederationSettings()
     method: AnyMethod
     aggregation: AnyRule = Mean()
+    bounds: Bounds = Bounds()
     attack: AttackSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
     stopping: StoppingSettings | None = None
