@@ -27,7 +27,7 @@ FLOORS = [
     ("optimizers",),
     ("randomness",),
     ("renaming", "durable"),
-    ("registry", "errors"),
+    ("registry", "errors", "text"),
 ]
 FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}
 
