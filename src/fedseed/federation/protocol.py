@@ -22,7 +22,9 @@ from typing import Any
 
 from fedseed.errors import MessageError
 from fedseed.federation.messages import FRAME_BYTES
+from fedseed.orbit.header import check_json
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
+from fedseed.text import shown
 
 _PICKED = struct.Struct("<I")
 _SILENT = struct.Struct("<2sIH")
@@ -31,6 +33,7 @@ ALL = 0xFFFFFFFF
 SILENT = b"FN"
 STORED = b"FO"
 _REASON_BYTES = 200
+_NAME_CHARACTERS = 100  # of each that is listed
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -172,7 +175,7 @@ def read_silent(data: bytes) -> tuple[int, int, str]:
         raise MessageError(f"{len(data)} bytes where a client says that it sends nothing")
     _, number, attempt = _SILENT.unpack_from(data)
     reason = data[_SILENT.size :].decode(errors="replace")
-    return number, attempt, "".join(c if c.isprintable() else "?" for c in reason)
+    return number, attempt, shown(reason)
 
 
 @dataclass(frozen=True)
@@ -212,12 +215,13 @@ def read_json(data: bytes) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        MessageError: not valid.
+        MessageError: not valid, or so many parts that reading it would take far more memory than it has bytes.
     """
     try:
+        check_json(data)
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"not valid JSON: {error}") from error
+        raise MessageError(f"not valid JSON: {shown(error)}") from error
     if not isinstance(value, dict):
         raise MessageError("a JSON object is expected")
     return value
@@ -225,6 +229,6 @@ def read_json(data: bytes) -> dict[str, Any]:
 
 def listed(names: Collection[str], most: int = 8) -> str:
     """Names for a person: all of them, or the first few and how many more."""
-    ordered = sorted(names)
+    ordered = [shown(name, _NAME_CHARACTERS) for name in sorted(names)]
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return ", ".join(ordered[:most]) + more

@@ -30,6 +30,7 @@ class CoordinatorSettings:
         names: the clients, where they are known before anybody comes.
         enrols: whoever comes before the start takes part.
         each_evaluates: every client evaluates on what it holds out, not one for all.
+        measures: metrics that an evaluation must have, because the run looks at them.
         check: whether the run can be with so many clients; raises RecipeError.
     """
 
@@ -43,6 +44,7 @@ class CoordinatorSettings:
     names: tuple[str, ...] = ()
     enrols: bool = False
     each_evaluates: bool = False
+    measures: tuple[str, ...] = ()
     check: Callable[[int], None] = lambda clients: None
 
 
@@ -57,6 +59,7 @@ class Session:
         rejected: counts messages that are not accepted.
         incarnation: of the log; it begins anew when a run is put on the server again.
         stranger: somebody has written whom this coordinator does not know.
+        clock: tells seconds, from some beginning.
     """
 
     end: CoordinatorEnd
@@ -65,6 +68,7 @@ class Session:
     rejected: Rejected
     incarnation: str = ""
     stranger: bool = False
+    clock: Callable[[], float] = time.monotonic
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
 
@@ -78,7 +82,7 @@ class Session:
 
     async def pause(self, seconds: float) -> None:
         """Wait for something to happen, at most so long."""
-        now = time.monotonic()
+        now = self.clock()
         if self.stranger and now > self._called + 1 and self.incarnation:
             self.stranger, self._called = False, now
             await self.call()

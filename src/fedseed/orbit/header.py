@@ -14,12 +14,16 @@ from fedseed.methods.base import State
 from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.renaming import orbit_dump, quietly
+from fedseed.text import shown
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 MAGIC = b"fedorbit"
 FORMAT = 2
 START = struct.Struct("<8sHHI")
 _INFLATION = 256  # a header's JSON is at most this many times longer than it is compressed
+MOST_BYTES = 8 << 20  # of a header's JSON: fifty thousand tensors take half of that
+MOST_PARTS = 500_000  # of a JSON text: Python takes up to 72 bytes for each
+_MOST_SETTINGS = 1 << 16  # characters of a method's settings, and of an adapter's
 
 
 @dataclass(frozen=True)
@@ -101,10 +105,18 @@ class Header:
         """
         try:
             inflate = zlib.decompressobj()
-            text = inflate.decompress(packed, _INFLATION * len(packed) + 1)
+            text = inflate.decompress(packed, min(_INFLATION * len(packed), MOST_BYTES) + 1)
+            if len(text) > MOST_BYTES:
+                raise OrbitError(f"orbit header: more than {MOST_BYTES:,} bytes")
             if not inflate.eof:
                 raise OrbitError(f"orbit header: cut short, or more than {_INFLATION} times its compressed length")
+            if not text.isascii():
+                raise OrbitError("orbit header: characters beyond ASCII, which are written as their codes")
+            check_json(text)
             data: dict[str, Any] = json.loads(text)
+            for key in ("method", "adapter"):
+                if len(json.dumps(data.get(key))) > _MOST_SETTINGS:
+                    raise OrbitError(f"orbit header: {key}: more than {_MOST_SETTINGS:,} characters of settings")
             name = data["method"]["name"]
             kind = REGISTRY.find(name)
             if kind is None:
@@ -129,7 +141,7 @@ class Header:
             return header
         except (zlib.error, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError,
                 ValidationError) as error:  # fmt: skip
-            raise OrbitError(f"orbit header is not valid: {error}") from error
+            raise OrbitError(f"orbit header is not valid: {shown(error, 2000)}") from error
 
     def check(self) -> None:
         """Check what the types do not say.
@@ -142,7 +154,7 @@ class Header:
             raise ValueError(f"digests of kind {self.digest_kind!r}; this version of fedseed knows {known}")
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
         if unknown:
-            raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
+            raise ValueError(f"tensors of unknown dtype: {shown(', '.join(sorted(unknown)))}")
         if any(side < 0 for t in self.layout.tensors for side in t.shape):
             raise ValueError("a tensor with a negative side")
         if not 0 <= self.seed < 1 << 64:
@@ -184,6 +196,21 @@ class Header:
             else:
                 lines.append(f"{field.name}: {a}, {b}")
         return lines
+
+
+def check_json(data: bytes, most: int = MOST_PARTS) -> None:
+    """Look at a JSON text before it is decoded: two bytes of it can become an object of seventy.
+
+    Args:
+        data: the text's bytes.
+        most: values and keys that it may have. Commas, brackets and colons within texts count as well.
+
+    Raises:
+        ValueError: it has more.
+    """
+    parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))
+    if parts > most:
+        raise ValueError(f"about {parts:,} values: at most {most:,} are read")
 
 
 def _unknown_method(name: object) -> str:
