@@ -148,7 +148,7 @@ class Inquiry:
         self._refused, self._asked, self._tried = set(), set(), set()
         each = evaluate and session.settings.each_evaluates
         evaluator: str | None = None
-        told, resend = False, session.clock()
+        told, again, resend = False, False, session.clock()
         deadline = evaluate_by = session.clock() + session.settings.deadline
         while True:
             alive = membership.alive()
@@ -163,11 +163,11 @@ class Inquiry:
                 self.awaited = []
                 return reports
             if not evaluated and (evaluator not in alive or evaluator in self._refused or now > evaluate_by):
-                before, again = evaluator, bool(self._tried) and not alive.keys() - self._tried
+                before, again = evaluator, again or (bool(self._tried) and not alive.keys() - self._tried)
                 evaluator = self._next_evaluator(number, alive.keys(), before, now > evaluate_by)
                 evaluate_by = now + session.settings.deadline
-                if evaluator != before:  # whoever is asked once more has to wait, however quickly it answers
-                    resend = now + (RESEND_SECONDS if again else 0.0)
+                if evaluator != before and not again:  # those who are asked once more are so in their time
+                    resend = now
             elif now > deadline and not reports and not told:
                 told = True
                 session.progress.warn(f"round {number}: no report has come: waiting for {listed(alive)}")
