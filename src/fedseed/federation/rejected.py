@@ -26,7 +26,7 @@ class Rejected:
     def __init__(self, progress: Progress, run: str) -> None:
         self._progress = progress
         self._run = run
-        self._kept: OrderedDict[tuple[str, str], int] = OrderedDict()  # how often, by sender and reason; the oldest first
+        self._kept: OrderedDict[tuple[str, str], int] = OrderedDict()  # how often, the oldest first
         self._others: dict[str, int] = {}  # how often for reasons that are not kept, by sender
         self._reasons: defaultdict[str, int] = defaultdict(int)  # how many are kept, by every sender there was
         self._told = 0
