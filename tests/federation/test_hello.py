@@ -31,7 +31,7 @@ MOST = 64 << 20  # bytes of Python's objects, whatever a hello is
 
 
 def start(text, padded=True):
-    """How an orbit begins whose header is this text, with something in it that does not shrink: it inflates 200 times."""
+    """How an orbit begins whose header is this text, with something that does not shrink: it inflates 200 times."""
     if padded:
         noise = base64.b64encode(random.Random(3).randbytes(len(text) // 200))
         text = text[:1] + (b'"pad":"' if text[:1] == b"{" else b'"') + noise + b'",' + text[1:]

@@ -84,7 +84,10 @@ def honest(question, now):
 
 
 def only_if_asked(name):
-    return lambda question, now: {**honest(question, now), **({} if question["evaluate"] == name else {"metrics": None})}
+    return lambda question, now: {
+        **honest(question, now),
+        **({} if question["evaluate"] == name else {"metrics": None}),
+    }
 
 
 def mute(question, now):
@@ -200,5 +203,5 @@ def test_costs_are_added_up_and_a_liar_can_t_make_them_crash():
 def test_a_sign_of_life_of_nonsense_is_refused():
     one = Ask({"a": honest})
     for at in (-1, 2**32, 10**400, "1", None, True):
-        with pytest.raises(MessageError, match="^at"):
+        with pytest.raises(MessageError, match=r"^at"):
             one.inquiry.beat("a", {"epoch": "epoch", "at": at}, False)

@@ -16,7 +16,8 @@ from fedseed.federation.report import LINE_FIELDS, MOST_COUNT, MOST_EXAMPLES, Ph
 DIGEST = "ab" * 16
 SPENT = {"seconds": {"local": 1.5, "rebuild": 0.25}, "forward_passes": 12, "losses": 7.5, "counted": 3}
 GOOD = {"at": 3, "epoch": "x", "round": 3, "digest": DIGEST, "spent": SPENT, "ratio": 0.5,
-        "metrics": {"loss": 2.0, "validation_loss": 1, "mine/f1@5": math.nan}, "by_client": None, "seconds": 0.5}  # fmt: skip
+        "metrics": {"loss": 2.0, "validation_loss": 1, "mine/f1@5": math.nan}, "by_client": None,
+        "seconds": 0.5}  # fmt: skip
 
 
 def by_client(data):
@@ -104,7 +105,9 @@ PLAIN = st.one_of(
     st.none(), st.booleans(), st.integers(), st.sampled_from([LONG, -LONG, MOST_COUNT, 0, -1, DIGEST, ""]),
     st.floats(), st.text(max_size=20), st.sampled_from(sorted(LINE_FIELDS)),
 )  # fmt: skip
-KEYS = st.sampled_from([*GOOD, *SPENT, *LINE_FIELDS, "loss", "local", "held_out", "a", "moved_weights"]) | st.text(max_size=5)
+KEYS = st.sampled_from([*GOOD, *SPENT, *LINE_FIELDS, "loss", "local", "held_out", "a", "moved_weights"]) | st.text(
+    max_size=5
+)
 ANY = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4))
 TABLES = st.dictionaries(KEYS, ANY, max_size=4)
 

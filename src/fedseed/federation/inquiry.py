@@ -11,7 +11,7 @@ from fedseed.federation.cost import Cost
 from fedseed.federation.held_out import Figures, averaged, read_figures
 from fedseed.federation.membership import Host, Roster
 from fedseed.federation.protocol import ask_message, listed
-from fedseed.federation.report import MOST_ROUND, Phases, Report, read_report, whole
+from fedseed.federation.report import MOST_ROUND, Phases, Report, add_metrics, read_report, whole
 from fedseed.federation.session import RESEND_SECONDS, Session
 from fedseed.orbit.record import NO_DIGEST
 from fedseed.text import shown
@@ -225,9 +225,3 @@ class Inquiry:
         line["processes"] = len(reports)  # whose seconds are added up
         for phase, seconds in spent.seconds.items():
             line["seconds"][phase] = line["seconds"].get(phase, 0.0) + seconds
-
-
-def add_metrics(line: dict[str, Any], metrics: Mapping[str, float]) -> None:
-    """Add what was measured to a line; what the line says already stays."""
-    for name, value in metrics.items():
-        line.setdefault(name, value)

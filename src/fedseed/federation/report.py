@@ -82,7 +82,7 @@ def read_report(about: Mapping[str, Any], read_by_client: Callable[[Any], Mappin
         _ratio(about.get("ratio")),
         None if metrics is None else read_metrics(metrics),
         None if by_client is None else read_by_client(by_client),
-        _seconds(about.get("seconds") or 0.0, "seconds"),
+        read_seconds(about.get("seconds") or 0.0, "seconds"),
     )
 
 
@@ -142,10 +142,11 @@ def _phases(data: Any) -> dict[str, float]:
     for name in data:
         if not NAME.fullmatch(name) or name in OWN_PHASES:
             raise MessageError(f"spent: seconds: {shown(name, 40)!r} is no phase of a client's work")
-    return {name: _seconds(value, f"spent: seconds: {name}") for name, value in data.items()}
+    return {name: read_seconds(value, f"spent: seconds: {name}") for name, value in data.items()}
 
 
-def _seconds(value: Any, name: str) -> float:
+def read_seconds(value: Any, name: str) -> float:
+    """How long something took. Raises MessageError."""
     seconds = real(value, name)
     if not -1.0 <= seconds <= MOST_SECONDS:  # a clock may have been off by a little between two readings
         raise MessageError(f"{name}: {seconds:.3g} seconds")
@@ -190,3 +191,9 @@ class Phases:
         if len(self._named) + len(new) > self._most:
             raise MessageError(f"spent: seconds: more than {self._most} phases in all")
         self._named |= new
+
+
+def add_metrics(line: dict[str, Any], metrics: Mapping[str, float]) -> None:
+    """Add what was measured to a line; what the line says already stays."""
+    for name, value in metrics.items():
+        line.setdefault(name, value)
