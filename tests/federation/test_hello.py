@@ -27,50 +27,52 @@ from support.reception import Talk
 
 HEADER = Header("small", "ab" * 16, "float32", Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16)), FeedSign(), 0)
 DATA = json.loads(zlib.decompress(HEADER.encode()[START.size :]))
-MOST = 64 << 20  # bytes of Python's objects, whatever a hello is
+MOST = 80 << 20  # bytes of Python's objects, whatever a hello is
 
 
-def start(text, padded=True):
-    """How an orbit begins whose header is this text, with something that does not shrink: it inflates 200 times."""
-    if padded:
-        noise = base64.b64encode(random.Random(3).randbytes(len(text) // 200))
+def start(text, noise=None):
+    """How an orbit begins whose header is this text, with so many bytes that do not shrink: it inflates 60 times."""
+    noise = base64.b64encode(random.Random(3).randbytes(len(text) // 60 if noise is None else noise))
+    if noise:
         text = text[:1] + (b'"pad":"' if text[:1] == b"{" else b'"') + noise + b'",' + text[1:]
     packed = zlib.compress(text, 9)
     head = START.pack(MAGIC, 2, STREAM_VERSION, len(packed)) + packed
     return head + link(b"", head)
 
 
-def headed(**changes):
-    return start(json.dumps({**DATA, **changes}).encode())
+def headed(noise=None, **changes):
+    return start(json.dumps({**DATA, **changes}).encode(), noise)
 
 
-def layout(tensors, boundaries):
-    return headed(layout={"tensors": tensors, "boundaries": boundaries})
+def layout(tensors, boundaries, noise=None):
+    return headed(noise, layout={"tensors": tensors, "boundaries": boundaries})
 
 
+FULL = 155_000  # bytes: so much is read at most
 HUGE = int("9" * 4000)
 BOMBS = {
     "lists in a list": lambda: start(b"[" + b"[]," * 6_000_000 + b"[]]"),
-    "tables": lambda: start(b'{"layout": [' + b"{}," * 2_500_000 + b"{}]}"),
-    "numbers": lambda: start(b'{"seed": [' + b"1," * 4_000_000 + b"1]}"),
+    "tables": lambda: start(b'{"layout": [' + b"{}," * 800_000 + b"{}]}"),
+    "numbers": lambda: start(b'{"seed": [' + b"1," * 1_000_000 + b"1]}"),
     "depth": lambda: start(b"[" * 400_000),
-    "more than 256 times": lambda: start(b"{" + b" " * (1 << 20) + b"}", padded=False),
+    "more than 64 times": lambda: start(b"{" + b" " * (1 << 20) + b"}", 0),
     "zeros": lambda: start(bytes(20 << 20)),
     "spaces": lambda: start(b"{" + b" " * (20 << 20) + b"}"),
     "wide characters": lambda: start(json.dumps({"base": "\U0001f600" + "a" * (7 << 20)}, ensure_ascii=False).encode()),
-    "an escaped wide character": lambda: headed(base="\U0001f600" + "a" * (7 << 20)),
+    "an escaped wide character": lambda: headed(base="\U0001f600" + "a" * 9_000_000),
     "a long name": lambda: headed(base_digest="a" * (7 << 20)),
-    "half a million values": lambda: headed(trainable=[""] * 499_000),
-    "empty tensors": lambda: layout([["", [0], "float32"]] * 20_000 + [["w", [1], "float32"]], [0, 1]),
+    "lists where texts belong": lambda: headed(FULL, trainable=[[]] * 60_000),
+    "empty tensors": lambda: layout([["", [0], "float32"]] * 8_000 + [["w", [1], "float32"]], [0, 1], FULL),
     "long sides": lambda: layout([["w", [HUGE] * 500, "float32"]], [0, 1]),
     "many sides": lambda: layout([["w", [1 << 60] * 200_000, "float32"]], [0, 1]),
     "long sides that cancel": lambda: layout([["w", [-HUGE], "float32"], ["v", [HUGE], "float32"]], [0, 0]),
-    "settings": lambda: headed(method={"name": "feedsign", **{f"a{i}": 0 for i in range(20_000)}}),
-    "an adapter's settings": lambda: headed(adapter={"settings": {f"a{i}": 0 for i in range(20_000)}, "digest": ""}),
+    "settings": lambda: headed(method={"name": "feedsign", **{f"a{i}": 0 for i in range(8_000)}}),
+    "an adapter's settings": lambda: headed(adapter={"settings": {f"a{i}": 0 for i in range(8_000)}, "digest": ""}),
+    "another length": lambda: headed(500_000),
     "a dtype": lambda: layout([["w", [1], "\x1b[2J" * 10_000]], [0, 1]),
 }  # fmt: skip
 
-ODD = ("half a million values", "empty tensors")  # the first to come says what the run is about
+ODD = ("lists where texts belong", "empty tensors")  # the first to come says what the run is about
 
 
 def told(header, **changes):
@@ -176,7 +178,7 @@ def test_what_a_client_says_of_itself_has_bounds(changes, text):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_a_header_with_anything_in_it_is_read_or_refused(data):
     """Pieces exchanged in its JSON, bytes in what it is packed to; its link is right again."""
     text = bytearray(json.dumps(DATA).encode())
@@ -184,7 +186,7 @@ def test_a_header_with_anything_in_it_is_read_or_refused(data):
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(text)))
         text[at : at + data.draw(st.integers(0, 4))] = data.draw(st.sampled_from(pieces))
-    packed = bytearray(start(bytes(text), padded=False))
+    packed = bytearray(start(bytes(text), 0))
     if data.draw(st.booleans()):
         packed[data.draw(st.integers(0, len(packed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
         (length,) = struct.unpack_from("<I", packed, START.size - 4)

@@ -1,6 +1,5 @@
 """Asking the clients about their weights: digests, what their work cost, and for evaluations: one of them, or each."""
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Set
 from statistics import median_low
@@ -52,7 +51,7 @@ class Inquiry:
             self.session.stir()
             return
         at = whole(about.get("at"), "at", MOST_ROUND)
-        host.heard = time.monotonic()
+        host.heard = self.session.clock()
         host.at = at
         if report:
             self._take(name, host, about)

@@ -22,7 +22,6 @@ from typing import Any
 
 from fedseed.errors import MessageError
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.orbit.header import check_json
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
 from fedseed.text import shown
 
@@ -32,6 +31,7 @@ _MARK = struct.Struct("<I")
 ALL = 0xFFFFFFFF
 SILENT = b"FN"
 STORED = b"FO"
+MOST_PARTS = 250_000  # values and keys of a message in JSON: a hello of so many clients, a report of their figures
 _REASON_BYTES = 200
 _NAME_CHARACTERS = 100  # of each that is listed
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
@@ -217,8 +217,10 @@ def read_json(data: bytes) -> dict[str, Any]:
     Raises:
         MessageError: not valid, or so many parts that reading it would take far more memory than it has bytes.
     """
+    parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))  # two bytes of it can become an object of seventy
+    if parts > MOST_PARTS:
+        raise MessageError(f"not valid JSON: about {parts:,} values, at most {MOST_PARTS:,} are read")
     try:
-        check_json(data)
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise MessageError(f"not valid JSON: {shown(error)}") from error

@@ -29,6 +29,7 @@ CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 16 << 20  # of a message of scalars, and of a client's blobs besides the messages
 MOST_CLIENTS = 100_000  # of a run, and in a hello
 MOST_NAME = 200  # characters of a client's name
+MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 60 MiB when decoded
 MOST_PLACE = 4096  # characters of a base's name or folder
 MOST_REFUSAL = 1000  # characters of the reason that a process is told
 
@@ -71,6 +72,8 @@ def read_start(data: bytes, source: str) -> Header:
     """
     if len(data) < START.size or len(data) != START.size + START.unpack_from(data)[-1] + LINK_BYTES:
         raise MessageError(f"{source}: a header of another length than it says, or none")
+    if len(data) > MOST_START:
+        raise MessageError(f"{source}: a header of {len(data):,} bytes: at most {MOST_START:,} are read")
     header = scan(data, source)[0].header
     if not re.fullmatch(r"[0-9a-f]{32}", header.base_digest):
         raise MessageError(f"{source}: the base's digest is not 32 hexadecimal digits")

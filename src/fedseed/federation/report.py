@@ -166,7 +166,7 @@ def _ratio(value: Any) -> float | None:
     return ratio if ratio is not None and isfinite(ratio) else None  # of weights that are NaN it is not known
 
 
-def short(value: float) -> str:
+def short(value: int | float) -> str:  # noqa: PYI041  (an int is told apart)
     """A number for an error; a whole one of many digits by its length."""
     if isinstance(value, float):
         return str(value)

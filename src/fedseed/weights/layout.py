@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 BlockRule = Literal["one", "tensor", "packed"] | int
 DigestKind = Literal["blake2b", "blake2b-tree"]  # how tensors are hashed (`weights.digest` says how)
-MOST_ELEMENTS = 1 << 62
-MOST_DIMENSIONS = 64
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
@@ -71,26 +69,16 @@ class Layout:
         """The inverse of `to_json`.
 
         Raises:
-            ValueError: the boundaries do not fit the tensors, or no machine can have tensors so large.
+            ValueError: the boundaries do not fit the tensors.
         """
-        tensors = tuple(TensorEntry(str(n), _shape(s), str(d)) for n, s, d in data["tensors"])
+        tensors = tuple(TensorEntry(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["tensors"])
         layout = cls(tensors, tuple(int(b) for b in data["boundaries"]))
-        if layout.size > MOST_ELEMENTS:
-            raise ValueError(f"tensors of more than {MOST_ELEMENTS:,} elements")
         ascending = all(a < b for a, b in pairwise(layout.boundaries))
         if len(layout.boundaries) < 2 or layout.boundaries[0] != 0 or not ascending:
             raise ValueError("block boundaries do not ascend from 0")
         if layout.boundaries[-1] != layout.size:
             raise ValueError(f"block boundaries end at {layout.boundaries[-1]}, the tensors at {layout.size}")
         return layout
-
-
-def _shape(sides: Any) -> tuple[int, ...]:
-    """A shape whose size can be worked out quickly. Raises ValueError."""
-    shape = tuple(int(side) for side in sides)
-    if len(shape) > MOST_DIMENSIONS or any(abs(side) > MOST_ELEMENTS for side in shape):
-        raise ValueError(f"a tensor of more than {MOST_DIMENSIONS} dimensions, or of a side beyond {MOST_ELEMENTS:,}")
-    return shape
 
 
 def cut(sizes: Sequence[int], rule: BlockRule) -> tuple[int, ...]:
