@@ -78,6 +78,7 @@ BAD = {
     "no digest": ({"digest": None}, "digest is not 32"),
     "an evaluation of infinite length": ({"seconds": math.inf}, "seconds: inf"),
     "a field that nobody knows": ({"epsilon": 0.1}, "a field 'epsilon'"),
+    "figures that are a list": ({"by_client": []}, "by_client is no table"),
     "figures with a round": ({"by_client": {"a": {"held_out": 1, "round": 1}}}, "round is a field of the line itself"),
     "figures of 400 digits": ({"by_client": {"a": {"held_out": LONG}}}, "a number of about 401 digits examples"),
     "figures of many examples": ({"by_client": {"a": {"held_out": MOST_EXAMPLES + 1}}}, "1000000001 examples"),

@@ -52,7 +52,7 @@ def read_figures(data: Any) -> Figures:
             raise MessageError(f"figures: {shown(name, 20)!r} is no number")
         if name in COUNTS:
             if not (0 <= value <= MOST_EXAMPLES and value == int(value)):
-                raise MessageError(f"figures: {short(value)} examples")
+                raise MessageError(f"figures: {short(value) if isinstance(value, int) else value} examples")
             figures[name] = int(value)
         else:
             figures[metric_name(name)] = real(value, f"figures: {shown(name, 20)}")

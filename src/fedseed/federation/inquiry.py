@@ -74,10 +74,8 @@ class Inquiry:
             self._idle.discard(name)
         host.report = found
 
-    def _figures(self, host: str, by_client: Any) -> dict[str, Figures]:
+    def _figures(self, host: str, by_client: Mapping[str, Any]) -> dict[str, Figures]:
         """What a process says its clients have measured. Raises MessageError."""
-        if not isinstance(by_client, dict):
-            raise MessageError("by_client is no table")
         host_of = self.roster.membership.host_of
         for client in by_client:
             if client not in self.roster.numbers or host_of(client) != host:

@@ -62,7 +62,9 @@ class Report:
     seconds: float = 0.0
 
 
-def read_report(about: Mapping[str, Any], read_by_client: Callable[[Any], Mapping[str, Mapping[str, float]]]) -> Report:
+def read_report(
+    about: Mapping[str, Any], read_by_client: Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, float]]]
+) -> Report:
     """A report as it came.
 
     Args:
@@ -75,6 +77,8 @@ def read_report(about: Mapping[str, Any], read_by_client: Callable[[Any], Mappin
     if unknown := sorted(about.keys() - _KNOWN):
         raise MessageError(f"a report with a field {shown(unknown[0], 40)!r}")
     metrics, by_client = about.get("metrics"), about.get("by_client")
+    if by_client is not None and not isinstance(by_client, dict):
+        raise MessageError("by_client is no table")
     return Report(
         whole(about.get("round"), "round", MOST_ROUND),
         _digest(about.get("digest")),
@@ -166,10 +170,8 @@ def _ratio(value: Any) -> float | None:
     return ratio if ratio is not None and isfinite(ratio) else None  # of weights that are NaN it is not known
 
 
-def short(value: int | float) -> str:  # noqa: PYI041  (an int is told apart)
-    """A number for an error; a whole one of many digits by its length."""
-    if isinstance(value, float):
-        return str(value)
+def short(value: int) -> str:
+    """A whole number for an error; one of many digits by its length."""
     digits = int(value.bit_length() * 0.30103) + 1
     return str(value) if digits <= 20 else f"a number of about {digits:,} digits"
 
