@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fedseed import Orbit, ParameterSpace
 from fedseed.federation.introduction import Introduction
 from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.report import LINE_FIELDS
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.progress import Silent
 from fedseed.reports.prometheus import Exporter
@@ -372,6 +373,7 @@ def test_poisoned_reports_change_nothing(method, problem, tmp_path, in_process, 
     for name in ("round", "rounds", "loss"):
         assert [line.get(name) for line in result.metrics] == [line.get(name) for line in expected.metrics]
     assert result.summary["rounds"] == 6 and result.summary["final"] == expected.summary["final"]
+    assert {name for line in result.metrics for name in line} - LINE_FIELDS == set(expected.summary["final"])
     refused = result.summary["refusals"]["client-0"]
     assert len(refused) >= len(POISON) and all(text.isprintable() and len(text) <= 200 for text in refused)
     assert all(text.startswith("report: ") or "at: a number" in text for text in refused if "answered" not in text)
