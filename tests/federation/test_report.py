@@ -67,7 +67,7 @@ BAD = {
     "metrics that are texts": ({"metrics": {"loss": "1.0"}}, "metrics: loss is no number"),
     "metrics of 400 digits": ({"metrics": {"loss": LONG}}, "more than a float can hold"),
     "metrics without end": ({"metrics": {f"a{i}": 1.0 for i in range(200)}}, "no table of at most 100"),
-    "a name with an escape": ({"metrics": {"\x1b[2Jloss": 1.0}}, "'\\\\\\\\x1b\\[2Jloss' is no name of a metric"),
+    "a name with an escape": ({"metrics": {"\x1b[2Jloss": 1.0}}, "'\\\\x1b\\[2Jloss' is no name of a metric"),
     "a name that is long": ({"metrics": {"a" * 1000: 1.0}}, "aaa.*is no name of a metric"),
     "metrics that are a list": ({"metrics": [1]}, "no table"),
     "a round beyond all": ({"round": 2**32}, "round: 4294967296"),

@@ -134,3 +134,9 @@ def test_a_late_answer_is_refused_and_changes_nothing():
         one.rounds.take("nobody", b"")
     one.answer(0, 1)
     assert one.round(2)[0] == ["b"]
+
+
+def test_where_nobody_answers_nobody_is_left_out():
+    one = Answering({"a": lambda number: one.now > 1000, "b": lambda number: one.now > 1000}, 2)
+    assert one.round(1)[0] == ["a", "b"] == one.round(2)[0]
+    assert not [text for text in one.heard.warnings if "not asked" in text]

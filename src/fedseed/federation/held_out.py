@@ -49,7 +49,7 @@ def read_figures(data: Any) -> Figures:
     figures: Figures = {}
     for name, value in data.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise MessageError(f"figures: {shown(name, 20)!r} is no number")
+            raise MessageError(f"figures: '{shown(name, 20)}' is no number")
         if name in COUNTS:
             if not (0 <= value <= MOST_EXAMPLES and value == int(value)):
                 raise MessageError(f"figures: {short(value) if isinstance(value, int) else value} examples")

@@ -75,7 +75,7 @@ def read_report(
         MessageError: not within its bounds; the text names the field.
     """
     if unknown := sorted(about.keys() - _KNOWN):
-        raise MessageError(f"a report with a field {shown(unknown[0], 40)!r}")
+        raise MessageError(f"a report with a field '{shown(unknown[0], 40)}'")
     metrics, by_client = about.get("metrics"), about.get("by_client")
     if by_client is not None and not isinstance(by_client, dict):
         raise MessageError("by_client is no table")
@@ -118,7 +118,7 @@ def read_metrics(data: Any) -> dict[str, float]:
 def metric_name(name: Any) -> str:
     """A name that a metric may have. Raises MessageError."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise MessageError(f"metrics: {shown(name, 40)!r} is no name of a metric")
+        raise MessageError(f"metrics: '{shown(name, 40)}' is no name of a metric")
     if name in LINE_FIELDS:
         raise MessageError(f"metrics: {name} is a field of the line itself, no metric")
     return name
@@ -130,7 +130,7 @@ def read_cost(data: Any) -> Cost:
         raise MessageError("spent is no table")
     counts = [part.name for part in fields(Cost) if part.name not in ("seconds", "losses")]
     if unknown := sorted(data.keys() - {"seconds", "losses", *counts}):
-        raise MessageError(f"spent: a field {shown(unknown[0], 40)!r}")
+        raise MessageError(f"spent: a field '{shown(unknown[0], 40)}'")
     found = {name: whole(data.get(name, 0), f"spent: {name}", MOST_COUNT) for name in counts}
     losses = real(data.get("losses", 0.0), "spent: losses")
     if not abs(losses) <= MOST_LOSS * found["counted"]:
@@ -145,7 +145,7 @@ def _phases(data: Any) -> dict[str, float]:
         raise MessageError(f"spent: seconds that are no table of at most {MOST_PHASES} phases")
     for name in data:
         if not NAME.fullmatch(name) or name in OWN_PHASES:
-            raise MessageError(f"spent: seconds: {shown(name, 40)!r} is no phase of a client's work")
+            raise MessageError(f"spent: seconds: '{shown(name, 40)}' is no phase of a client's work")
     return {name: read_seconds(value, f"spent: seconds: {name}") for name, value in data.items()}
 
 

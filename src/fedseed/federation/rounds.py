@@ -273,6 +273,8 @@ class Rounds:
         lets a deadline pass, for twice as long.
         """
         settings, now = self.session.settings, self.session.clock()
+        if not self.coordinator.answered and not current.silent:
+            return  # nobody has answered: that is no reason to prefer one to another
         for client in sorted(self.missing(current) & self.roster.present()):
             before = self._left_out.get(client)
             seconds = settings.deadline if before is None else 2 * before.seconds
