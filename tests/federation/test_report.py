@@ -16,7 +16,7 @@ from fedseed.federation.report import LINE_FIELDS, MOST_COUNT, MOST_EXAMPLES, Ph
 DIGEST = "ab" * 16
 SPENT = {"seconds": {"local": 1.5, "rebuild": 0.25}, "forward_passes": 12, "losses": 7.5, "counted": 3}
 GOOD = {"at": 3, "epoch": "x", "round": 3, "digest": DIGEST, "spent": SPENT, "ratio": 0.5,
-        "metrics": {"loss": 2.0, "validation_loss": 1, "mine/f1@5": math.nan}, "by_client": None,
+        "metrics": {"loss": 2.0, "validation_loss": 1, "mine: f1 @ 5": math.nan}, "by_client": None,
         "seconds": 0.5}  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def read(**changes):
 def test_a_report_as_clients_send_it():
     found = read()
     assert found.spent == Cost(**SPENT) and found.ratio == 0.5 and found.round == 3 and found.seconds == 0.5
-    assert found.metrics.keys() == GOOD["metrics"].keys() and math.isnan(found.metrics["mine/f1@5"])
+    assert found.metrics.keys() == GOOD["metrics"].keys() and math.isnan(found.metrics["mine: f1 @ 5"])
     assert read(metrics=None, ratio=None, seconds=None).metrics is None
     assert read(ratio=math.nan).ratio is None  # the weights are NaN: the run has diverged
     figures = {"a": {"held_out": 3, "loss": math.inf}}

@@ -28,7 +28,7 @@ MOST_SECONDS = 1e9  # of a phase: thirty years
 MOST_LOSS = 1e39  # the mean of those that are reported; a float32 ends at 3.4e38
 MOST_METRICS = 100  # of a report, or of one client in it
 MOST_PHASES = 32
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./@:-]{0,63}")
+MOST_NAME = 100  # characters that a metric's name may have, or a phase's; plug-ins choose them
 # of a line of metrics, whoever writes it: what a client measures has another name
 LINE_FIELDS = frozenset((
     "attacked", "backward_passes", "by_client", "bytes_down", "bytes_up", "clients", "evaluated", "exchanged",
@@ -117,11 +117,15 @@ def read_metrics(data: Any) -> dict[str, float]:
 
 def metric_name(name: Any) -> str:
     """A name that a metric may have. Raises MessageError."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not _is_name(name):
         raise MessageError(f"metrics: '{shown(name, 40)}' is no name of a metric")
     if name in LINE_FIELDS:
         raise MessageError(f"metrics: {name} is a field of the line itself, no metric")
     return name
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= MOST_NAME and name.isprintable()
 
 
 def read_cost(data: Any) -> Cost:
@@ -144,7 +148,7 @@ def _phases(data: Any) -> dict[str, float]:
     if not isinstance(data, dict) or len(data) > MOST_PHASES:
         raise MessageError(f"spent: seconds that are no table of at most {MOST_PHASES} phases")
     for name in data:
-        if not NAME.fullmatch(name) or name in OWN_PHASES:
+        if not _is_name(name) or name in OWN_PHASES:
             raise MessageError(f"spent: seconds: '{shown(name, 40)}' is no phase of a client's work")
     return {name: read_seconds(value, f"spent: seconds: {name}") for name, value in data.items()}
 
