@@ -1,5 +1,6 @@
 """Whole runs over the transport in memory: the conversation is the same, whatever carries the bytes."""
 
+import math
 import threading
 import urllib.request
 from dataclasses import replace
@@ -10,8 +11,10 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedseed import Orbit, ParameterSpace
+from fedseed.federation.introduction import Introduction
 from fedseed.federation.messages import Message
 from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.report import LINE_FIELDS
 from fedseed.federation.worker import Worker
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.progress import Silent
@@ -379,3 +382,43 @@ def test_a_client_with_nothing_to_learn_from_is_named_once(problem, tmp_path):
     assert [line["skipped"] for line in result.metrics[1:]] == [
         [{"client": "client-4", "reason": "no usable example"}]
     ] * 3
+
+
+POISON = [
+    {"spent": {"counted": 10**400}}, {"spent": {"losses": 1e308, "counted": 1}}, {"spent": {"losses": math.nan}},
+    {"spent": {"forward_passes": 10**4299}}, {"ratio": "x"}, {"metrics": {"seconds": 1.0}},
+    {"metrics": {"loss": 0.0, "rounds": 0}}, {"metrics": {"round": 999999}}, {"by_client": {"client-0": {}}},
+    {"round": 2**40}, {"digest": "\x1b[2J"}, {"at": 10**400}, {"epsilon": 0.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["feedsign", pytest.param("fedavg", marks=pytest.mark.long)])
+def test_poisoned_reports_change_nothing(method, problem, tmp_path, in_process, monkeypatch):
+    """Of the client with the lowest number, which is to evaluate, and says nothing else; also of one started again."""
+    checked, hub, heard = recipe(method), Hub(), Warned()
+    expected = in_process(problem, checked.model_dump(exclude_none=True))
+    say, sent = Introduction.say, []
+
+    async def poisoned(self, what, about):
+        if what != "report" or self.replica.hosted.host != "client-0":
+            return await say(self, what, about)
+        for poison in POISON:
+            sent.append(poison)
+            await say(self, what, {**about, **poison})
+
+    monkeypatch.setattr(Introduction, "say", poisoned)
+    clients = Clients(checked, hub, problem)
+    clients.host("client-0")
+    clients.host("client-[1234]")
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(checked, "run", hub.transport("run"), tmp_path, progress=Failing(4))
+    result = clients.coordinate(tmp_path, heard)
+    assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
+    for name in ("round", "rounds", "loss"):
+        assert [line.get(name) for line in result.metrics] == [line.get(name) for line in expected.metrics]
+    assert result.summary["rounds"] == 6 and result.summary["final"] == expected.summary["final"]
+    assert {name for line in result.metrics for name in line} - LINE_FIELDS == set(expected.summary["final"])
+    refused = result.summary["refusals"]["client-0"]
+    assert len(refused) >= len(POISON) and all(text.isprintable() and len(text) <= 200 for text in refused)
+    assert all(text.startswith("report: ") or "at: a number" in text for text in refused if "answered" not in text)
+    assert len(sent) >= 2 * len(POISON) and any("is refused: report: ratio is no" in text for text in heard.warnings)

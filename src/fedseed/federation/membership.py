@@ -3,7 +3,8 @@
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from fedseed.federation.report import Report
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Host:
 
     heard: float
     at: int = 0
-    report: dict[str, Any] | None = None
+    report: Report | None = None
     fits: bool = False
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fedseed.aggregation import AggregationRule
@@ -55,7 +56,7 @@ class NetworkCoordinator:
         self.inquiry = Inquiry(self.session, self.roster)
         self.log = StepLog(end, replacing)
         self.rounds: Rounds | None = None  # once it is known who the clients are
-        self.line: dict[str, Any] = {}  # the newest line of metrics, for the status
+        self.line: dict[str, Any] = {}  # what the status shows of the newest lines of metrics
         self.began = time.time()
 
     # -- starting -----------------------------------------------------------------------------------------------
@@ -174,6 +175,10 @@ class NetworkCoordinator:
             self.session.rejected.add(sender, reason)
         return None
 
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """A line of metrics is known, or more of it."""
+        self.line.update({key: line[key] for key in SHOWN if key in line})
+
     # -- how it is going -------------------------------------------------------------------------------------------
 
     def _answer(self) -> bytes:
@@ -209,14 +214,14 @@ class NetworkCoordinator:
             "began": self.began,
             "round": current.number if current is not None else self.line.get("round", 0),
             "rounds": self.total,
-            "waiting_for": [names[number] for number in missing[:MOST_NAMED]],
+            "waiting_for": [names[number] for number in missing[:MOST_NAMED]] or self.inquiry.awaited[:MOST_NAMED],
             "clients": len(names),
             "alive": len(here),
             "away": self.roster.away()[:MOST_NAMED],
             "waiting": self.reception.waiting,
             "ended": self.log.ended,
             "behind": {name: host.at for name, host in self.roster.membership.alive().items()},
-            "last": {key: self.line[key] for key in SHOWN if key in self.line},
+            "last": dict(self.line),
             "repeated_rounds": figures["repeated_rounds"],
             "refusals": figures["refusals"],
             "privacy": self._privacy(),

@@ -2,9 +2,11 @@
 
 import base64
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from fedseed.errors import MessageError, OrbitError, RecipeError
@@ -14,14 +16,23 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import listed
+from fedseed.federation.report import MOST_EXAMPLES, MOST_ROUND, real, whole
 from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
 from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
+from fedseed.orbit.header import START
+from fedseed.orbit.record import LINK_BYTES
+from fedseed.text import shown
 
 REMEDY = "name the clients in its recipe (federation.clients), or serve --clients-from KEYS"
 CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 16 << 20  # of a message of scalars, and of a client's blobs besides the messages
+MOST_CLIENTS = 100_000  # of a run, and in a hello
+MOST_NAME = 200  # characters of a client's name
+MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 60 MiB when decoded
+MOST_PLACE = 4096  # characters of a base's name or folder
+MOST_REFUSAL = 1000  # characters of the reason that a process is told
 
 
 def check_header(
@@ -47,6 +58,36 @@ def check_header(
     differences = header.differences(expected)
     if differences:
         raise MessageError(f"another recipe or model: {differences[0]} here")
+
+
+def read_start(data: bytes, source: str) -> Header:
+    """How somebody's orbit begins. No steps may follow: they would be read, and cost what they like.
+
+    Args:
+        data: the header with its link.
+        source: what errors call it.
+
+    Raises:
+        OrbitError: the header is not usable.
+        MessageError: it has another length than it says.
+    """
+    if len(data) < START.size or len(data) != START.size + START.unpack_from(data)[-1] + LINK_BYTES:
+        raise MessageError(f"{source}: a header of another length than it says, or none")
+    if len(data) > MOST_START:
+        raise MessageError(f"{source}: a header of {len(data):,} bytes: at most {MOST_START:,} are read")
+    header = scan(data, source)[0].header
+    if not re.fullmatch(r"[0-9a-f]{32}", header.base_digest):
+        raise MessageError(f"{source}: the base's digest is not 32 hexadecimal digits")
+    if max(map(len, (header.base, header.base_folder, header.dtype))) > MOST_PLACE:
+        raise MessageError(f"{source}: where the base is takes more than {MOST_PLACE:,} characters")
+    return header
+
+
+def client_name(name: Any) -> str:
+    """A client's name as a message has it. Raises MessageError if it can't be one."""
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or not name.isprintable():
+        raise MessageError(f"{shown(json.dumps(name), 40)} is no name of a client")
+    return name
 
 
 class Reception:
@@ -174,14 +215,15 @@ class Reception:
 
     def attach(self, sender: str, about: dict[str, Any]) -> None:
         """A client says which process hosts it, and how many examples it has. Raises MessageError."""
-        client, host, examples = str(about["client"]), str(about["host"]), int(about["examples"])
+        client, host = client_name(about.get("client")), client_name(about.get("host"))
+        examples = whole(about.get("examples"), "examples", MOST_EXAMPLES)
         if client != sender:
             raise MessageError(f"it speaks for client {client}")
-        if examples < 0:
-            raise MessageError(f"{examples} examples")
         number = self.roster.numbers.get(client)
         if self.roster.names and number is None and not self.roster.open:
             raise MessageError(f"this run has no client {client}")
+        if client not in self.roster.examples and len(self.roster.examples) >= MOST_CLIENTS:
+            raise MessageError(f"more than {MOST_CLIENTS:,} clients")
         self.roster.membership.attach(client, host)
         self.roster.examples[client] = examples
         if number is not None and self.coordinator is not None:
@@ -198,25 +240,31 @@ class Reception:
         Raises:
             MessageError: it is not a hello, or in another's name.
         """
-        host = str(about["host"])
+        host = client_name(about.get("host"))
         if host != sender:
             raise MessageError(f"it speaks for client {host}")
-        begins = about.get("begins")
+        at, there = whole(about.get("at"), "at", MOST_ROUND), real(about.get("time"), "time")
+        names, start, begins = about.get("names"), about.get("header"), about.get("begins")
+        if not isinstance(start, str):
+            raise MessageError("header is no text")
+        if not isinstance(names, list) or len(names) > MOST_CLIENTS:
+            raise MessageError(f"names: no list of at most {MOST_CLIENTS:,} clients")
+        all_of_them = bool(about.get("names_matter", True))
         try:
-            header = scan(base64.b64decode(about["header"]), "hello")[0].header
-            names, all_of_them = [str(name) for name in about["names"]], bool(about.get("names_matter", True))
-            listing = tuple(names) if all_of_them and not self.roster.names and not self.roster.open else None
+            header = read_start(base64.b64decode(start), "hello")
+            known = [client_name(name) for name in names]
+            listing = tuple(known) if all_of_them and not self.roster.names and not self.roster.open else None
             claim = Claim(header, None if begins is None else str(begins)[:64], listing)
             self._check_claim(host, claim)
-            self._compare_names(host, names, all_of_them)
+            self._compare_names(host, known, all_of_them)
         except (OrbitError, MessageError) as error:
             reject(host, str(error))
-            return json.dumps({"refused": str(error)}).encode()
+            return json.dumps({"refused": shown(error, MOST_REFUSAL)}).encode()
         self.agreement.say(host, claim)
         self.roster.outvote(host, False)
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
-        self._compare_clocks(host, float(about["time"]), answer)
-        self.roster.membership.hello(host, int(about["at"]))
+        self._compare_clocks(host, there, answer)
+        self.roster.membership.hello(host, at)
         answer.update({"waits": self.waits} if self._assembling else {"clients": len(self.roster.names)})
         if about.get("bucket") and self.header is not None:
             await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
@@ -271,7 +319,7 @@ class Reception:
 
     def _compare_clocks(self, host: str, there: float, answer: dict[str, Any]) -> None:
         skew = there - time.time()
-        if abs(skew) <= CLOCK_SKEW_SECONDS:
+        if abs(skew) <= CLOCK_SKEW_SECONDS or not isfinite(skew):
             return
         answer["skew"] = skew
         if host not in self.skewed:

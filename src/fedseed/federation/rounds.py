@@ -60,6 +60,19 @@ class OpenRound:
     bytes_up: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass
+class LeftOut:
+    """A client that is there and has let a deadline pass.
+
+    Args:
+        until: when it is asked again.
+        seconds: how long it is left out; twice as long each time in a row.
+    """
+
+    until: float
+    seconds: float
+
+
 class Rounds:
     """Opens rounds and takes what clients answer.
 
@@ -80,6 +93,7 @@ class Rounds:
         self._largest = largest
         self._running = False  # whether a round was begun here
         self._idle: set[int] = set()  # who has sent nothing before
+        self._left_out: dict[int, LeftOut] = {}  # who has let a deadline pass since its last answer that counts
         self._fetching: set[asyncio.Task[None]] = set()
 
     # -- what comes in -----------------------------------------------------------------------------------------------
@@ -112,6 +126,7 @@ class Rounds:
             self.open.refused[number] = reason
 
     def _count(self, current: OpenRound, number: int, size: int) -> None:
+        self._left_out.pop(number, None)
         current.bytes_up[number] = size - FRAME_BYTES
         if current.silent.pop(number, None) is None:
             self._one_less(current)
@@ -128,6 +143,7 @@ class Rounds:
             raise MessageError(f"round {number} attempt {attempt} is not open")
         if client not in current.clients or client in self.coordinator.answered or client in current.silent:
             raise MessageError(f"client {client} has answered round {number} already, or takes no part in it")
+        self._left_out.pop(client, None)
         current.silent[client] = reason
         self._one_less(current)
 
@@ -165,7 +181,7 @@ class Rounds:
         """Open a round, as often as it takes, and gather what counts."""
         minimum, attempt = self.session.settings.minimum, 0
         while True:
-            clients = self.coordinator.open(number, attempt, await self._enough())
+            clients = self.coordinator.open(number, attempt, self._asked(await self._enough()))
             plans = self.coordinator.plans()
             self._running = True
             self.open = current = OpenRound(number, attempt, frozenset(clients), len(clients))
@@ -229,14 +245,16 @@ class Rounds:
 
     async def _answers(self, current: OpenRound, asked: list[tuple[bytes, list[int]]]) -> str:
         """Wait for answers: all of them, or the deadline, or until nobody is left to wait for."""
-        deadline = time.monotonic() + self.session.settings.deadline
-        resend = time.monotonic() + RESEND_SECONDS
+        clock = self.session.clock
+        deadline = clock() + self.session.settings.deadline
+        resend = clock() + RESEND_SECONDS
         while current.missing:
             await self.session.pause(0.25)
             if not current.missing:
                 break
-            now = time.monotonic()
+            now = clock()
             if now >= deadline:
+                self._leave_out(current)
                 return f"no answer within {self.session.settings.deadline:g} s"
             missing = self.missing(current)
             if not missing & self.roster.present():
@@ -247,6 +265,30 @@ class Rounds:
                         await self.session.end.broadcast(plan_message(again, False, carried))
                 resend = now + RESEND_SECONDS
         return ""
+
+    def _asked(self, here: frozenset[int]) -> frozenset[int]:
+        """Those of the clients that are here who may be drawn: all but those left out, unless too few would be left."""
+        now = self.session.clock()
+        out = {client for client in here if client in self._left_out and now < self._left_out[client].until}
+        return here - out if len(here - out) >= self.session.settings.minimum else here
+
+    def _leave_out(self, current: OpenRound) -> None:
+        """The deadline is over: whoever is there and has sent nothing that counts would cost every round that much.
+
+        It is asked again when it has been left out for as long as it was waited for, and, each time in a row that it
+        lets a deadline pass, for twice as long.
+        """
+        settings, now = self.session.settings, self.session.clock()
+        if not self.coordinator.answered and not current.silent:
+            return  # nobody has answered: that is no reason to prefer one to another
+        for client in sorted(self.missing(current) & self.roster.present()):
+            before = self._left_out.get(client)
+            seconds = settings.deadline if before is None else 2 * before.seconds
+            self._left_out[client] = LeftOut(now + seconds, seconds)
+            self.session.progress.warn(
+                f"round {current.number}: nothing of {self.roster.names[client]} that counts has come within "
+                f"{settings.deadline:g} s: it is not asked for {seconds:g} s"
+            )
 
     async def _enough(self) -> frozenset[int]:
         """Wait until enough clients are there for a round; who they are."""

@@ -30,6 +30,7 @@ class CoordinatorSettings:
         names: the clients, where they are known before anybody comes.
         enrols: whoever comes before the start takes part.
         each_evaluates: every client evaluates on what it holds out, not one for all.
+        measures: metrics that an evaluation must have, because the run looks at them.
         check: whether the run can be with so many clients; raises RecipeError.
         weights_digest: digest that the trained tensors must begin with; None: what most clients have.
     """
@@ -44,6 +45,7 @@ class CoordinatorSettings:
     names: tuple[str, ...] = ()
     enrols: bool = False
     each_evaluates: bool = False
+    measures: tuple[str, ...] = ()
     check: Callable[[int], None] = lambda clients: None
     weights_digest: str | None = None
 
@@ -59,6 +61,7 @@ class Session:
         rejected: counts messages that are not accepted.
         incarnation: of the log; it begins anew when a run is put on the server again.
         stranger: somebody has written whom this coordinator does not know.
+        clock: tells seconds, from some beginning.
     """
 
     end: CoordinatorEnd
@@ -67,6 +70,7 @@ class Session:
     rejected: Rejected
     incarnation: str = ""
     stranger: bool = False
+    clock: Callable[[], float] = time.monotonic
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
 
@@ -80,7 +84,7 @@ class Session:
 
     async def pause(self, seconds: float) -> None:
         """Wait for something to happen, at most so long."""
-        now = time.monotonic()
+        now = self.clock()
         if self.stranger and now > self._called + 1 and self.incarnation:
             self.stranger, self._called = False, now
             await self.call()

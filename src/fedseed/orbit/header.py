@@ -28,6 +28,7 @@ _VALUES, _FREE_VALUES, _MOST_VALUES = 4, 1 << 12, 1 << 21
 _LARGEST = 1 << 63  # numbers in a layout are below
 _MOST_SIDES = 64
 _SHOWN = 1000  # characters of what is wrong with one
+_MOST_SETTINGS = 1 << 16  # characters of a method's settings, and of an adapter's
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Header:
                 raise OrbitError(f"orbit header: {problem}")
             data: dict[str, Any] = json.loads(text)
             _check_numbers(data["layout"])
+            _check_settings(data)
             name = data["method"]["name"]
             kind = REGISTRY.find(name)
             if kind is None:
@@ -231,6 +233,13 @@ def _check_numbers(layout: dict[str, Any]) -> None:
             raise ValueError(f"a tensor's shape: at most {_MOST_SIDES} numbers from 0 to 2**63 - 1")
     if not all(map(_is_small, layout["boundaries"])):
         raise ValueError("block boundaries: numbers from 0 to 2**63 - 1")
+
+
+def _check_settings(data: dict[str, Any]) -> None:
+    """Raises ValueError for more settings than anything has: each that is unknown becomes a line of an error."""
+    for key in ("method", "adapter"):
+        if len(json.dumps(data.get(key))) > _MOST_SETTINGS:
+            raise ValueError(f"{key}: more than {_MOST_SETTINGS:,} characters of settings")
 
 
 def _is_small(number: object) -> bool:

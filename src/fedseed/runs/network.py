@@ -24,6 +24,7 @@ from fedseed.reports.log import Logged
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, Silent
 from fedseed.reports.prometheus import Exporter
+from fedseed.runs import stopping
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.network_store import STORES, NetworkStore
@@ -103,7 +104,8 @@ class NetworkBackend(Backend):
         dealings = CoordinatorSettings(
             wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
-            recipe.of_parties and not recipe.task.shares_evaluation, partial(check_counts, wanted),
+            recipe.of_parties and not recipe.task.shares_evaluation,
+            () if self.settings.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
             weights_digest=wanted.weights_digest,
         )  # fmt: skip
         end = await transport.coordinator(
@@ -150,7 +152,7 @@ class NetworkBackend(Backend):
         if self._store is not None:
             self._store.before(number)
         self._wait(self.talk.log.publish(number, step))
-        self.talk.line.update(line)
+        self.talk.tell(line)
         if self._exporter is not None:
             self._exporter.count(line)
         if self._store is not None:
@@ -163,7 +165,7 @@ class NetworkBackend(Backend):
         digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.settings.digests(line["round"])))
         if self.settings.private and line["round"]:
             line.update(Cost().about())  # whatever a client says of its work
-        self.talk.line.update(line)
+        self.talk.tell(line)
         if evaluate:
             self.talk.line["evaluated"] = line["round"]
         if digest is not None:

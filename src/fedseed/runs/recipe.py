@@ -116,7 +116,8 @@ class FederationSettings(_Table):
         ca: file with the certificates to trust; encryption is compulsory then.
         run: the run's name on the server; the recipe's name by default.
         replicas: of the run's stream, in a cluster of servers.
-        deadline: seconds after which a round does without those that have not answered.
+        deadline: seconds after which a round does without those that have not answered, a line of metrics without those
+            that have not reported, and another client is asked to evaluate.
         minimum: answers that a round needs; with fewer it is begun again.
         start_with: clients that must be there before the first round; all by default.
         dead_after: seconds of silence after which a client is taken for dead.
