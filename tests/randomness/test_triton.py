@@ -196,7 +196,9 @@ def test_parts_of_several_bases(dtype, order):
 def test_one_launch_where_all_parts_are_of_a_kind(monkeypatch):
     launches = []
     launch = FLAT_TRITON.launch
-    monkeypatch.setattr(FLAT_TRITON, "launch", lambda kernel, *a, **k: (launches.append(kernel), launch(kernel, *a, **k)))
+    monkeypatch.setattr(
+        FLAT_TRITON, "launch", lambda kernel, *a, **k: (launches.append(kernel), launch(kernel, *a, **k))
+    )
     c = np.ones(3, dtype=np.float32)
     for name in FLAT:
         launches.clear()
