@@ -48,7 +48,7 @@ class NetworkCoordinator:
         self.run = run
         self.total = total
         self.session = Session(end, settings, progress, Rejected(progress, run))
-        self.roster = Roster(settings.dead_after, settings.names, settings.enrols)
+        self.roster = Roster(settings.dead_after, settings.names, settings.enrols, end.now)
         replacing = method.catch_up == "newest"  # each step is whole weights, in place of those before
         self.reception = Reception(self.session, self.roster, method, seed, BaseWeights(self.session, replacing))
         self.inquiry = Inquiry(self.session, self.roster)

@@ -65,8 +65,18 @@ class Session:
     rejected: Rejected
     incarnation: str = ""
     stranger: bool = False
+    failure: Exception | None = None  # what ends the run, whatever it waits for
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
+
+    def now(self) -> float:
+        """Seconds on a clock that stands still while clients can't be heard; deadlines are by it."""
+        return self.end.now()
+
+    def fail(self, error: Exception) -> None:
+        """The run can't go on."""
+        self.failure = error
+        self.stir()
 
     def stir(self) -> None:
         """Something has happened that somebody may wait for."""
@@ -77,7 +87,9 @@ class Session:
         await self.end.broadcast(call_message(self.incarnation))
 
     async def pause(self, seconds: float) -> None:
-        """Wait for something to happen, at most so long."""
+        """Wait for something to happen, at most so long. Raises what ends the run."""
+        if self.failure is not None:
+            raise self.failure
         now = time.monotonic()
         if self.stranger and now > self._called + 1 and self.incarnation:
             self.stranger, self._called = False, now

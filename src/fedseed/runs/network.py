@@ -131,7 +131,7 @@ class NetworkBackend(Backend):
         folder.lazy = self.settings.method.stepwise
         steps = len(self.talk.log.steps)
         if steps and self.talk.rounds is not None:
-            self.talk.rounds.grace = time.monotonic() + self.talk.session.settings.dead_after
+            self.talk.rounds.grace = self.talk.session.now() + self.talk.session.settings.dead_after
         store = STORES[self.settings.method.catch_up]
         self._store = store(folder, self.header, self.coordinator, self.talk.log, self.talk.run)
         return self._wait(self._store.restore(self.settings.logs(steps), self.progress.warn))
