@@ -226,18 +226,20 @@ class Rounds:
 
     async def _answers(self, current: OpenRound, asked: list[tuple[bytes, list[int]]]) -> str:
         """Wait for answers: all of them, or the deadline, or until nobody is left to wait for."""
-        deadline = self.session.now() + self.session.settings.deadline
-        resend = time.monotonic() + RESEND_SECONDS
+        clock = self.session.clock
+        deadline = clock() + self.session.settings.deadline
+        resend = clock() + RESEND_SECONDS
         while current.missing:
             await self.session.pause(0.25)
             if not current.missing:
                 break
-            if self.session.now() >= deadline:
+            now = clock()
+            if now >= deadline:
                 return f"no answer within {self.session.settings.deadline:g} s"
             missing = self.missing(current)
             if not missing & self.roster.present():
                 return "it has gone"
-            if (now := time.monotonic()) >= resend:
+            if now >= resend:
                 for carried, clients in asked:
                     if again := [client for client in clients if client in missing]:
                         await self.session.end.broadcast(plan_message(again, False, carried))
@@ -251,7 +253,7 @@ class Rounds:
         while True:
             here = self.roster.present()
             least = settings.minimum
-            grace = self.grace - self.session.now()
+            grace = self.grace - self.session.clock()
             if len(here) >= (least if grace <= 0 else self.roster.wanted(settings.start_with)):
                 self.grace = 0.0
                 return here

@@ -57,6 +57,8 @@ class Session:
         rejected: counts messages that are not accepted.
         incarnation: of the log; it begins anew when a run is put on the server again.
         stranger: somebody has written whom this coordinator does not know.
+        clock: tells seconds, from some beginning.
+        failure: what ends the run, whatever it waits for.
     """
 
     end: CoordinatorEnd
@@ -65,13 +67,10 @@ class Session:
     rejected: Rejected
     incarnation: str = ""
     stranger: bool = False
-    failure: Exception | None = None  # what ends the run, whatever it waits for
+    clock: Callable[[], float] = time.monotonic
+    failure: Exception | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
-
-    def now(self) -> float:
-        """Seconds on a clock that stands still while clients can't be heard; deadlines are by it."""
-        return self.end.now()
 
     def fail(self, error: Exception) -> None:
         """The run can't go on."""
@@ -90,7 +89,7 @@ class Session:
         """Wait for something to happen, at most so long. Raises what ends the run."""
         if self.failure is not None:
             raise self.failure
-        now = time.monotonic()
+        now = self.clock()
         if self.stranger and now > self._called + 1 and self.incarnation:
             self.stranger, self._called = False, now
             await self.call()
