@@ -24,6 +24,7 @@ MISSING_SECONDS = 1.0  # for which a stream must have been missing: `serve --fre
 READING_SECONDS = 60.0  # for what stands in a log already
 PENDING_BYTES = 32 * 1024 * 1024  # of messages that wait to be looked at; what a flood brings beyond is dropped
 WRONG_LAST_SEQUENCE = 10071
+STORED = "$JS.ACK."  # what the reply subject of a stream's message begins with; of control messages it does not
 
 
 async def is_missing(connection: Client, stream: str) -> bool:
@@ -157,11 +158,12 @@ class NatsFollowing(Following):
             if generation != self._generation:
                 return
             self._heard = time.monotonic()
-            if message.headers and message.headers.get("Status"):  # a heartbeat, or a question whether we keep up
-                reply = message.reply or message.headers.get("Nats-Consumer-Stalled")
+            if not message.reply.startswith(STORED):  # a heartbeat, or a question whether we keep up; not one stored
+                headers = message.headers or {}
+                reply = message.reply or headers.get("Nats-Consumer-Stalled")
                 if reply:
                     await self._connection.publish(reply)
-                delivered = message.headers.get("Nats-Last-Consumer")
+                delivered = headers.get("Nats-Last-Consumer")
                 if delivered is not None and int(delivered) >= expected:
                     self._again.set()
                 return
