@@ -281,7 +281,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         self._log = log
         self._rejected: Rejected = lambda who, what: None
         self._pulse = Pulse(connection)
-        self._chain: tuple[int, Chain] | None = None  # the log's up to an entry
+        self._head: tuple[int, bytes] | None = None  # of the log's chain, at an entry
         self._answer: tuple[float, bytes] | None = None  # the newest about the status, and since when
 
     @property
@@ -383,19 +383,20 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             following = self._follow(reader)
             await reader.complete.wait()
             await following.stop()
-        self._chain = last, reader.chain
+        self._head = last, reader.chain.head
         return found
 
     def writer(self, last: int) -> "NatsLogWriter":
         """What publishes to the stream."""
 
         async def chain() -> Chain:
-            if self.signatures.coordinator is None:
-                return Chain(self.signatures, self.subjects.log)
-            if self._chain is None or self._chain[0] != last:
-                await self.entries(last)
-            assert self._chain is not None
-            return self._chain[1]
+            made = Chain(self.signatures, self.subjects.log)
+            if made.checks and last:
+                if self._head is None or self._head[0] != last:
+                    await self.entries(last)
+                assert self._head is not None
+                made.head = self._head[1]
+            return made
 
         return NatsLogWriter(self.connection, self.subjects, last, chain, self._foreign)
 

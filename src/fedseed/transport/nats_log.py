@@ -275,7 +275,7 @@ class NatsLogWriter(LogWriter):
         self._chain: Chain | None = None
         self._foreign = foreign
         self._stored: tuple[int, int, bytes] | None = None  # entry that was stored: number, sequence, signature
-        self._rival: bytes | None = None  # the entry that stands where ours should
+        self._found: bytes | None = None  # the entry that stands where ours should: ours, perhaps
 
     async def _store(self, entry: bytes) -> None:
         if self._chain is None:
@@ -294,9 +294,10 @@ class NatsLogWriter(LogWriter):
             if found is None:  # nothing but messages of others
                 await self._publish(entry, headers, None)
                 found = await self._next()
-            if found != entry:
-                self._rival = found
-                raise
+                if found == entry:
+                    return
+            self._found = found
+            raise
 
     async def _publish(self, entry: bytes, headers: dict[str, str] | None, last: int | None) -> int:
         """Publish after a message, or after whatever there is; returns the sequence number."""
@@ -335,7 +336,7 @@ class NatsLogWriter(LogWriter):
 
     async def _read(self, number: int) -> bytes | None:
         if self._chain is not None and self._chain.checks:
-            return self._rival
+            return self._found
         try:
             return (await self._stream.get_msg(self._subjects.stream, number)).data
         except NotFoundError:
