@@ -1,4 +1,4 @@
-"""A server that goes away, for a while or with all that it held, and a run that is over: everybody is told, and goes on."""
+"""A server that goes away, for a while or with all that it held; a run that is over. Everybody is told, and goes on."""
 
 import shutil
 import signal

@@ -11,7 +11,7 @@ from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.membership import Roster
 from fedseed.federation.reception import Reception
 from fedseed.federation.rejected import Rejected
-from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
@@ -93,3 +93,27 @@ def test_whoever_enrols_speaks_for_itself():
 @pytest.mark.parametrize(("start_with", "wanted"), [(None, 3), (2, 2), (5, 5)])
 def test_what_a_start_waits_for_is_never_less_than_was_asked(start_with, wanted):
     assert Roster(1.0, ["a", "b", "c"]).wanted(start_with) == wanted
+
+
+def test_while_somebody_is_missing_the_others_are_called_now_and_then_only():
+    """Each call brings hellos, and none of them a call."""
+
+    async def talk():
+        one = Talk(names=("north", "south"))
+        await one.start()
+        session, called = one.reception.session, []
+
+        async def call():
+            called.append(time.monotonic())
+
+        session.call = call
+        began = time.monotonic()
+        waiting = asyncio.create_task(one.reception.assemble())
+        for _ in range(40):
+            await one.hello(["south"])
+            await asyncio.sleep(0.005)
+        assert 1 <= len(called) <= 2 + (time.monotonic() - began) / RESEND_SECONDS
+        await one.hello(["north"])
+        await waiting  # at once: a hello is heard
+
+    asyncio.run(talk())

@@ -11,6 +11,10 @@ import os
 import pytest
 
 from fedseed.errors import MessageError, NetworkError
+from fedseed.federation.network_coordinator import NetworkCoordinator
+from fedseed.federation.session import CoordinatorSettings
+from fedseed.methods import FeedSign
+from fedseed.reports.progress import Silent
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
@@ -257,7 +261,10 @@ async def test_objects_are_their_owners(room):
         await room.reply_to("$JS.API.STREAM.NAMES", subject)
     await room.mallory.flush()
     # a link to another's object, and to itself; entries that are none
-    for name, link in (("linked", {"bucket": theirs, "name": "update"}), ("looped", {"bucket": mine, "name": "looped"})):
+    for name, link in (
+        ("linked", {"bucket": theirs, "name": "update"}),
+        ("looped", {"bucket": mine, "name": "looped"}),
+    ):
         about = {"name": name, "bucket": mine, "nuid": "x", "size": len(data), "chunks": 1, "options": {"link": link}}
         entry = SUBJECTS.object_entry("mallory", name)
         await js.publish(entry, json.dumps(about).encode(), headers={"Nats-Rollup": "sub"})
@@ -270,7 +277,7 @@ async def test_objects_are_their_owners(room):
     unretrieved = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unretrieved.append(context))
     for name in ("linked", "looped", "bad", "other", "nothing"):
-        with pytest.raises(MessageError, match="can't be had|were announced"):
+        with pytest.raises(MessageError, match=r"can't be had|were announced"):
             await room.coordinator.get("mallory", name, len(data))
         await room.coordinator.drop("mallory", name)
     assert await room.coordinator.get("honest", "update", len(data)) == data
@@ -291,6 +298,25 @@ async def test_objects_are_their_owners(room):
     )
     store = await room.coordinator.connection.jetstream().object_store(SUBJECTS.bucket())
     assert (await store.get("plain")).data == data
+
+
+@hostile
+async def test_what_others_write_into_a_store_takes_no_room_from_its_owner(room):
+    js, mine, kept = room.mallory.jetstream(), SUBJECTS.bucket("mallory"), os.urandom(200_000)
+    await room.honest.put("kept", kept)
+    await js.publish(SUBJECTS.chunks("mallory", "large"), bytes(150_000))
+    asked = json.dumps({"last_by_subj": SUBJECTS.chunks("mallory", "large")}).encode()
+    for _ in range(5):  # the server's answer is the large message
+        await room.reply_to(f"$JS.API.STREAM.MSG.GET.OBJ_{mine}", SUBJECTS.chunks("honest", "junk"), asked)
+    theirs = f"OBJ_{SUBJECTS.bucket('honest')}"
+    while (await room.coordinator.connection.jetstream().stream_info(theirs)).state.bytes < 800_000:
+        await asyncio.sleep(0.01)
+    data = os.urandom(500_000)
+    await room.honest.put("update", data)
+    assert await room.coordinator.get("honest", "update", len(data)) == data
+    assert await room.coordinator.get("honest", "kept", len(kept)) == kept
+    with pytest.raises(NetworkError, match="can't be stored"):
+        await room.honest.put("more", bytes(500_000))  # what is its own takes its room
 
 
 @hostile
@@ -318,3 +344,28 @@ async def test_a_flood_of_questions_is_answered_from_one_answer(room):
         await watcher.publish(SUBJECTS.status, b"{}", reply=inbox)
     await until(lambda: len(heard) == 2000)
     assert set(heard) == {b"fine"} and not made
+
+
+@hostile
+async def test_nobody_is_attached_to_anothers_process(room):
+    """What comes for it would be read, and deleted, there."""
+    talk = NetworkCoordinator(
+        room.coordinator,
+        RUN,
+        FeedSign(),
+        0,
+        1,
+        CoordinatorSettings(names=("mallory", "honest", "bed1", "bed 2")),
+        Silent(),
+    )
+
+    async def attach(client, host):
+        return await talk.receive(
+            client, "attach", json.dumps({"client": client, "host": host, "examples": 1}).encode()
+        )
+
+    await attach("mallory", "honest")
+    await attach("bed 2", "bed1")
+    host_of = talk.roster.membership.host_of
+    assert (host_of("mallory"), host_of("bed 2")) == ("mallory", "bed1")
+    assert talk.session.rejected.counts() == {"mallory": {"it names a process that has another key": 1}}

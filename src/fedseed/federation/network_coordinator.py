@@ -21,7 +21,7 @@ from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
-from fedseed.transport.base import CoordinatorEnd, LogLost
+from fedseed.transport.base import CoordinatorEnd, LogLostError
 
 SHOWN = (
     "round", "evaluated", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up", "bytes_down", "weights_digest",
@@ -114,7 +114,7 @@ class NetworkCoordinator:
             except NetworkError:  # an interruption
                 continue
             if not there and not seen:
-                self.session.fail(LogLost(self.run))
+                self.session.fail(LogLostError(self.run))
                 return
             seen = there
 

@@ -5,7 +5,6 @@ The conversation with the clients is `NetworkCoordinator`; here it becomes a run
 
 import asyncio
 import concurrent.futures
-import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
@@ -30,7 +29,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.runs.result import RunResult
 from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
 from fedseed.runs.settings import RunSettings
-from fedseed.transport.base import LogLost, Transport
+from fedseed.transport.base import LogLostError, Transport
 
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
@@ -96,7 +95,7 @@ class NetworkBackend(Backend):
         """Let the connection work until this is done. Raises NetworkError, also if the server has lost the run."""
         try:
             return self._loop.run_until_complete(work)
-        except LogLost as error:
+        except LogLostError as error:
             raise NetworkError(f"{error}: {self._remedy}") from error
 
     @property

@@ -65,7 +65,7 @@ class Interrupted(Exception):  # noqa: N818  # no error: it is tried again
     """No receipt came: what was sent may have arrived or not."""
 
 
-class LogLost(NetworkError):
+class LogLostError(NetworkError):
     """The log was there, and is not there any more."""
 
     def __init__(self, run: str) -> None:
@@ -96,7 +96,7 @@ class LogWriter(ABC):
             patience: seconds to go on trying.
 
         Raises:
-            NetworkError: somebody else has written; LogLost: the log is gone.
+            NetworkError: somebody else has written; LogLostError: the log is gone.
         """
         give_up = time.monotonic() + patience
         while True:

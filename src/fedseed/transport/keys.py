@@ -1,8 +1,8 @@
 """Keys for a federation: NKEYs, a certificate of its own authority, and the nats-server configuration that uses them.
 
 A client's key may publish under fedseed.RUN.up.CLIENT only (and write its own object store), read the run's log, the
-coordinator's object store and what goes to everybody, and gets replies in an inbox of its own. Whose signatures to expect
-stands in the key files (signatures.py).
+coordinator's object store and what goes to everybody, and gets replies in an inbox of its own. Whose signatures to
+expect stands in the key files (signatures.py).
 """
 
 import datetime
@@ -65,8 +65,9 @@ def make(
     public = {name: nkeys.from_seed(seed.encode()).public_key.decode() for name, seed in seeds.items()}
     signers = [(client, public[name]) for name, part in hosted.items() for client in part]
     for name, seed in seeds.items():
-        mine = key_file(seed, None, signers) if name == "coordinator" else key_file(seed, public["coordinator"])
-        _write_secret(out / f"{name}.nk", mine.encode())
+        coordinating = name == "coordinator"
+        content = key_file(seed, None, signers) if coordinating else key_file(seed, public["coordinator"])
+        _write_secret(out / f"{name}.nk", content.encode())
     _certificates(out, hosts, days, valid_from)
     text = configuration(Subjects(run), public, hosted, port, out.resolve())
     _write_secret(out / "nats-server.conf", text.encode())

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -22,12 +22,11 @@ from fedseed.transport.base import (
     CoordinatorEnd,
     End,
     Interrupted,
-    LogLost,
+    LogLostError,
     Receive,
     Rejected,
     Take,
     Transport,
-    end_task,
 )
 from fedseed.transport.nats_connection import connect
 from fedseed.transport.nats_log import (
@@ -79,7 +78,12 @@ class NatsTransport(Transport):
         names = key_names(at.key.parent) if at.key is not None else {}
         log = None if at.server_log is None else ServerLog(at.server_log, names)
         end: list[NatsCoordinator] = []
-        connection = await self._connect("coordinator", refused, lambda: [one.restart() for one in end])
+
+        def reconnected() -> None:
+            for one in end:
+                one.restart()
+
+        connection = await self._connect("coordinator", refused, reconnected)
         end.append(NatsCoordinator(connection, self._subjects, Signatures.read(at.key, coordinating=True), log))
         return end[0]
 
@@ -101,7 +105,7 @@ class NatsTransport(Transport):
         return NatsEnd(await self._connect("watcher"), self._subjects, None, Signatures.read(self._access.key))
 
     async def _connect(
-        self, name: str, refused: Callable[[str], None] | None = None, again: Callable[[], Any] | None = None
+        self, name: str, refused: Callable[[str], None] | None = None, again: Callable[[], None] | None = None
     ) -> Client:
         return await connect(self._access.url, self._subjects, name, self._access.key, self._access.ca, refused, again)
 
@@ -190,7 +194,7 @@ class NatsEnd(End):
 
     def _log_lost(self) -> None:
         """The log was there."""
-        self.noted(f"{LogLost(self.subjects.run)}: waiting until it is put there again by `fedseed serve`")
+        self.noted(f"{LogLostError(self.subjects.run)}: waiting until it is put there again by `fedseed serve`")
 
     def _note(self, text: str) -> None:
         """Say something once."""
@@ -412,7 +416,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
                 if isinstance(error.__cause__, (NoStreamResponseError, NotFoundError)) and await is_missing(
                     self.connection, self.subjects.stream
                 ):
-                    raise LogLost(self.subjects.run) from error
+                    raise LogLostError(self.subjects.run) from error
             raise
 
     async def allow(self, owner: str | None, most: int | None) -> None:

@@ -43,7 +43,7 @@ async def connect(
     key: Path | None = None,
     ca: Path | None = None,
     on_refusal: Callable[[str], None] | None = None,
-    on_reconnect: Callable[[], Any] | None = None,
+    on_reconnect: Callable[[], None] | None = None,
 ) -> Client:
     """Connect, and stay connected: later interruptions are bridged.
 

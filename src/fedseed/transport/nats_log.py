@@ -13,7 +13,7 @@ from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
-from fedseed.transport.base import Fenced, Following, Interrupted, LogLost, LogWriter, Take, end_task
+from fedseed.transport.base import Fenced, Following, Interrupted, LogLostError, LogWriter, Take, end_task
 from fedseed.transport.signatures import Chain
 from fedseed.transport.subjects import Subjects
 
@@ -61,8 +61,8 @@ class Reader:
 class NatsFollowing(Following):
     """Reads a stream.
 
-    An ephemeral consumer pushes messages to an inbox. A gap, or silence where heartbeats should be, makes a new one that
-    begins with the next message.
+    An ephemeral consumer pushes messages to an inbox. A gap, or silence where heartbeats should be, makes a new one
+    that begins with the next message.
 
     Args:
         connection: to NATS.
@@ -310,7 +310,7 @@ class NatsLogWriter(LogWriter):
             raise NetworkError(f"the log of run {self.run} can't be written: {error}") from error
         except NoStreamResponseError as error:
             if await is_missing(self._connection, self._subjects.stream):
-                raise LogLost(self.run) from error
+                raise LogLostError(self.run) from error
             raise Interrupted(str(error)) from error
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error

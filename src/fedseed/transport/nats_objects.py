@@ -1,8 +1,8 @@
 """What is too large for a message, in JetStream's object stores: one for each owner, an object in chunks.
 
-An object is written as JetStream's tools read it. It is read without the entry that names its chunks, because others can
-write there (see signatures.py): each chunk says which it is of which attempt to store the object, in a header, and is
-signed with its place. Nothing leads from one object to another.
+An object is written as JetStream's tools read it. It is read without the entry that names its chunks, because others
+can write there (see signatures.py): each chunk says which it is of which attempt to store the object, in a header, and
+is signed with its place. Nothing leads from one object to another.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ CHUNK_SECONDS = 30.0  # for the receipt of one
 PATIENCE_SECONDS = 3600.0  # through interruptions, as for the log
 RETRY_SECONDS = 0.2
 UNAVAILABLE = 10008  # for now, in a cluster
+NO_ROOM = 10077
 
 
 class _Place(NamedTuple):
@@ -68,6 +69,7 @@ class Objects:
         self._signatures = signatures
         self._stream = connection.jetstream(timeout=CHUNK_SECONDS)
         self._readers: set[NatsFollowing] = set()
+        self._stored: set[str] = set()  # names of what this process has stored
 
     def restart(self) -> None:
         """The connection was interrupted."""
@@ -92,17 +94,24 @@ class Objects:
             NoStreamResponseError, NotFoundError: the owner has no store.
             NetworkError: it can't be stored: there is no room, say.
         """
+        self._stored.add(name)
         give_up = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                await self._put(owner, name, data)
+                try:
+                    await self._put(owner, name, data)
+                except APIError as error:
+                    if error.err_code != NO_ROOM or not await self._make_room(owner):
+                        raise
+                    await self._put(owner, name, data)
                 return
             except (NoStreamResponseError, NotFoundError, nats.errors.ConnectionClosedError):
                 raise
             except (TimeoutError, nats.errors.Error) as error:
                 refused = isinstance(error, APIError) and error.err_code != UNAVAILABLE
                 if refused or time.monotonic() > give_up:
-                    raise NetworkError(f"{len(data):,} bytes can't be stored on the server as {name}: {error}") from error
+                    what = f"{len(data):,} bytes can't be stored on the server as {name}"
+                    raise NetworkError(f"{what}: {error}") from error
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _put(self, owner: str | None, name: str, data: bytes) -> None:
@@ -135,6 +144,16 @@ class Objects:
         }  # fmt: skip
         entry = self._subjects.object_entry(owner, name)
         await self._stream.publish(entry, json.dumps(about).encode(), headers={"Nats-Rollup": "sub"})
+
+    async def _make_room(self, owner: str | None) -> bool:
+        """Delete what others have written into this store, or an earlier process; whether there was any."""
+        stream = f"OBJ_{self._subjects.bucket(owner)}"
+        place = (self._subjects.chunks, self._subjects.object_entry)
+        mine = {subject(owner, name) for subject in place for name in self._stored}
+        found = (await self._stream.stream_info(stream, subjects_filter=">")).state.subjects or {}
+        for subject in found.keys() - mine:
+            await self._stream.purge_stream(stream, subject=subject)
+        return bool(found.keys() - mine)
 
     async def drop(self, owner: str | None, name: str) -> None:
         """Delete an object, as far as it is there."""

@@ -4,7 +4,7 @@ A server lets nobody publish under another's subject, but its own answers go to 
 subject alone proves nothing. A signature covers the subject, the data, and what came before where an order matters
 (`Chain`). It travels in a header: the data stays as it is.
 
-A key file, as `fedseed keys` writes it, has a line with the owner's seed, and lines that say whose signatures to expect:
+A key file, as `fedseed keys` writes it, has a line with the owner's seed, and lines that say whose signatures count:
 
     SUA...                    the seed
     coordinator UA...         the coordinator's public key
@@ -27,7 +27,7 @@ from fedseed.transport.subjects import name_of, token
 
 HEADER = "Fedseed-Signature"
 SIGNATURE_BYTES = 64
-# A server has its clients sign a challenge of its choice with the same key. That is a text, and no text begins with 255.
+# A server has its clients sign a challenge of its choice with the same key: a text, and no text begins with 255.
 _BEGINNING = b"\xfffedseed 1\0"
 _KEY_BYTES = 32
 
