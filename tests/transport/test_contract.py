@@ -79,17 +79,18 @@ def one_key(tmp_path_factory):
     return path
 
 
-def on_nats(request, key=None):
-    return AtAddress(request.getfixturevalue("shared_server").url, abort, key)
+def signed(request):
+    return AtAddress(request.getfixturevalue("shared_server").url, abort, request.getfixturevalue("one_key"))
 
 
 KINDS = {
     "memory": lambda request: InMemory(),
-    "nats": on_nats,
-    "signed": lambda request: on_nats(request, request.getfixturevalue("one_key")),
+    "nats": lambda request: AtAddress(request.getfixturevalue("shared_server").url, abort),
 }
 if url := os.environ.get("FEDSEED_CONTRACT"):
     KINDS = {"address": lambda request: AtAddress(url)}
+else:
+    KINDS["signed"] = signed
 
 
 @pytest.fixture(params=[pytest.param(k, marks=pytest.mark.long) if k in ("nats", "signed") else k for k in KINDS])

@@ -152,7 +152,7 @@ async def test_nobody_else_writes_into_the_log(room):
     assert "error" not in await room.consume(SUBJECTS.stream, f"$O.{SUBJECTS.bucket()}.C.copied")
     watcher = await room.bare("watcher")
     await watcher.publish(SUBJECTS.status, b"{}", reply=log)
-    await until(lambda: ("a watcher" in dict(room.rejected)) and ("mallory" in dict(room.rejected)))
+    await until(lambda: {"somebody", "mallory"} <= dict(room.rejected).keys())
     before = await room.coordinator.log_end()
     assert before > 4  # there is something to be passed over
     for entry in entries[1:]:
@@ -220,14 +220,14 @@ async def test_nobody_speaks_in_anothers_name(room):
     await room.reply_to("$JS.API.STREAM.NAMES", SUBJECTS.down)
     assert "error" not in await room.consume(SUBJECTS.stream, SUBJECTS.down)  # an entry, then heartbeats
     assert "error" not in await room.consume(SUBJECTS.stream, SUBJECTS.status)
-    await until(lambda: ("a watcher", room.rejected[-1][1]) == room.rejected[-1])
+    await until(lambda: "a question for the status" in room.rejected[-1][1])
     await room.coordinator.broadcast(b"Cx")
     await until(lambda: heard and room.noted)
     assert heard == [b"Cx"] and "somebody else than the coordinator" in room.noted[0]
     await room.honest.send("honest", "update", b"mine")
     assert await room.honest.ask("honest", "hello", b"", SECONDS) == b"yes"
     assert [sender for sender, _, data in room.came] == ["honest", "honest"]
-    unsigned = {why for who, why in room.rejected if who == "somebody"}
+    unsigned = {why for who, why in room.rejected if "in the name of" in why}
     assert unsigned == {"a message in the name of honest without a signature of its key"}
     assert not any(who == "honest" for who, _ in room.rejected)
 

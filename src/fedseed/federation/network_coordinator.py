@@ -87,6 +87,7 @@ class NetworkCoordinator:
             await self.reception.assemble()
             header = self.reception.header
             assert header is not None
+            await end.allow(None, None)  # once more: the server may have been another one while clients were waited for
             copies = self.session.settings.copies
             self.session.incarnation = await self.log.create(header, self.roster.names, self.total, copies)
         else:

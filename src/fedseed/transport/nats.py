@@ -307,9 +307,10 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         turn = 0
 
         async def answer(message: Msg) -> None:
-            asker = message.reply.startswith(self._inboxes("watcher", "coordinator"))
-            if not asker:
-                rejected("a watcher", "its question for the status is to be answered elsewhere than in its inbox")
+            if not message.reply.startswith(self._inboxes("watcher", "coordinator")):
+                rejected(
+                    "somebody", "a question for the status that is to be answered elsewhere than in an inbox for it"
+                )
                 return
             now = time.monotonic()
             if self._answer is None or now > self._answer[0] + STATUS_SECONDS:

@@ -202,6 +202,7 @@ class _Reading(Reader):
         self._signatures = signatures
         self._attempt = ""
         self._chunks: dict[int, bytes] = {}
+        self._there = 0  # bytes of them
         self._why = f"the object {name} can't be had: it is not there"
 
     def take(self, sequence: int, message: Msg) -> None:
@@ -213,13 +214,13 @@ class _Reading(Reader):
             self._why = f"an object of {place.size:,} bytes, {self._size:,} were announced"
             return
         if place.attempt != self._attempt:  # from the beginning, perhaps once more
-            self._attempt, self._chunks = place.attempt, {}
-        self._chunks.setdefault(place.number, message.data)
-        there = sum(map(len, self._chunks.values()))
-        if there == self._size:
+            self._attempt, self._chunks, self._there = place.attempt, {}, 0
+        if place.number in self._chunks or self._there + len(message.data) > self._size:
+            return
+        self._chunks[place.number] = message.data
+        self._there += len(message.data)
+        if self._there == self._size:
             self.found.set_result(b"".join(self._chunks[number] for number in sorted(self._chunks)))
-        elif there > self._size:
-            self._chunks = {}
 
     def _is_owners(self, message: Msg, place: _Place) -> bool:
         signed = self.subject, message.data, message.headers, place.encode().encode()
