@@ -117,3 +117,31 @@ def test_while_somebody_is_missing_the_others_are_called_now_and_then_only():
         await waiting  # at once: a hello is heard
 
     asyncio.run(talk())
+
+
+def test_a_stranger_has_everybody_called_less_and_less_often():
+    """A process that is not known is called; one that goes on and says no hello costs the others little."""
+
+    async def talk():
+        end = await Hub().transport("run").coordinator(print)
+        called, now = [], 1000.0
+        session = Session(end, CoordinatorSettings(), Silent(), Rejected(Silent(), "run"), "it", clock=lambda: now)
+
+        async def call():
+            called.append(now)
+
+        session.call = call
+        while now < 1300.0:
+            session.stranger = True
+            await session.pause(0)
+            now += 0.25
+        gaps = [b - a for a, b in zip(called, called[1:], strict=False)]
+        assert called[0] == 1000.0 and gaps[0] < 2 and gaps == sorted(gaps) and gaps[-1] > 30 and len(called) < 18
+        now += 100.0  # it has stopped; the next is called at once, and soon again
+        for _ in range(10):
+            session.stranger = True
+            await session.pause(0)
+            now += 0.25
+        assert called[-2:] == [called[-2], called[-2] + 1.25] and called[-2] >= 1400.0
+
+    asyncio.run(talk())

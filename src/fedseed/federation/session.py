@@ -12,6 +12,7 @@ from fedseed.reports.progress import Progress
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.layout import DigestKind
 
+STRANGER_SECONDS = 30.0  # at most between calls because of somebody who is not known
 RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not answered
 
 
@@ -71,6 +72,7 @@ class Session:
     failure: Exception | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
+    _between: float = 1.0  # seconds between calls because of a stranger
 
     def fail(self, error: Exception) -> None:
         """The run can't go on."""
@@ -90,7 +92,9 @@ class Session:
         if self.failure is not None:
             raise self.failure
         now = self.clock()
-        if self.stranger and now > self._called + 1 and self.incarnation:
+        if self.stranger and now > self._called + self._between and self.incarnation:
+            again = now < self._called + 2 * STRANGER_SECONDS  # whoever goes on like that does not say hello
+            self._between = min(2 * self._between, STRANGER_SECONDS) if again else 1.0
             self.stranger, self._called = False, now
             await self.call()
         self._changed.clear()
