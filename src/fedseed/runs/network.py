@@ -102,7 +102,7 @@ class NetworkBackend(Backend):
     def _remedy(self) -> str:
         """What to do when the server has lost the run."""
         if self.settings.method.catch_up == "newest":
-            return "the weights were there: begin again with another --out, or replace the server's store by a copy"
+            return "the weights were there: begin again with another --out"
         return "start `fedseed serve` again with the same --out, it puts the log there again from the orbit"
 
     async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:
