@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import itertools
 import json
 import time
 
@@ -135,7 +136,7 @@ def test_a_stranger_has_everybody_called_less_and_less_often():
             session.stranger = True
             await session.pause(0)
             now += 0.25
-        gaps = [b - a for a, b in zip(called, called[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(called)]
         assert called[0] == 1000.0 and gaps[0] < 2 and gaps == sorted(gaps) and gaps[-1] > 30 and len(called) < 18
         now += 100.0  # it has stopped; the next is called at once, and soon again
         for _ in range(10):
