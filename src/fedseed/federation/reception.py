@@ -123,10 +123,12 @@ class Reception:
                 the run is about.
         """
         roster, settings = self.roster, self.session.settings
-        told = ""
+        told, called = "", 0.0
         while True:
             self._decide()
-            await self.session.call()
+            if (now := time.monotonic()) >= called + RESEND_SECONDS:  # not at each hello: it would call forth the next
+                called = now
+                await self.session.call()
             if roster.names and not roster.open:
                 settings.check(len(roster.names))
             if self.header is not None and self._all_here(len(roster.present())) and not self.base.missing:
@@ -184,7 +186,7 @@ class Reception:
         if not enough:
             self._ready_since = None
             return False
-        now = time.monotonic()
+        now = self.session.clock()
         if self._ready_since is None:
             self._ready_since = now
             self.session.progress.warn(

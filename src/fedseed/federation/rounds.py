@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fedseed.errors import MessageError
+from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import Cost
 from fedseed.federation.large import attempt_of, carry, fetch, is_stored, round_of
@@ -173,7 +173,10 @@ class Rounds:
             self._count(self.open, number, len(message))
         except MessageError as error:
             self._refuse(name, number, str(error))
-        await self.session.end.drop(owner, reference.name)
+        except NetworkError as error:  # it comes again
+            self.session.progress.warn(f"the update of {name} can't be fetched now: {error}")
+        else:
+            await self.session.end.drop(owner, reference.name)
 
     # -- a round -----------------------------------------------------------------------------------------------
 
@@ -297,7 +300,7 @@ class Rounds:
         while True:
             here = self.roster.present()
             least = settings.minimum
-            grace = self.grace - time.monotonic()
+            grace = self.grace - self.session.clock()
             if len(here) >= (least if grace <= 0 else self.roster.wanted(settings.start_with)):
                 self.grace = 0.0
                 return here
