@@ -1029,6 +1029,68 @@ def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDAr
     return out
 
 
+@njit(cache=True)
+def _ordered_words(out, words, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
+    """out = the words of elements 4 * first, 4 * first + 1, ...: four to a Philox block."""
+    _fill_words(words, blocks, first, domain, k, key0, key1)
+    for b in range(blocks):
+        out[4 * b] = words[0, b]
+        out[4 * b + 1] = words[1, b]
+        out[4 * b + 2] = words[2, b]
+        out[4 * b + 3] = words[3, b]
+
+
+@njit(cache=True)
+def _draw_brain(out, values, words, count):  # type: ignore[no-untyped-def]
+    """bfloat16 bits of floor(value / spacing + word / 2**32) * spacing, in whole numbers.
+
+    Of a word the upper 16 bits decide: what is added to a magnitude whose last 16 bits are cut off then, or, below
+    zero, their complement. A zero has no sign.
+    """
+    for i in range(count):
+        bits = _U(_as_int(values[i]))
+        magnitude = _U(bits & _U(0x7FFFFFFF))
+        sign = _U(bits >> _U(31))
+        drawn = _U(_U(words[i] >> _U(16)) ^ _U(sign * _U(0xFFFF)))
+        kept = _U(_U(magnitude + drawn) >> _U(16))
+        signed = _U(kept | _U(sign << _U(15))) if kept != _U(0) else _U(0)
+        out[i] = np.uint16(_U(0x7FC0) if magnitude > _U(0x7F800000) else signed)
+
+
+@njit(cache=True)
+def _draw_half(out, values, words, count):  # type: ignore[no-untyped-def]
+    """float16 bits of the same, in doubles: below 2**-14 a value may have bits that whole numbers have no room for."""
+    for i in range(count):
+        exponent = max((_as_int(values[i]) >> np.int32(23)) & np.int32(0xFF), np.int32(127 - 14))
+        spacing = np.float64(_as_float(_U(_U(exponent - np.int32(10)) << _U(23))))
+        inverse = np.float64(_as_float(_U(_U(np.int32(264) - exponent) << _U(23))))
+        whole = np.floor(np.float64(values[i]) * inverse + np.float64(words[i]) * 2.0**-32)
+        out[i] = _to_half(_F(whole * spacing))
+
+
+@njit(cache=True, parallel=True)
+def _draw(out, values, half, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    count = out.size
+    for chunk in prange((count + _CHUNK - 1) // _CHUNK):
+        a = chunk * _CHUNK
+        n = min(_CHUNK, count - a)
+        first = (start + a) // 4
+        blocks = (start + a + n + 3) // 4 - first
+        words, ordered = np.empty((4, _CHUNK // 4 + 1), np.uint32), np.empty(_CHUNK + 4, np.uint32)
+        _ordered_words(ordered, words, blocks, first, domain, k, key0, key1)
+        own = ordered[start + a - 4 * first :]
+        if half:
+            _draw_half(out[a : a + n], values[a : a + n], own, n)
+        else:
+            _draw_brain(out[a : a + n], values[a : a + n], own, n)
+
+
+def draw(out: NDArray[np.uint16], values: Floats, dtype: str, seed: int, domain: int, k: int, start: int) -> None:
+    """out = values rounded up or down, by the words of `element_words`."""
+    key0, key1 = split_seed(seed)
+    _draw(out, values, dtype == "float16", int(domain), k, _L(key0), _L(key1), start)
+
+
 _UNIT = np.dtype(
     [("kind", "i8"), ("domain", "i8"), ("key0", "u8"), ("key1", "u8"), ("first", "i8"), ("begin", "i8"), ("end", "i8"),
      ("mass", "f4"), ("bound", "f4")]
