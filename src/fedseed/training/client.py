@@ -139,6 +139,10 @@ class LocalClient:
         while self._undo:
             self._undo.pop()()
         self._start = self._finer = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Let go of what gradients and activations have left behind, before an answer or another client needs room."""
         if self.cost.backward_passes and self.space.layout.dense_bytes >= MANY_BYTES:
             give_back()
 
@@ -242,6 +246,7 @@ class LocalClient:
                 f"(at a loss scale of {steps.scale.value:g})"
             )
         self._measure(steps)
+        self._give_back()
 
     def _measure(self, steps: Steps) -> None:
         """In the first round: how many of the weights have moved, where they lose small steps."""
@@ -337,6 +342,7 @@ class LocalClient:
         self.cost.seconds["local"] -= spent
         self.cost.seconds["projection"] = self.cost.seconds.get("projection", 0.0) + spent
         self._measure(steps)
+        self._give_back()
         return projection.finish()
 
     def _train(self, training: LocalTraining, step: Callable[[Sequence[Any]], float]) -> None:
