@@ -11,6 +11,7 @@ import torch
 from fedseed.errors import RecipeError
 from fedseed.experiments import memory
 from fedseed.experiments.memory import Phase, averages_of, fits, memory_table, predict
+from fedseed.methods import FedAvg
 from fedseed.models.loading import locate
 from fedseed.runs.recipe import read_recipe
 from fedseed.training.settings import LocalTraining
@@ -94,9 +95,10 @@ def test_micro_batches_by_tokens():
 
 @pytest.mark.long
 def test_other_kinds_of_examples(original):
+    recipe = read_recipe("digits-feedsign")
     with pytest.raises(RecipeError, match=r'batch_tokens = 64: pictures \(task\.name = "digits"\) have no tokens'):
-        predict(read_recipe("digits-feedsign", ("method.name=fedavg", "method.training.batch_tokens=64")))
-    digits = predict(read_recipe("digits-feedsign"))
+        predict(recipe.model_copy(update={"method": FedAvg(training=LocalTraining(batch_tokens=64))}))
+    digits = predict(recipe)
     assert digits.batch.endswith("examples") and digits.evaluation > 0
 
 
