@@ -22,7 +22,7 @@ from fedseed.weights import stochastic
 from fedseed.weights.moving import PIECE
 from fedseed.weights.vector import Vector, flat, write_back
 
-CACHED = 1 << 18  # elements that a CPU rounds at a time: two copies of them in float32 lie in its caches
+CACHED = 1 << 20  # elements that a CPU rounds at a time; averages of fewer would lie in holes that passes need again
 FIRST_SCALE = 65536.0  # of the loss, where it adapts
 _SENDING = 0  # the words that weights are sent with; those of steps are counted from 1
 
