@@ -9,11 +9,13 @@ normal) tensor for each parameter, scale it, and add it to the weights (or take 
 
 import argparse
 import os
+import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -114,13 +116,28 @@ def machine() -> None:
     """What a step's time may depend on: threads, caches, and what a pass over memory takes."""
     place = torch.ones(1 << 26)
     pace = timed(lambda: place.add_(1.0))
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))  # as a run does
+    threads = torch.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # as a run does
+    torch.set_num_threads(threads)  # numba's first call has set it: both have one OpenMP
     features = cpu_target.target_context.codegen().magic_tuple()
     print(
         f"\nthreads: torch {torch.get_num_threads()}, numba {numba.get_num_threads()}, processors "
         f"{len(os.sched_getaffinity(0))}; compiled for {features[1]}, tiles of {cpu._ROWS} x {cpu._PANEL}, "
         f"slabs of {cpu._SLAB * 4 >> 10} KiB; memory {2 * 4 * place.numel() / pace / 1e9:.1f} GB/s; "
         f"load {os.getloadavg()[0]:.1f}"
+    )
+    space = ParameterSpace(torch.nn.Linear(768, 3072))
+    inputs, work = torch.randn(LENGTH, 768), 2 * LENGTH * 768 * 3072 / 1e9
+    rates = []
+    with torch.no_grad():
+        plain = partial(space.model, inputs)
+        for basis in (None, "rademacher", "hadamard", "normal"):
+            with nullcontext() if basis is None else space.perturbed(Basis(basis, 1), 0, 1e-3):
+                rates.append(f"{basis or 'plain'} {work / timed(plain, 21, 3):.0f}")
+    library = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    print(
+        f"a product with a matrix of 768 x 3,072, GFLOP/s: {', '.join(rates)}; torch multiplies by "
+        f"{library.group(1) if library else 'a library of its own'}"
     )
 
 
