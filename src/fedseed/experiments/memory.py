@@ -280,7 +280,7 @@ class _Work:
         training = asked.training
         assert training is not None
         together = training.batch if training.batch_tokens is None else training.step_examples
-        items = next(micro_batches(self._examples.longest(together), training.batch, training.batch_tokens))
+        items = list(next(micro_batches(self._examples.longest(together), training.batch, training.batch_tokens)))
         self._name(items)
         if asked.what == "stream":
             peak = passes.streaming(objective, items, training)
