@@ -11,6 +11,7 @@ import torch
 from fedseed.errors import RecipeError
 from fedseed.experiments import memory
 from fedseed.experiments.memory import Phase, averages_of, fits, memory_table, predict
+from fedseed.methods import FedAvg
 from fedseed.models.loading import locate
 from fedseed.runs.recipe import read_recipe
 from fedseed.training.settings import LocalTraining
@@ -90,9 +91,20 @@ def test_the_length_of_examples(configuration):
     assert of("quickstart-ferret", f"model.base={configuration}").batch == "8 examples of 256 tokens"
 
 
+def test_micro_batches_by_tokens():
+    step = "method.training.batch=16", "method.training.accumulation=1"
+    whole, parts = (of("quickstart-fedavg", *step, *more) for more in ((), ("method.training.batch_tokens=100",)))
+    count, length = (int(word.replace(",", "")) for word in parts.batch.split() if word[0].isdigit())
+    assert count < 16 and count * length <= 100 < (count + 1) * length and whole.batch.startswith("16 examples")
+    assert parts.round_peak < whole.round_peak
+
+
 @pytest.mark.long
 def test_other_kinds_of_examples(original):
-    digits = predict(read_recipe("digits-feedsign"))
+    recipe = read_recipe("digits-feedsign")
+    with pytest.raises(RecipeError, match=r'batch_tokens = 64: pictures \(task\.name = "digits"\) have no tokens'):
+        predict(recipe.model_copy(update={"method": FedAvg(training=LocalTraining(batch_tokens=64))}))
+    digits = predict(recipe)
     assert digits.batch.endswith("examples") and digits.evaluation > 0
 
 
@@ -145,7 +157,7 @@ def test_a_base_that_is_not_there():
 def test_measured_peaks_are_within_15_percent(tmp_path):
     """At OPT-125M's shapes, a process for each; and a forward pass is all that FedKSeed takes.
 
-    The benchmark has more of them, and one that is not.
+    The benchmark has more of them.
     """
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
@@ -153,7 +165,7 @@ def test_measured_peaks_are_within_15_percent(tmp_path):
     finally:
         sys.path.pop(0)
     benchmark.prepare(tmp_path)
-    names = ["forward pass", "FedKSeed", "FedAvg, AdamW"]
+    names = ["forward pass", "FedKSeed", "FedAvg, AdamW", "FedAvg, SGD, 16 examples, checkpointed"]
     peaks = {name: (a["peak"], b["peak"]) for name, a, b in benchmark.compare(tmp_path, names)}
     assert all(abs(b / a - 1) <= 0.15 for a, b in peaks.values()), json.dumps(peaks)
     assert peaks["FedKSeed"][0] <= 1.15 * peaks["forward pass"][0]

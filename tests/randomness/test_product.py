@@ -66,6 +66,27 @@ def test_several_directions_at_once():
     np.testing.assert_allclose(product(CPU, x, w, None, parts, 0.3), expected, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("slab", [1 << 10, 1 << 14])
+def test_a_slab_of_any_size_gives_the_same_bits(slab, monkeypatch):
+    monkeypatch.setattr("fedseed.randomness.kernels.cpu._SLAB", slab)
+    assert digest_of_a_product() == DIGEST
+
+
+def test_a_slab_fits_the_second_level_cache(tmp_path):
+    from fedseed.randomness.kernels.cpu import _slab
+
+    def cache(size):
+        for index, level, kib in ((0, 1, 32), (2, 2, size), (3, 3, 1 << 15)):
+            folder = tmp_path / str(size) / f"index{index}"
+            folder.mkdir(parents=True)
+            (folder / "level").write_text(f"{level}\n")
+            (folder / "size").write_text(f"{kib}K\n")
+        return tmp_path / str(size)
+
+    assert _slab(cache(256)) * 4 == 128 << 10  # half of it
+    assert _slab(cache(512)) * 4 == _slab(cache(2048)) * 4 == _slab(tmp_path / "none") * 4 == 256 << 10
+
+
 def digest_of_a_product():
     rng = np.random.default_rng(4)
     x, w, bias = random(rng, 77, 800), random(rng, 101, 800), random(rng, 101)

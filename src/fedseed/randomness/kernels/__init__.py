@@ -58,6 +58,7 @@ class Kernels(Protocol):
         """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
         ...
 
+    draw: Callable[..., None] | None  # out = values rounded by the elements' words; None: who calls rounds himself
     product: Callable[..., None] | None  # a product with moved weights; None: not on this processor, make a copy
 
     def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:

@@ -19,6 +19,7 @@ from fedseed.randomness.matrices import Matrices
 from fedseed.randomness.stream import Domain, words
 
 TENSORS = False  # arrays in, arrays out
+draw = None  # fedseed.weights.rounding says what it is
 
 Floats = NDArray[np.float32]
 Stored = NDArray[Any]  # float32, or the bits of a 16-bit dtype as uint16

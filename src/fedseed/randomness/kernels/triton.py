@@ -56,6 +56,7 @@ except ImportError as error:
     raise ImportError(f"weights on a GPU need triton: {to_install('gpu')}") from error
 
 TENSORS = True  # tensors in, tensors out
+draw = None  # tensors are rounded where they are, by words of the host
 product = None  # a GPU multiplies fastest by a copy
 OPTIONS = {"enable_fp_fusion": False}  # what every launch asks of the compiler: a rounding after each operation
 
