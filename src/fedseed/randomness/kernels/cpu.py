@@ -1082,7 +1082,7 @@ def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDAr
 @njit(cache=True)
 def _ordered_words(out, words, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
     """out = the words of elements 4 * first, 4 * first + 1, ...: four to a Philox block."""
-    _fill_words(words, blocks, first, domain, k, key0, key1)
+    fill_words(words, blocks, first, domain, k, key0, key1)
     for b in range(blocks):
         out[4 * b] = words[0, b]
         out[4 * b + 1] = words[1, b]
