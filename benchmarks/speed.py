@@ -1,8 +1,8 @@
 """Shared randomness against plain torch, in one process: ratios, growth over d and K, memory.
 
-    python benchmarks/speed.py [kernels] [step] [ferret] [memory] [growth]
+    python benchmarks/speed.py [kernels] [lowrank] [step] [ferret] [memory] [growth]
 
-Without names all parts run, in about five minutes on two cores. Shapes are OPT-125M's with random weights, float32.
+Without names all parts run, in about seven minutes on two cores. Shapes are OPT-125M's with random weights, float32.
 "Plain torch" is what the published code does: for each direction seed torch's generator, draw a normal (or truncated
 normal) tensor for each parameter, scale it, and add it to the weights (or take its inner product with the change).
 """
@@ -201,6 +201,65 @@ def kernels() -> None:
     row("4,096 inner products, hadamard", timed(lambda: space.project(change, Basis("hadamard", 7), 4096)), dot * 4096)
     row("4,096 inner products, rademacher",
         timed(lambda: space.project(change, Basis("rademacher", 7), 4096), 1, 0), dot * 4096)  # fmt: skip
+
+
+def lowrank() -> None:
+    """Sums of and products with 4,096 directions of `lowrank`, beside plain torch with directions of the same kind.
+
+    Torch does it twice: direction after direction (a rank-one update, or two products with vectors, for each matrix),
+    and all at once by matrix products (GEMM), which needs the factors of all directions in memory.
+    """
+    count, few, group = 4096, 8, 512
+    model = opt_125m()
+    space = ParameterSpace(model)
+    weights = [p.data for p in space.parameters]
+    change = torch.randn(space.size)
+    parts = [x.view(w.shape) for x, w in zip(torch.split(change, [w.numel() for w in weights]), weights, strict=True)]
+    signs = partial(torch.empty, dtype=torch.float32)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return signs(*shape).bernoulli_().mul_(2).sub_(1)
+
+    def add_one() -> None:
+        for w in weights:
+            if w.dim() < 2:
+                w.add_(draw(len(w)), alpha=1e-9)
+            else:
+                w.view(len(w), -1).addr_(draw(len(w)), draw(w.numel() // len(w)), alpha=1e-9)
+
+    def project_one() -> None:
+        for x in parts:
+            torch.dot(draw(len(x)), x) if x.dim() < 2 else torch.dot(draw(len(x)) @ x, draw(x.shape[1]))
+
+    def add_all() -> None:
+        for w in weights:
+            for _ in range(0, count, group):
+                if w.dim() < 2:
+                    w.addmv_(draw(len(w), group), torch.full((group,), 1e-12))
+                else:
+                    w.addmm_(draw(len(w), group) * 1e-12, draw(group, w.shape[1]))
+
+    def project_all() -> None:
+        for x in parts:
+            for _ in range(0, count, group):
+                if x.dim() < 2:
+                    draw(group, len(x)) @ x
+                else:
+                    ((draw(group, len(x)) @ x) * draw(group, x.shape[1])).sum(1)
+
+    bare = timed(lambda: [w.add_(1e-9) for w in weights])
+    basis, coefficients = Basis("lowrank", 7), np.full(count, 1e-3, dtype=np.float32)
+    print(f"d = {space.size:,}, float32, {torch.get_num_threads()} threads; a bare w.add_: {bare * 1e3:.0f} ms")
+    print("\n| 4,096 directions of rank 1 | seconds | torch, one by one | times | torch, GEMM | times |")
+    print("|---|---|---|---|---|---|")
+    for name, ours, one, every in (
+        ("add", lambda: space.add(basis, coefficients, 1e-9), add_one, add_all),
+        ("project", lambda: space.project(change, basis, count), project_one, project_all),
+    ):
+        seconds, apart, gemm = timed(ours, 3), timed(one, few) * count, timed(every, 1, 0)
+        print(f"| {name} | {seconds:.2f} | {apart:.0f} | {apart / seconds:.0f} | {gemm:.1f} | {gemm / seconds:.1f} |")
+    for kind in ("lowrank", "rademacher"):
+        print(f"one direction of {kind}: {timed(lambda k=kind: space.add(Basis(k, 7), [1.0], 1e-9)) * 1e3:.0f} ms")
 
 
 def one_client(
@@ -463,7 +522,7 @@ def growth() -> None:
     print(f"Picture: {PICTURES / 'growth.png'}")
 
 
-PARTS = {"kernels": kernels, "step": step, "ferret": ferret, "memory": memory, "growth": growth}
+PARTS = {"kernels": kernels, "lowrank": lowrank, "step": step, "ferret": ferret, "memory": memory, "growth": growth}
 
 
 def run_parts(parts: Mapping[str, Callable[[], None]], child: Callable[[str], None], about: str | None) -> None:
