@@ -1,13 +1,9 @@
 """The broker goes away and comes back: everybody waits and goes on, with the digest of an undisturbed run."""
 
-import shutil
-import time
-
 import pytest
 
 from support.hostile.federation import METHODS
 from support.hostile.outages import drawn, weather
-from support.network import until
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,8 @@ class Coordinator:
         path = self.folder / "recipe.toml"
         path.write_text(toml(recipe))
         words = ["serve", path, "--run", run, "--nats", server.url, "--key", server.keys / "coordinator.nk",
-                 "--ca", server.keys / "ca.pem", "--server-log", server.folder / "server.log", "--out", self.out]  # fmt: skip
+                 "--ca", server.keys / "ca.pem", "--server-log", server.folder / "server.log",
+                 "--out", self.out]  # fmt: skip
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", "from fedseed.cli.app import main; main()", *map(str, words)],
