@@ -20,11 +20,11 @@ from fedseed.transport.subjects import Subjects
 
 CONNECT_SECONDS = 5
 
-# The server separates the parts of a line by one space, and a subject may hold any other byte. The library takes all for
+# The server separates the parts of a line by spaces, and a subject may hold any other byte. The library takes all for
 # a separator that Python calls space: with a vertical tab in a subject or reply subject, whoever may publish at all
 # would end others' connections, or have what they read taken for an answer to something else.
-nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG ([^ \r\n]+) (\d+) (([^ \r\n]+) )?(\d+)\r\n")
-nats.protocol.parser.HMSG_RE = re.compile(rb"\AHMSG ([^ \r\n]+) (\d+) (([^ \r\n]+) )?(\d+) (\d+)\r\n")
+nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+)\r\n")
+nats.protocol.parser.HMSG_RE = re.compile(rb"\AHMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+) +(\d+)\r\n")
 
 
 class _Guarded(Client):
