@@ -72,7 +72,7 @@ async def consumer(bad, number, attempt):
     stream = bad.rng.choice([bad.subjects.stream, f"OBJ_{bad.subjects.bucket()}"])
     mine = [bad.subjects.up(bad.name, what) for what in ("update", "hello", "report")]
     config = {"deliver_subject": bad.rng.choice([*bad.targets, *mine]), "ack_policy": "none", "mem_storage": True,
-              "deliver_policy": bad.rng.choice(["all", "last", "new"]), "inactive_threshold": 10**9}  # fmt: skip
+              "deliver_policy": bad.rng.choice(["all", "last", "new"]), "inactive_threshold": 5 * 10**9}  # fmt: skip
     if bad.rng.random() < 0.6:
         config.update(flow_control=True, idle_heartbeat=100_000_000)
     if bad.rng.random() < 0.3:

@@ -11,7 +11,7 @@ def targets(subjects, honest):
     api, down = "$JS.API", f"OBJ_{subjects.bucket()}"
     theirs = subjects.bucket(honest)
     return [
-        subjects.log, subjects.down, subjects.status,
+        *[subjects.log] * 8, *[subjects.down] * 3, subjects.status,
         subjects.up(honest, "update"), subjects.up(honest, "hello"), subjects.up(honest, "report"),
         f"{subjects.inbox(honest)}.x.y", f"{subjects.inbox('coordinator')}.x.y", f"{subjects.inbox('watcher')}.x.y",
         f"$O.{subjects.bucket()}.M.c3RlcC0x", f"$O.{subjects.bucket()}.C.x", f"$O.{theirs}.M.dXBkYXRl",
