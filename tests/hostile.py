@@ -36,15 +36,15 @@ def attack(options):
     for method in options.methods:
         with tempfile.TemporaryDirectory() as folder:
             recipe = federation.recipe_of(method, rounds=options.rounds, every=max(1, options.rounds // 4))
-            quiet = federation.run(starter, Path(folder) / "quiet", recipe)
-            ended = federation.run(starter, Path(folder) / "loud", recipe, seed=options.seed, heavy=True, early=20,
+            expected = federation.undisturbed(recipe, Path(folder) / "undisturbed")
+            ended = federation.run(starter, Path(folder) / "disturbed", recipe, seed=options.seed, heavy=True, early=20,
                                    seconds=options.seconds / len(options.methods))  # fmt: skip
         watched, hostile = ended.watched, ended.hostile
         acts = sum(hostile.done.values()) + sum(ended.watcher.done.values())
         row(method, f"{acts:,}", f"{hostile.sent:,}", f"{sum(refusals(ended).values()):,}",
             f"{watched.memory / 1e6:.0f} MB", f"{len(watched.answers):,}", f"{max(watched.answers):.2f} s",
-            f"{max(watched.computed):.2f} s", ended.result == quiet.result)  # fmt: skip
-        check(ended, quiet)
+            f"{max(watched.computed):.2f} s", ended.result == expected)  # fmt: skip
+        check(ended, expected)
     starter.stop()
 
 

@@ -146,7 +146,7 @@ class HostileClient:
             if self.real is None and not is_stored(carried):
                 self.real = self.hosted.worker.train(carried, self.number, self.hosted.items[self.name]).message
             await self._do_worst(number, attempt)
-        await self.end.send(self.name, "update", silent_message(number, attempt, "hostile"))
+        await self.end.send(self.name, "update", silent_message(number, attempt, "no usable example"))
 
     async def _report(self, question):
         number = question.get("round")

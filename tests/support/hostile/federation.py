@@ -1,7 +1,7 @@
 """An honest federation with keys, as docs/federation.md sets one up, and hostile keys beside it.
 
 The coordinator is the real `fedseed serve`, so that its memory is what a user's is. One client of five, and the
-watcher, are hostile; `undisturbed` is the same federation in which that client only says that it sends nothing.
+watcher, are hostile; `undisturbed` is the same federation in one process, where that client has no examples.
 """
 
 import asyncio
@@ -17,10 +17,12 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
+from fedseed import Orbit
 from fedseed.errors import NetworkError
 from fedseed.federation.protocol import read_json
 from fedseed.runs.joining import part_of
 from fedseed.runs.recipe import Recipe
+from fedseed.runs.threads import limited
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
@@ -166,13 +168,26 @@ class Coordinator:
 
 
 @dataclass
+class Result:
+    """What hostile keys must not change.
+
+    Args:
+        model: each step's payload and digest, or the tensors' bytes by name.
+        digests: of the weights that the processes ended with.
+        lines: of metrics.jsonl, what depends on the steps alone.
+    """
+
+    model: object
+    digests: set[str]
+    lines: list[dict]
+
+
+@dataclass
 class Ended:
     """What a federation came to.
 
     Args:
-        model: the orbit's bytes, or the tensors' by name.
-        digests: of the honest processes.
-        lines: of metrics.jsonl, what depends on the steps alone.
+        result: its steps and weights.
         summary: the run's.
         said: what the coordinator said.
         watched: see there.
@@ -181,38 +196,41 @@ class Ended:
         seconds: from the first round on.
     """
 
-    model: object
-    digests: set[str]
-    lines: list[dict]
+    result: Result
     summary: dict
     said: str
     watched: Watched
     hostile: HostileClient
-    watcher: HostileWatcher | None
+    watcher: HostileWatcher
     seconds: float
 
-    @property
-    def result(self):
-        """What hostile keys must not change."""
-        return {"model": self.model, "digests": self.digests, "lines": self.lines}
 
-
-def model_of(out):
-    """The bits of a run's model: its orbit, or its weights."""
+def result_of(out, digests):
+    """What stands in a run's folder."""
     if (out / "model.orbit").exists():
-        return (out / "model.orbit").read_bytes()
-    return {name: tensor.tobytes() for name, tensor in load_file(out / "model.safetensors").items()}
+        model = [(step.round, step.payload, step.digest) for step in Orbit.open(out / "model.orbit").steps()]
+    else:
+        model = {name: tensor.tobytes() for name, tensor in load_file(out / "model.safetensors").items()}
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return Result(model, digests, [{key: line.get(key) for key in SAME} for line in lines])
 
 
-def loaded(recipe, name):
-    """What an honest process of one client would have."""
-    checked, problem = Recipe.model_validate(recipe), Problem()
-    made = problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False, per_round=5,
-                              digest_kind=checked.model.digest)  # fmt: skip
-    return part_of(made, [name])
+def _simulation(recipe, problem, **more):
+    checked = Recipe.model_validate(recipe)
+    return problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False, per_round=5,
+                              evaluate_every=checked.evaluation.every, digest_kind=checked.model.digest, **more)  # fmt: skip
 
 
-def run(starter, folder, recipe, seed=0, acts=0, hostile=3, seconds=None, early=0, heavy=False, watcher=True):
+def undisturbed(recipe, folder, hostile=3):
+    """The same federation in one process; the hostile client, a number, has nothing to send."""
+    problem = Problem()
+    problem.clients[hostile] = []
+    with limited(1):  # as the others' processes
+        summary = _simulation(recipe, problem, out=Path(folder)).run().summary
+    return result_of(Path(folder), {summary["weights_digest"]})
+
+
+def run(starter, folder, recipe, seed, acts=0, hostile=3, seconds=None, early=0, heavy=False):
     """Run a federation to its end with one hostile client.
 
     Args:
@@ -225,22 +243,20 @@ def run(starter, folder, recipe, seed=0, acts=0, hostile=3, seconds=None, early=
         seconds: how long it goes on all in all, over the rounds, instead of `acts`.
         early: what it does before the run begins.
         heavy: thousands of messages and megabytes, too.
-        watcher: whether the watcher is hostile, too.
     """
     server = KeyedServer(Path(folder) / "nats", "run")
     try:
-        return asyncio.run(
-            _run(starter, server, Path(folder), recipe, seed, acts, hostile, seconds, early, heavy, watcher)
-        )
+        return asyncio.run(_run(starter, server, Path(folder), recipe, seed, acts, hostile, seconds, early, heavy))
     finally:
         server.kill()
 
 
-async def _run(starter, server, folder, recipe, seed, acts, hostile, seconds, early, heavy, watcher):
+async def _run(starter, server, folder, recipe, seed, acts, hostile, seconds, early, heavy):
     keys = server.keys
     net = Network(starter, server, folder, recipe, run="run", ca=str(keys / "ca.pem"))
     name = NAMES[hostile]
-    bad = HostileClient(server, "run", loaded(net.recipe, name), seed, acts, heavy)
+    bad = HostileClient(server, "run", part_of(_simulation(net.recipe, Problem()), [name]), seed, acts, heavy)
+    watcher = HostileWatcher(server, "run", bad.honest, seed, heavy)
     coordinator = Coordinator(server, "run", net.recipe, folder)
     honest = [number for number in range(5) if number != hostile]
     tasks = []
@@ -252,10 +268,7 @@ async def _run(starter, server, folder, recipe, seed, acts, hostile, seconds, ea
         began = time.monotonic()
         if seconds is not None:
             bad.until, bad.share = began + seconds, seconds / recipe["rounds"]
-        tasks = [asyncio.create_task(bad.live()), asyncio.create_task(coordinator.keep_asking())]
-        other = HostileWatcher(server, "run", bad.honest, seed, heavy) if watcher and (acts or seconds) else None
-        if other is not None:
-            tasks.append(asyncio.create_task(other.keep_going()))
+        tasks = [asyncio.create_task(work) for work in (bad.live(), coordinator.keep_asking(), watcher.keep_going())]
         while coordinator.process.poll() is None:
             if tasks[0].done():
                 tasks[0].result()
@@ -271,12 +284,9 @@ async def _run(starter, server, folder, recipe, seed, acts, hostile, seconds, ea
         await asyncio.gather(*tasks, return_exceptions=True)
         coordinator.kill()
         net.stop()
-    lines = [json.loads(line) for line in (coordinator.out / "metrics.jsonl").read_text().splitlines()]
-    lines = [{key: line.get(key) for key in SAME} for line in lines]
     summary = json.loads((coordinator.out / "summary.json").read_text())
-    return Ended(
-        model_of(coordinator.out), digests, lines, summary, coordinator.text, coordinator.watched, bad, other, took
-    )
+    result = result_of(coordinator.out, digests)
+    return Ended(result, summary, coordinator.text, coordinator.watched, bad, watcher, took)
 
 
 async def _until(true, coordinator, what, seconds=240):

@@ -1,0 +1,92 @@
+"""What a client's key lets the server itself write where it should not: each is passed over, and nobody is harmed."""
+
+import asyncio
+import json
+
+import pytest
+
+from fedseed.errors import MessageError
+from fedseed.transport import transport
+from fedseed.transport.base import Access
+from fedseed.transport.nats_objects import PLACE
+from support.hostile.federation import KeyedServer
+from support.hostile.wire import Wire
+from support.network import until_async
+
+SECONDS = 120
+
+
+@pytest.fixture
+def keyed(tmp_path, starter):  # starter: this is a long test
+    server = KeyedServer(tmp_path / "nats", "run")
+    yield server
+    server.kill()
+
+
+class Ends:
+    """A coordinator, an honest client and a hostile key."""
+
+    def __init__(self, server):
+        self.server, self.refused, self.rejected = server, [], []
+
+    async def __aenter__(self):
+        self.coordinator = await self._way("coordinator").coordinator(self.refused.append)
+        await self.coordinator.allow(None, None)
+        self.honest = await self._way("client-0").client("client-0", self.refused.append, lambda: None)
+        self.hostile = await self._way("client-3").client("client-3", lambda text: None, lambda: None)
+        keys = self.server.keys
+        self.wire = Wire(self.server.url, self.hostile.subjects, "client-3", keys / "client-3.nk", keys / "ca.pem")
+        return self
+
+    def _way(self, name):
+        keys = self.server.keys
+        return transport(Access(self.server.url, keys / f"{name}.nk", keys / "ca.pem"), "run")
+
+    async def __aexit__(self, *error):
+        for end in (self.wire, self.honest, self.hostile, self.coordinator):
+            await end.close()
+
+
+def test_heartbeats_in_the_log_are_none_of_its_entries(keyed):
+    async def run():
+        async with Ends(keyed) as ends:
+            subjects, entries = ends.hostile.subjects, []
+            await ends.coordinator.create_log(1)
+            writer = ends.coordinator.writer(0)
+            await writer.append(b"first")
+            following = await ends.honest.follow(0, lambda number, data: entries.append(data))
+            stream = f"OBJ_{subjects.bucket()}"
+            config = {"deliver_subject": subjects.log, "ack_policy": "none", "deliver_policy": "all", "mem_storage": True,
+                      "flow_control": True, "idle_heartbeat": 100_000_000}  # fmt: skip
+            request = json.dumps({"stream_name": stream, "config": config}).encode()
+            await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{stream}", request, f"{ends.wire.inbox}.r")
+            end = asyncio.get_running_loop().time() + SECONDS
+            while await ends.coordinator.log_end() < 5:
+                assert asyncio.get_running_loop().time() < end
+                await asyncio.sleep(0.1)
+            await writer.append(b"second")
+            await until_async(lambda: len(entries) == 2, SECONDS, f"what comes is {entries}")
+            assert entries == [b"first", b"second"] and ends.refused == []
+            await following.stop()
+
+    asyncio.run(run())
+
+
+def test_an_object_in_more_pieces_than_it_takes_is_not_put_together(keyed):
+    """Signed by its owner, each of one byte: what they cost grows with their number only."""
+
+    async def run():
+        async with Ends(keyed) as ends:
+            hostile, subject = ends.hostile, ends.hostile.subjects.chunks("client-3", "thing")
+            await ends.coordinator.allow("client-3", 1 << 24)
+            for number in range(300):
+                place = f"x.{number}.300"
+                signed = hostile.signatures.headers(subject, b"a", place.encode())
+                await hostile.connection.publish(subject, b"a", headers={PLACE: place, **signed})
+            await hostile.flush()
+            with pytest.raises(MessageError, match="can't be had"):
+                await ends.coordinator.get("client-3", "thing", 300)
+            await hostile.put("thing", b"b" * 300)
+            assert await ends.coordinator.get("client-3", "thing", 300) == b"b" * 300
+
+    asyncio.run(run())
