@@ -4,11 +4,11 @@ import asyncio
 import json
 
 import pytest
+from fedseed.transport.nats_objects import PLACE
 
 from fedseed.errors import MessageError
 from fedseed.transport import transport
 from fedseed.transport.base import Access
-from fedseed.transport.nats_objects import PLACE
 from support.hostile.federation import KeyedServer
 from support.hostile.wire import Wire
 from support.network import until_async
@@ -56,8 +56,8 @@ def test_heartbeats_in_the_log_are_none_of_its_entries(keyed):
             await writer.append(b"first")
             following = await ends.honest.follow(0, lambda number, data: entries.append(data))
             stream = f"OBJ_{subjects.bucket()}"
-            config = {"deliver_subject": subjects.log, "ack_policy": "none", "deliver_policy": "all", "mem_storage": True,
-                      "flow_control": True, "idle_heartbeat": 100_000_000}  # fmt: skip
+            config = {"deliver_subject": subjects.log, "ack_policy": "none", "mem_storage": True, "flow_control": True,
+                      "idle_heartbeat": 100_000_000}  # fmt: skip
             request = json.dumps({"stream_name": stream, "config": config}).encode()
             await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{stream}", request, f"{ends.wire.inbox}.r")
             end = asyncio.get_running_loop().time() + SECONDS

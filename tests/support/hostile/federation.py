@@ -218,7 +218,8 @@ def result_of(out, digests):
 def _simulation(recipe, problem, **more):
     checked = Recipe.model_validate(recipe)
     return problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False, per_round=5,
-                              evaluate_every=checked.evaluation.every, digest_kind=checked.model.digest, **more)  # fmt: skip
+                              evaluate_every=checked.evaluation.every, digest_kind=checked.model.digest,
+                              **more)  # fmt: skip
 
 
 def undisturbed(recipe, folder, hostile=3):
