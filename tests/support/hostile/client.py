@@ -108,10 +108,9 @@ class HostileClient:
             while True:
                 self._woken.clear()
                 (plan, self._plan), (question, self._question) = (self._plan, None), (self._question, None)
-                if plan is not None:
-                    await self._answer(*plan)
-                elif question is not None:
-                    await self._report(question)
+                if plan is not None or question is not None:
+                    with suppress(FedseedError):  # it is asked again
+                        await (self._report(question) if plan is None else self._answer(*plan))
                 else:
                     with suppress(TimeoutError, asyncio.TimeoutError):
                         await asyncio.wait_for(self._woken.wait(), 1)
@@ -164,7 +163,8 @@ class HostileClient:
         while left > 0 or (self.until is not None and time.monotonic() < min(end, self.until)):
             left -= 1
             await self.act(number, attempt)
-        await self.end.flush()
+        with suppress(FedseedError):  # a server that it has kept busy
+            await self.end.flush()
         await self.wire.flush()
 
     async def act(self, number, attempt):
