@@ -1,6 +1,6 @@
 """A federation over NATS on one machine: what a step costs beyond the computation, memory, bytes on the wire.
 
-    python benchmarks/federation.py steps [--steps 2000] [--processes 1] [--clients 5]
+    python benchmarks/federation.py steps [--steps 2000] [--processes 1] [--clients 5] [--signed]
     python benchmarks/federation.py memory                   1,000 clients hosted by one process
     python benchmarks/federation.py wire                     bytes per client and round, beside the payload
 
@@ -108,7 +108,7 @@ def coordinator(a: argparse.Namespace) -> None:
     from fedseed.transport.base import Access
 
     watch = Watch()
-    way = transport(Access(a.nats), "bench")
+    way = transport(Access(a.nats, a.key), "bench")
     served = NetworkBackend(recipe(a.method, a.steps, a.every), "bench", way, Path(a.out), progress=watch)
     began = time.perf_counter()
     summary = Loop(served.settings, served, watch).run(resume=True).summary
@@ -132,7 +132,7 @@ def host(a: argparse.Namespace) -> None:
 
     names = [f"client-{i:04d}" for i in range(a.first, a.first + a.count)]
     checked = recipe(a.method, a.steps, a.every)
-    way = transport(Access(a.nats), "bench")
+    way = transport(Access(a.nats, a.key), "bench")
     joined = NetworkClient(way, "bench", lambda: part_of(federation(checked, a.clients, a.size), names), checked.rounds)
     worker, spent = joined.hosted.worker, []
     for name in ("train_all", "apply"):
@@ -205,7 +205,16 @@ def run(a: argparse.Namespace, method: str, steps: int, clients: int, processes:
                     time.sleep(0.05)
             forwarder = Forwarder(port) if count else None
 
+            if a.signed:  # the server asks for no key here: what signatures cost is all that is added
+                from fedseed.transport.keys import make
+
+                names = ",".join(f"client-{i:04d}" for i in range(clients))
+                make("bench", Path(folder) / "keys", [f"all={names}"], ["localhost"], port)
+
             def start(role: str, *arguments: str, at: int = port) -> subprocess.Popen[str]:
+                if a.signed:
+                    key = "coordinator" if role == "coordinator" else "all"
+                    arguments = (*arguments, "--key", f"{folder}/keys/{key}.nk")
                 common = ["--method", method, "--steps", str(steps), "--every", str(every), "--clients", str(clients)]
                 process = subprocess.Popen(
                     [sys.executable, __file__, role, "--nats", f"nats://127.0.0.1:{at}", "--size", size, *common,
@@ -250,7 +259,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1000)
     parser.add_argument("--size", default="trivial")
     parser.add_argument("--store", default=None)
+    parser.add_argument("--signed", action="store_true", help="with keys: everything is signed and checked")
     parser.add_argument("--nats")
+    parser.add_argument("--key", type=Path)
     parser.add_argument("--out")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)

@@ -23,6 +23,7 @@ from fedseed.orbit import Orbit
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
 from fedseed.transport.nats_connection import connect
+from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
 from support import network as network_support
 
@@ -216,6 +217,11 @@ async def attack(server, net, hosts, waiting_for):
     def update(number, value, client=4):
         return Message(MessageKind.UPDATE, method.code, number, client, struct.pack("<f", value)).encode()
 
+    signatures = Signatures.read(server.keys / "client-4.nk")
+
+    async def publish(subject, data):
+        await mallory.publish(subject, data, headers=signatures.headers(subject, data))
+
     mine = subjects.up("client-4", "update")
     # while a round is open and the honest client-4 has not answered: each is refused for what is wrong with it
     number = await waiting_for("client-4")
@@ -226,16 +232,16 @@ async def attack(server, net, hosts, waiting_for):
         b"FN" + b"\xff" * 400, b"FO" + bytes(40) + b"../../x",
         Stored("big", (100 << 20) + 28, update(number, 1.0)[:28]).encode(),
     ):  # fmt: skip
-        await mallory.publish(mine, data)
+        await publish(mine, data)
     for what, data in (
         ("hello", b'{"host": "client-0", "header": ""}'),
         ("beat", b"\xff\xfe"),
         ("attach", b'{"client": "client-0", "host": "x", "examples": 1}'),
         ("report", b"[" * 100_000),
     ):
-        await mallory.publish(subjects.up("client-4", what), data)
-    await mallory.publish(subjects.up("client-0", "update"), update(number, 1.0, 0))  # another client's subject
-    await mallory.publish(subjects.log, b"T" + bytes(60))  # a step of its own
+        await publish(subjects.up("client-4", what), data)
+    await publish(subjects.up("client-0", "update"), update(number, 1.0, 0))  # another client's subject
+    await publish(subjects.log, b"T" + bytes(60))  # a step of its own
     await mallory.subscribe(f"{subjects.root}.up.>")  # what others send
     await mallory.subscribe(f"{subjects.inbox('client-0')}.>")  # what others are told
     # steps of the log, delivered as if client-4 had sent them
@@ -254,7 +260,7 @@ async def attack(server, net, hosts, waiting_for):
     hosts[2].signal(signal.SIGCONT)
     number = await waiting_for("client-0", "client-1", "client-2")
     for _ in range(3):
-        await mallory.publish(mine, update(number, 0.25))
+        await publish(mine, update(number, 0.25))
     await mallory.flush()
     assert await waiting_for("client-0", "client-1", "client-2") == number
     hosts[0].signal(signal.SIGCONT)

@@ -11,7 +11,7 @@ from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.membership import Roster
 from fedseed.federation.reception import Reception
 from fedseed.federation.rejected import Rejected
-from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
@@ -93,3 +93,55 @@ def test_whoever_enrols_speaks_for_itself():
 @pytest.mark.parametrize(("start_with", "wanted"), [(None, 3), (2, 2), (5, 5)])
 def test_what_a_start_waits_for_is_never_less_than_was_asked(start_with, wanted):
     assert Roster(1.0, ["a", "b", "c"]).wanted(start_with) == wanted
+
+
+def test_while_somebody_is_missing_the_others_are_called_now_and_then_only():
+    """Each call brings hellos, and none of them a call."""
+
+    async def talk():
+        one = Talk(names=("north", "south"))
+        await one.start()
+        session, called = one.reception.session, []
+
+        async def call():
+            called.append(time.monotonic())
+
+        session.call = call
+        began = time.monotonic()
+        waiting = asyncio.create_task(one.reception.assemble())
+        for _ in range(40):
+            await one.hello(["south"])
+            await asyncio.sleep(0.005)
+        assert 1 <= len(called) <= 2 + (time.monotonic() - began) / RESEND_SECONDS
+        await one.hello(["north"])
+        await waiting  # at once: a hello is heard
+
+    asyncio.run(talk())
+
+
+def test_a_stranger_has_everybody_called_less_and_less_often():
+    """A process that is not known is called; one that goes on and says no hello costs the others little."""
+
+    async def talk():
+        end = await Hub().transport("run").coordinator(print)
+        called, now = [], 1000.0
+        session = Session(end, CoordinatorSettings(), Silent(), Rejected(Silent(), "run"), "it", clock=lambda: now)
+
+        async def call():
+            called.append(now)
+
+        session.call = call
+        while now < 1300.0:
+            session.stranger = True
+            await session.pause(0)
+            now += 0.25
+        gaps = [b - a for a, b in zip(called, called[1:], strict=False)]
+        assert called[0] == 1000.0 and gaps[0] < 2 and gaps == sorted(gaps) and gaps[-1] > 30 and len(called) < 18
+        now += 100.0  # it has stopped; the next is called at once, and soon again
+        for _ in range(10):
+            session.stranger = True
+            await session.pause(0)
+            now += 0.25
+        assert called[-2:] == [called[-2], called[-2] + 1.25] and called[-2] >= 1400.0
+
+    asyncio.run(talk())

@@ -76,6 +76,8 @@ def access(order):
 
 
 def coordinator(order, progress):
+    if "inline" in order:
+        NatsEnd.largest = order["inline"]
     way = transport(access(order), order["run"])
     if not order.get("pictures"):
         fedseed.runs.network.draw_apart = lambda *_: None

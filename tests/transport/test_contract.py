@@ -8,12 +8,14 @@ import asyncio
 import itertools
 import os
 
+import nkeys
 import pytest
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.transport import transport
 from fedseed.transport.base import Access, CoordinatorEnd, Interrupted
 from fedseed.transport.memory import Hub
+from fedseed.transport.signatures import key_file
 
 SECONDS = 60
 RUNS = itertools.count()
@@ -38,10 +40,11 @@ class AtAddress:
     Args:
         url: the address.
         interrupt: breaks an end's connection, which comes back by itself; None: it can't be done from outside.
+        key: everybody's key file.
     """
 
-    def __init__(self, url, interrupt=None):
-        self._access, self._interrupt = Access(url), interrupt
+    def __init__(self, url, interrupt=None, key=None):
+        self._access, self._interrupt = Access(url, key), interrupt
 
     def transport(self, run):
         return transport(self._access, run)
@@ -63,15 +66,34 @@ def abort(end):
     end.connection._transport._io_writer.transport.abort()
 
 
+NAMES = ("north", "a b.c*>", "ä=41", "a", "a b", "b", "c", "one", "other", "left", "there", "early", "late", "stranger")
+
+
+@pytest.fixture(scope="session")
+def one_key(tmp_path_factory):
+    """A key file for everybody: who has a key signs, and believes only what is signed."""
+    seed = nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER)
+    public = nkeys.from_seed(seed).public_key.decode()
+    path = tmp_path_factory.mktemp("contract") / "everybody.nk"
+    path.write_text(key_file(seed.decode(), public, [(name, public) for name in NAMES]))
+    return path
+
+
+def signed(request):
+    return AtAddress(request.getfixturevalue("shared_server").url, abort, request.getfixturevalue("one_key"))
+
+
 KINDS = {
     "memory": lambda request: InMemory(),
     "nats": lambda request: AtAddress(request.getfixturevalue("shared_server").url, abort),
 }
 if url := os.environ.get("FEDSEED_CONTRACT"):
     KINDS = {"address": lambda request: AtAddress(url)}
+else:
+    KINDS["signed"] = signed
 
 
-@pytest.fixture(params=[pytest.param(k, marks=pytest.mark.long) if k == "nats" else k for k in KINDS])
+@pytest.fixture(params=[pytest.param(k, marks=pytest.mark.long) if k in ("nats", "signed") else k for k in KINDS])
 def kind(request):
     return KINDS[request.param](request)
 

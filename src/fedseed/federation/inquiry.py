@@ -32,7 +32,7 @@ class Inquiry:
             self.session.stranger = True  # it is called, and says hello
             self.session.stir()
             return
-        host.heard = time.monotonic()
+        host.heard = self.session.clock()
         host.at = int(about["at"])
         if report:
             digest = bytes.fromhex(str(about["digest"])).hex()
@@ -103,7 +103,7 @@ class Inquiry:
         each = evaluate and self.session.settings.each_evaluates
         evaluator: str | None = None
         asked = 0.0
-        deadline = time.monotonic() + self.session.settings.deadline
+        deadline = self.session.clock() + self.session.settings.deadline
         while True:
             alive = self.roster.membership.alive()
             reports = {n: h.report for n, h in alive.items() if h.report is not None and h.report["round"] == number}
@@ -112,7 +112,7 @@ class Inquiry:
             evaluated = not evaluate or each or any(report["metrics"] for report in reports.values())
             if alive and len(reports) == len(alive) and evaluated:
                 return reports
-            if reports and evaluated and time.monotonic() > deadline:
+            if reports and evaluated and self.session.clock() > deadline:
                 return reports
             if not evaluated and (evaluator not in alive or evaluator in reports):
                 evaluator = min(alive, key=lambda name: self.roster.numbers.get(name, 1 << 32), default=None)

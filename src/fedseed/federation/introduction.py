@@ -93,6 +93,8 @@ class Introduction:
                 if not answered and not told and not self.welcome:
                     told = True
                     self._progress.note(f"waiting for the coordinator of run {self.replica.run}")
+                if not answered and not self.incarnation:
+                    await self.replica.look()
                 await first_of(self._call, None if self.welcome else RETRY_SECONDS)
                 await asyncio.sleep(0.05)
         except Exception as error:
@@ -159,7 +161,9 @@ class Introduction:
             if self.incarnation and self.replica.at:
                 self._progress.warn("the run has been put on the server again: begun from the base")
             self.incarnation = incarnation
-            await self.replica.begin()
+            await self.replica.begin(incarnation)
+        elif not incarnation:
+            await self.replica.look_no_more()
         self.welcome = bool(incarnation)
         if self.welcome:
             await self.say("beat", {})

@@ -1,7 +1,7 @@
 """Which processes take part in a run, whom they host, and who of them can be reached."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,17 +28,19 @@ class Membership:
 
     Args:
         dead_after: seconds of silence after which a host counts as gone.
+        now: the clock.
     """
 
-    def __init__(self, dead_after: float) -> None:
+    def __init__(self, dead_after: float, now: Callable[[], float] = time.monotonic) -> None:
         self.dead_after = dead_after
+        self.now = now
         self.hosts: dict[str, Host] = {}
         self._host_of: dict[str, str] = {}  # by client
 
     def hello(self, name: str, at: int) -> None:
         """A host that fits is there."""
         host = self.hosts.setdefault(name, Host(0.0))
-        host.heard, host.fits, host.at = time.monotonic(), True, at
+        host.heard, host.fits, host.at = self.now(), True, at
 
     def attach(self, client: str, host: str) -> None:
         """A client is hosted there from now on."""
@@ -50,7 +52,7 @@ class Membership:
 
     def alive(self) -> dict[str, Host]:
         """The hosts that can be reached."""
-        since = time.monotonic() - self.dead_after
+        since = self.now() - self.dead_after
         return {name: host for name, host in self.hosts.items() if host.fits and host.heard > since}
 
     def clients(self) -> list[str]:
@@ -66,13 +68,17 @@ class Roster:
         dead_after: seconds of silence after which a host counts as gone.
         names: the clients, where they are known; none: the first to come says.
         enrols: whoever comes is one, until the roster is closed.
+        now: the clock.
     """
 
-    def __init__(self, dead_after: float, names: Iterable[str] = (), enrols: bool = False) -> None:
+    def __init__(
+        self, dead_after: float, names: Iterable[str] = (), enrols: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.names: list[str] = []  # in the order of their numbers; none: not known yet
         self.numbers: dict[str, int] = {}
         self.examples: dict[str, int] = {}
-        self.membership = Membership(dead_after)
+        self.membership = Membership(dead_after, now)
         self.name(names)
         self.open = enrols
 

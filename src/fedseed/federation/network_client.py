@@ -81,6 +81,9 @@ class NetworkClient:
                 one.again()
 
         end = await self.transport.client(host, refused, again)
+        end.noted = self.progress.warn
+        if end.unproven is not None:
+            self.progress.note(end.unproven)
         thread, progress, wake = self._thread, self.progress, self._wake.set
         replica = self.replica = Replica(end, self.run_name, self._load, self.hosted, thread, progress, wake)
         introduction = Introduction(end, replica, thread, progress, self._fail)
@@ -126,7 +129,7 @@ class NetworkClient:
                 raise self._failure
             if replica.waits:
                 await replica.advance()
-            elif replica.ended:
+            elif replica.ended and replica.current:
                 return
             elif not (await answers.try_plan() or await answers.try_question()):
                 await first_of(self._wake, None if replica.current else 1.0)

@@ -1,6 +1,6 @@
 """The coordinator behind a transport. Free of torch, models and data, and of what carries the bytes."""
 
-import json
+import asyncio
 import time
 from typing import Any
 
@@ -15,17 +15,19 @@ from fedseed.federation.reception import Reception
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.rounds import Rounds
 from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.federation.status_answer import status_answer
 from fedseed.federation.step_log import StepLog
 from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
-from fedseed.transport.base import CoordinatorEnd
+from fedseed.transport.base import CoordinatorEnd, LogLostError
 
 SHOWN = (
     "round", "evaluated", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up", "bytes_down", "weights_digest",
 )  # fmt: skip
 MOST_NAMED = 100  # clients in an answer about the status
+LOOK_SECONDS = 2.5  # between looks whether the log is there
 
 
 class NetworkCoordinator:
@@ -47,8 +49,8 @@ class NetworkCoordinator:
     ) -> None:  # fmt: skip
         self.run = run
         self.total = total
-        self.session = Session(end, settings, progress, Rejected(progress, run))
-        self.roster = Roster(settings.dead_after, settings.names, settings.enrols)
+        self.session = Session(end, settings, progress, Rejected(progress, run), clock=end.now)
+        self.roster = Roster(settings.dead_after, settings.names, settings.enrols, end.now)
         replacing = method.catch_up == "newest"  # each step is whole weights, in place of those before
         self.reception = Reception(self.session, self.roster, method, seed, BaseWeights(self.session, replacing))
         self.inquiry = Inquiry(self.session, self.roster)
@@ -56,6 +58,7 @@ class NetworkCoordinator:
         self.rounds: Rounds | None = None  # once it is known who the clients are
         self.line: dict[str, Any] = {}  # the newest line of metrics, for the status
         self.began = time.time()
+        self._guard: asyncio.Task[None] | None = None
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -84,6 +87,7 @@ class NetworkCoordinator:
             await self.reception.assemble()
             header = self.reception.header
             assert header is not None
+            await end.allow(None, None)  # once more: the server may have been another one while clients were waited for
             copies = self.session.settings.copies
             self.session.incarnation = await self.log.create(header, self.roster.names, self.total, copies)
         else:
@@ -98,7 +102,22 @@ class NetworkCoordinator:
             elif self.reception.base.missing:
                 await self.reception.assemble()
         await self.log.begin_session()
+        self._guard = asyncio.create_task(self._watch_log())
         return header
+
+    async def _watch_log(self) -> None:
+        """Notice that the server has lost the log, also while nothing is written."""
+        seen = True
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                there = await self.session.end.log_end() is not None
+            except NetworkError:  # an interruption
+                continue
+            if not there and not seen:
+                self.session.fail(LogLostError(self.run))
+                return
+            seen = there
 
     async def open(self, per_round: int, aggregation: AggregationRule) -> Coordinator:
         """Make the coordinator, and let the clients know.
@@ -162,6 +181,8 @@ class NetworkCoordinator:
             if what == "hello":
                 return await self.reception.hello(sender, about, self.session.rejected.add)
             if what == "attach":
+                if not self.session.end.together(sender, str(about["host"])):
+                    raise MessageError("it names a process that has another key")
                 self.reception.attach(sender, about)
             elif what in ("beat", "report"):
                 self.inquiry.beat(sender, about, what == "report")
@@ -170,12 +191,14 @@ class NetworkCoordinator:
         except (MessageError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error) if isinstance(error, MessageError) else f"not valid: {type(error).__name__}: {error}"
             self.session.rejected.add(sender, reason)
+        except NetworkError as error:  # the server does not answer just now: no answer here, and it is asked again
+            self.session.progress.warn(f"{sender} can't be answered now: {error}")
         return None
 
     # -- how it is going -------------------------------------------------------------------------------------------
 
     def _answer(self) -> bytes:
-        return json.dumps(self.status()).encode()
+        return status_answer(self.status(), self.session.end.largest)
 
     def figures(self) -> dict[str, Any]:
         """What status and summary both say."""

@@ -77,9 +77,11 @@ class Reception:
             RecipeError: the recipe asks for what can't be with the clients that there are.
         """
         roster, settings = self.roster, self.session.settings
-        told = ""
+        told, called = "", 0.0
         while True:
-            await self.session.call()
+            if (now := time.monotonic()) >= called + RESEND_SECONDS:  # not at each hello: it would call forth the next
+                called = now
+                await self.session.call()
             if roster.names and not roster.open:
                 settings.check(len(roster.names))
             here, wanted = roster.present(), roster.wanted(settings.start_with)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError
 from fedseed.federation.applying import APPLYING
@@ -15,6 +16,23 @@ from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd, Following
 
 MOST_REPAIRS = 3
+
+
+@dataclass
+class _Log:
+    """The log that is followed.
+
+    Args:
+        link: of the last step that was taken from it.
+        incarnation: as its header says; "": the header has not come.
+        following: hands out its entries.
+        looking: whether no coordinator has said that it is this run's; None: it was looked at, and is another's.
+    """
+
+    link: bytes
+    incarnation: str = ""
+    following: Following | None = None
+    looking: bool | None = False
 
 
 class Replica:
@@ -48,8 +66,7 @@ class Replica:
         self._progress = progress
         self._wake = wake
         self._queue: deque[Entry | Exception] = deque()
-        self._following: Following | None = None
-        self._link = hosted.start[-LINK_BYTES:]
+        self._log = _Log(hosted.start[-LINK_BYTES:])
         self._turn = asyncio.Lock()  # whoever reads the log on, or begins again: the other waits
         self._repairs = 0
         self._digest: tuple[int, str] | None = None
@@ -66,23 +83,44 @@ class Replica:
         """Whether the weights are those after step `at`."""
         return self.applying.current
 
-    async def begin(self) -> None:
-        """Follow the log from its beginning, with a new model if this one has steps of another log."""
+    async def begin(self, incarnation: str) -> None:
+        """Follow the log from its beginning, with a new model if this one has steps of another log.
+
+        Args:
+            incarnation: the log's; one that is followed already is not begun again.
+        """
         async with self._turn:
-            await self._begin()
+            looking, self._log.looking = self._log.looking, False
+            if not (looking and self._log.incarnation == incarnation):
+                await self._begin()
+
+    async def look(self) -> None:
+        """Follow the log although no coordinator has said which it is: the run may be over."""
+        async with self._turn:
+            if self._log.following is None and self._log.looking is not None:
+                self._log.looking = True
+                await self._begin()
+
+    async def look_no_more(self) -> None:
+        """There is a coordinator: it will say when the run has begun."""
+        async with self._turn:
+            if self._log.looking:
+                self._log.looking = False
+                await self.stop()
 
     async def _begin(self) -> None:
         await self.stop()  # nothing of another log comes any more
         self._queue.clear()
+        self._log.incarnation = ""
         if self.at:
             await self._take_base()
-        self._following = await self.end.follow(0, self._take)
+        self._log.following = await self.end.follow(0, self._take)
 
     async def stop(self) -> None:
         """Follow it no longer."""
-        if self._following is not None:
-            await self._following.stop()
-            self._following = None
+        if self._log.following is not None:
+            await self._log.following.stop()
+            self._log.following = None
 
     def _take(self, number: int, data: bytes) -> None:
         try:
@@ -97,7 +135,7 @@ class Replica:
         self.at = 0
         self.applying = APPLYING[self.hosted.worker.method.catch_up](self.end, self._thread)
         self.spent = Cost()
-        self._link = self.hosted.start[-LINK_BYTES:]
+        self._log.link = self.hosted.start[-LINK_BYTES:]
         self._digest = None
 
     async def _begin_again(self, why: str) -> None:
@@ -123,16 +161,17 @@ class Replica:
             if isinstance(entry, Exception):
                 raise entry
             if entry.kind == "H":
-                self._check(entry)
+                if not await self._fits(entry):
+                    return
             elif entry.kind == "T":
                 mark = None
                 after, carried = read_step(entry)
                 message = await self.applying.message(carried)
-                if message is not None and link(self._link, message) != after:
+                if message is not None and link(self._log.link, message) != after:
                     number = self.at + len(steps) + 1
                     await self._begin_again(f"step {number} of the log does not follow those that were applied")
                     return
-                self._link = after
+                self._log.link = after
                 steps.append(carried if message is None else message)
             elif entry.kind == "M":
                 mark = read_mark(entry)
@@ -143,8 +182,23 @@ class Replica:
         if mark is not None and mark[0] == self.at and self.current:
             await self._compare(mark[1])
 
+    async def _fits(self, header: Entry) -> bool:
+        """Whether the log is this run's. Raises FedseedError if it must be, because the coordinator says so."""
+        try:
+            self._check(header)
+        except FedseedError as error:
+            if not self._log.looking:
+                raise
+            self._progress.note(f"{error}: waiting for a coordinator")
+            self._log.looking = None
+            await self.stop()
+            self._queue.clear()
+            return False
+        return True
+
     def _check(self, entry: Entry) -> None:
         about, start = read_header(entry)
+        self._log.incarnation = str(about.get("epoch", ""))
         differences = scan(start, "the log's header")[0].header.differences(self.hosted.header)
         if differences:
             raise FedseedError(f"run {self.run} is another one: {differences[0]} here")
@@ -152,7 +206,7 @@ class Replica:
         if any(name not in names for name in self.hosted.items):
             raise FedseedError(f"run {self.run} has no client {self.hosted.host}: it has {listed(names)}")
         self.numbers = {name: number for number, name in enumerate(names)}
-        self._link = start[-LINK_BYTES:]
+        self._log.link = start[-LINK_BYTES:]
 
     async def _apply(self, steps: list[bytes]) -> None:
         self.version += 1

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fedseed.errors import MessageError
+from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import Cost
 from fedseed.federation.large import attempt_of, carry, fetch, is_stored, round_of
@@ -156,7 +156,10 @@ class Rounds:
             self._count(self.open, number, len(message))
         except MessageError as error:
             self._refuse(name, number, str(error))
-        await self.session.end.drop(owner, reference.name)
+        except NetworkError as error:  # it comes again
+            self.session.progress.warn(f"the update of {name} can't be fetched now: {error}")
+        else:
+            await self.session.end.drop(owner, reference.name)
 
     # -- a round -----------------------------------------------------------------------------------------------
 
@@ -223,13 +226,14 @@ class Rounds:
 
     async def _answers(self, current: OpenRound, asked: list[tuple[bytes, list[int]]]) -> str:
         """Wait for answers: all of them, or the deadline, or until nobody is left to wait for."""
-        deadline = time.monotonic() + self.session.settings.deadline
-        resend = time.monotonic() + RESEND_SECONDS
+        clock = self.session.clock
+        deadline = clock() + self.session.settings.deadline
+        resend = clock() + RESEND_SECONDS
         while current.missing:
             await self.session.pause(0.25)
             if not current.missing:
                 break
-            now = time.monotonic()
+            now = clock()
             if now >= deadline:
                 return f"no answer within {self.session.settings.deadline:g} s"
             missing = self.missing(current)
@@ -249,7 +253,7 @@ class Rounds:
         while True:
             here = self.roster.present()
             least = settings.minimum
-            grace = self.grace - time.monotonic()
+            grace = self.grace - self.session.clock()
             if len(here) >= (least if grace <= 0 else self.roster.wanted(settings.start_with)):
                 self.grace = 0.0
                 return here

@@ -12,6 +12,7 @@ from fedseed.reports.progress import Progress
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.layout import DigestKind
 
+STRANGER_SECONDS = 30.0  # at most between calls because of somebody who is not known
 RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not answered
 
 
@@ -57,6 +58,8 @@ class Session:
         rejected: counts messages that are not accepted.
         incarnation: of the log; it begins anew when a run is put on the server again.
         stranger: somebody has written whom this coordinator does not know.
+        clock: tells seconds, from some beginning.
+        failure: what ends the run, whatever it waits for.
     """
 
     end: CoordinatorEnd
@@ -65,8 +68,16 @@ class Session:
     rejected: Rejected
     incarnation: str = ""
     stranger: bool = False
+    clock: Callable[[], float] = time.monotonic
+    failure: Exception | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
+    _between: float = 1.0  # seconds between calls because of a stranger
+
+    def fail(self, error: Exception) -> None:
+        """The run can't go on."""
+        self.failure = error
+        self.stir()
 
     def stir(self) -> None:
         """Something has happened that somebody may wait for."""
@@ -77,9 +88,13 @@ class Session:
         await self.end.broadcast(call_message(self.incarnation))
 
     async def pause(self, seconds: float) -> None:
-        """Wait for something to happen, at most so long."""
-        now = time.monotonic()
-        if self.stranger and now > self._called + 1 and self.incarnation:
+        """Wait for something to happen, at most so long. Raises what ends the run."""
+        if self.failure is not None:
+            raise self.failure
+        now = self.clock()
+        if self.stranger and now > self._called + self._between and self.incarnation:
+            again = now < self._called + 2 * STRANGER_SECONDS  # whoever goes on like that does not say hello
+            self._between = min(2 * self._between, STRANGER_SECONDS) if again else 1.0
             self.stranger, self._called = False, now
             await self.call()
         self._changed.clear()

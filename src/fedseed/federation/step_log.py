@@ -4,7 +4,6 @@ A step counts when the log has it, once, because only a coordinator that knows t
 docs/architecture.md has the argument.
 """
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 
@@ -66,7 +65,7 @@ class StepLog:
             NetworkError: it is empty.
             MessageError: it holds something else.
         """
-        entries = await self._entries(last)
+        entries = [Entry.decode(data) for data in await self.end.entries(last)]
         self._writer = self.end.writer(last)
         if not entries:
             raise NetworkError(f"the log of run {run} is empty: start again with --fresh")
@@ -81,22 +80,6 @@ class StepLog:
         self.header = header
         self.names = list(names)
         self._link = begin(header)[-LINK_BYTES:]
-
-    async def _entries(self, last: int) -> list[Entry]:
-        entries: list[Entry] = []
-        done = asyncio.Event()
-
-        def take(sequence: int, data: bytes) -> None:
-            if sequence <= last:
-                entries.append(Entry.decode(data))
-            if sequence >= last:
-                done.set()
-
-        if last:
-            following = await self.end.follow(0, take)
-            await done.wait()
-            await following.stop()
-        return entries
 
     async def begin_session(self) -> None:
         """From here on nobody else may write."""

@@ -5,7 +5,6 @@ The conversation with the clients is `NetworkCoordinator`; here it becomes a run
 
 import asyncio
 import concurrent.futures
-import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
@@ -30,9 +29,10 @@ from fedseed.runs.recipe import Recipe
 from fedseed.runs.result import RunResult
 from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
 from fedseed.runs.settings import RunSettings
-from fedseed.transport.base import Transport
+from fedseed.transport.base import LogLostError, Transport
 
 T = TypeVar("T")
+MOST_TOLD = 50  # refusals by the server that are said
 STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be busy
 
 
@@ -80,6 +80,7 @@ class NetworkBackend(Backend):
         self.settings = RunSettings.of(recipe, out)
         self._store: NetworkStore | None = None  # where the run writes files
         self._folder: RunFolder | None = None
+        self._refusals = 0  # by the server
         self._loop = asyncio.new_event_loop()
         self._talk: NetworkCoordinator | None = None
         if exporter is not None:
@@ -91,8 +92,18 @@ class NetworkBackend(Backend):
             raise
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let the connection work until this is done."""
-        return self._loop.run_until_complete(work)
+        """Let the connection work until this is done. Raises NetworkError, also if the server has lost the run."""
+        try:
+            return self._loop.run_until_complete(work)
+        except LogLostError as error:
+            raise NetworkError(f"{error}: {self._remedy}") from error
+
+    @property
+    def _remedy(self) -> str:
+        """What to do when the server has lost the run."""
+        if self.settings.method.catch_up == "newest":
+            return "the weights were there: begin again with another --out, or replace the server's store by a copy"
+        return "start `fedseed serve` again with the same --out, it puts the log there again from the orbit"
 
     async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:
         wanted, out = recipe.federation, self.settings.out
@@ -104,9 +115,9 @@ class NetworkBackend(Backend):
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation, partial(check_counts, wanted),
         )  # fmt: skip
-        end = await transport.coordinator(
-            lambda text: self.progress.warn(f"the server refuses this coordinator: {text}")
-        )
+        end = await transport.coordinator(self._refused)
+        if end.unproven is not None:
+            self.progress.note(end.unproven)
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
         self.header = await self._talk.start(fresh, out is not None and (out / "model.orbit").exists())
         self.names = self._talk.roster.names
@@ -116,6 +127,12 @@ class NetworkBackend(Backend):
         self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation)
         if recipe.attack is not None:
             self.settings.attackers = frozenset(range(len(self.names) - recipe.attack.clients, len(self.names)))
+
+    def _refused(self, text: str) -> None:
+        """The server refuses something."""
+        self._refusals += 1
+        if self._refusals <= MOST_TOLD:
+            self.progress.warn(f"the server refuses this coordinator: {text}")
 
     @property
     def talk(self) -> NetworkCoordinator:
@@ -131,7 +148,7 @@ class NetworkBackend(Backend):
         folder.lazy = self.settings.method.stepwise
         steps = len(self.talk.log.steps)
         if steps and self.talk.rounds is not None:
-            self.talk.rounds.grace = time.monotonic() + self.talk.session.settings.dead_after
+            self.talk.rounds.grace = self.talk.session.clock() + self.talk.session.settings.dead_after
         store = STORES[self.settings.method.catch_up]
         self._store = store(folder, self.header, self.coordinator, self.talk.log, self.talk.run)
         return self._wait(self._store.restore(self.settings.logs(steps), self.progress.warn))

@@ -65,6 +65,13 @@ class Interrupted(Exception):  # noqa: N818  # no error: it is tried again
     """No receipt came: what was sent may have arrived or not."""
 
 
+class LogLostError(NetworkError):
+    """The log was there, and is not there any more."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"the server has lost the log of run {run}")
+
+
 class Fenced(Exception):  # noqa: N818
     """The log has an entry of this number already."""
 
@@ -89,7 +96,7 @@ class LogWriter(ABC):
             patience: seconds to go on trying.
 
         Raises:
-            NetworkError: somebody else has written, or the log is gone.
+            NetworkError: somebody else has written; LogLostError: the log is gone.
         """
         give_up = time.monotonic() + patience
         while True:
@@ -144,6 +151,16 @@ class End(ABC):
     """
 
     largest: int  # bytes of a message that need not become a blob
+    noted: Callable[[str], None] = staticmethod(lambda text: None)  # told once of what a person should know
+
+    @property
+    def unproven(self) -> str | None:
+        """Why it is not proven here who sends a message, in a line; None: it is."""
+        return None
+
+    def now(self) -> float:
+        """Seconds on a clock that stands still while nothing can come from the other side."""
+        return time.monotonic()
 
     @abstractmethod
     async def status(self, seconds: float) -> bytes | None:
@@ -157,9 +174,29 @@ class End(ABC):
         """Whether the log was ended; a transport that keeps no such mark says no."""
         return False
 
+    async def entries(self, last: int) -> list[bytes]:
+        """The log's entries up to number `last`, from the first on."""
+        found: list[bytes] = []
+        done = asyncio.Event()
+
+        def take(number: int, data: bytes) -> None:
+            if number <= last:
+                found.append(data)
+            if number >= last:
+                done.set()
+
+        if last:
+            following = await self.follow(0, take)
+            await done.wait()
+            await following.stop()
+        return found
+
     @abstractmethod
     async def follow(self, after: int, take: Take) -> Following:
         """Hand out every entry after a number once, in order, whatever happens to the connection.
+
+        What others than the coordinator have written there is passed over, where that can be told; `noted` is told. It
+        is also told when the log was there and is not any more.
 
         Args:
             after: the last entry that is known already.
@@ -227,6 +264,10 @@ class CoordinatorEnd(End):
 
     async def mark_over(self) -> None:
         """Note that the log was ended, for those who may not read it (`log_over`)."""
+
+    def together(self, one: str, other: str) -> bool:
+        """Whether two clients may be in one process, as far as is known: they have the same key."""
+        return True
 
     def poll(self) -> None:  # most transports have nothing
         """Look whether a server has refused something meanwhile; `rejected` is told."""

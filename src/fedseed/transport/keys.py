@@ -1,7 +1,8 @@
 """Keys for a federation: NKEYs, a certificate of its own authority, and the nats-server configuration that uses them.
 
 A client's key may publish under fedseed.RUN.up.CLIENT only (and write its own object store), read the run's log, the
-coordinator's object store and what goes to everybody, and gets replies in an inbox of its own.
+coordinator's object store and what goes to everybody, and gets replies in an inbox of its own. Whose signatures to
+expect stands in the key files (signatures.py).
 """
 
 import datetime
@@ -16,6 +17,7 @@ from pathlib import Path
 import nkeys
 
 from fedseed.errors import FedseedError, RecipeError, to_install
+from fedseed.transport.signatures import key_file
 from fedseed.transport.subjects import Subjects
 
 
@@ -58,7 +60,14 @@ def make(
     if out.exists():
         raise FedseedError(f"{out} is there already: keys are not overwritten")
     out.mkdir(parents=True, mode=0o700)
-    public = {name: _key(out / f"{name}.nk") for name in ("coordinator", "watcher", *hosted)}
+    seeds = {name: nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode()
+             for name in ("coordinator", "watcher", *hosted)}  # fmt: skip
+    public = {name: nkeys.from_seed(seed.encode()).public_key.decode() for name, seed in seeds.items()}
+    signers = [(client, public[name]) for name, part in hosted.items() for client in part]
+    for name, seed in seeds.items():
+        coordinating = name == "coordinator"
+        content = key_file(seed, None, signers) if coordinating else key_file(seed, public["coordinator"])
+        _write_secret(out / f"{name}.nk", content.encode())
     _certificates(out, hosts, days, valid_from)
     text = configuration(Subjects(run), public, hosted, port, out.resolve())
     _write_secret(out / "nats-server.conf", text.encode())
@@ -90,13 +99,6 @@ def make(
 
 def _command(*words: str | Path) -> str:
     return shlex.join(map(str, words))
-
-
-def _key(path: Path) -> str:
-    """Make a user's key; writes its seed, returns its public part."""
-    seed = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
-    _write_secret(path, seed)
-    return nkeys.from_seed(seed).public_key.decode()
 
 
 def _write_secret(path: Path, data: bytes) -> None:

@@ -16,6 +16,7 @@ import nats.protocol.parser
 from nats.aio.client import Client
 
 from fedseed.errors import FedseedError, NetworkError, RecipeError
+from fedseed.transport.signatures import seed_of
 from fedseed.transport.subjects import Subjects
 
 CONNECT_SECONDS = 5
@@ -73,7 +74,7 @@ async def connect(
         url: such as "nats://host:4222"; "tls://": encrypted or not at all.
         subjects: the run's.
         name: who connects; replies come to an inbox of this name.
-        key: file with the NKEY seed.
+        key: the key file.
         ca: file with the certificates to trust; makes encryption compulsory.
         on_refusal: told when the server refuses a publication or subscription.
         on_reconnect: told when an interruption is over.
@@ -117,7 +118,7 @@ async def connect(
     if context is not None:
         options["tls"] = context
     if key is not None:
-        options["nkeys_seed"] = str(key)
+        options["nkeys_seed_str"] = seed_of(key)
     scheme = "tls" if context is not None else "nats"
     connecting = asyncio.create_task(
         client.connect(

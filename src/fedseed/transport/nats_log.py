@@ -1,4 +1,4 @@
-"""A run's log as a JetStream stream: following it, and appending to it."""
+"""Reading a JetStream stream in order, whatever happens; and a run's log, which is one, and what appends to it."""
 
 import asyncio
 import time
@@ -13,41 +13,80 @@ from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
-from fedseed.transport.base import Fenced, Following, Interrupted, LogWriter, Take, end_task
+from fedseed.transport.base import Fenced, Following, Interrupted, LogLostError, LogWriter, Take, end_task
+from fedseed.transport.signatures import Chain
 from fedseed.transport.subjects import Subjects
 
 REQUEST_SECONDS = 5.0
 HEARTBEAT_SECONDS = 2.0  # of a consumer
+SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS  # after which a consumer is taken for gone
+MISSING_SECONDS = 1.0  # for which a stream must have been missing: `serve --fresh` makes it again at once
+READING_SECONDS = 60.0  # for what stands in a log already
 PENDING_BYTES = 32 * 1024 * 1024  # of messages that wait to be looked at; what a flood brings beyond is dropped
 WRONG_LAST_SEQUENCE = 10071
+STORED = "$JS.ACK."  # what the reply subject of a stream's message begins with; of control messages it does not
+
+
+async def is_missing(connection: Client, stream: str) -> bool:
+    """Whether the server has no such stream, and still has none a moment later.
+
+    Raises:
+        Interrupted: it does not say.
+    """
+    try:
+        for wait in (MISSING_SECONDS, 0.0):
+            try:
+                await connection.jetstream(timeout=REQUEST_SECONDS).stream_info(stream)
+                return False
+            except NotFoundError:
+                await asyncio.sleep(wait)
+    except (TimeoutError, nats.errors.Error) as error:
+        raise Interrupted(str(error)) from error
+    return True
+
+
+class Reader:
+    """What a stream's messages are given to."""
+
+    def take(self, sequence: int, message: Msg) -> None:
+        """The next message."""
+
+    def caught_up(self) -> None:
+        """All that stood in the stream has been taken, at least once."""
+
+    def missing(self) -> None:
+        """There is no such stream."""
 
 
 class NatsFollowing(Following):
-    """Follows a stream.
+    """Reads a stream.
 
-    An ephemeral consumer pushes entries to an inbox. A gap, or silence where heartbeats should be, makes a new one that
-    begins with the next entry.
+    An ephemeral consumer pushes messages to an inbox. A gap, or silence where heartbeats should be, makes a new one
+    that begins with the next message.
 
     Args:
         connection: to NATS.
-        subjects: the run's.
-        take: called with each entry's sequence number and bytes.
-        after: the last entry that is known already.
+        stream: the stream's name.
+        reader: gets the messages.
+        after: the last message that is known already.
+        subject: of the messages; None: all.
         stopped: told when it has stopped.
     """
 
     def __init__(
         self,
         connection: Client,
-        subjects: Subjects,
-        take: Take,
-        after: int,
-        stopped: Callable[["NatsFollowing"], Any],
+        stream: str,
+        reader: Reader,
+        after: int = 0,
+        subject: str | None = None,
+        stopped: Callable[["NatsFollowing"], Any] = lambda following: None,
     ) -> None:
         self._connection = connection
-        self._subjects = subjects
-        self._take = take
+        self._stream = stream
+        self._reader = reader
         self._last = after
+        self._subject = subject
         self._stopped = stopped
         self._generation = 0
         self._heard = 0.0
@@ -73,12 +112,16 @@ class NatsFollowing(Following):
             self._again.clear()
             try:
                 await self._begin()
+            except NotFoundError:
+                self._reader.missing()
+                await asyncio.sleep(0.5)
+                continue
             except (TimeoutError, nats.errors.Error, APIError, NoStreamResponseError):
                 await asyncio.sleep(0.2)
                 continue
-            while not self._again.is_set() and time.monotonic() < self._heard + 3 * HEARTBEAT_SECONDS:
+            while not self._again.is_set() and time.monotonic() < self._heard + SILENCE_SECONDS:
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._again.wait(), HEARTBEAT_SECONDS)
+                    await asyncio.wait_for(self._again.wait(), HEARTBEAT_SECONDS / 4)
 
     async def _begin(self) -> None:
         await self._drop()
@@ -87,12 +130,13 @@ class NatsFollowing(Following):
         deliver = self._delivery(self._generation)
         self._subscription = await self._connection.subscribe(inbox, cb=deliver, pending_bytes_limit=PENDING_BYTES)
         self._heard = time.monotonic()
-        await self._connection.jetstream(timeout=REQUEST_SECONDS).add_consumer(
-            self._subjects.stream,
+        made = await self._connection.jetstream(timeout=REQUEST_SECONDS).add_consumer(
+            self._stream,
             api.ConsumerConfig(
                 deliver_subject=inbox,
                 deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
                 opt_start_seq=self._last + 1,
+                filter_subject=self._subject,
                 ack_policy=api.AckPolicy.NONE,
                 max_deliver=1,
                 mem_storage=True,
@@ -102,6 +146,8 @@ class NatsFollowing(Following):
             ),
         )
         self._heard = time.monotonic()
+        if not made.num_pending:  # as it was before anything was delivered
+            self._reader.caught_up()
 
     def _delivery(self, generation: int) -> Callable[[Msg], Awaitable[None]]:
         """What takes the messages of one consumer."""
@@ -112,22 +158,25 @@ class NatsFollowing(Following):
             if generation != self._generation:
                 return
             self._heard = time.monotonic()
-            if message.headers and message.headers.get("Status"):  # a heartbeat, or a question whether we keep up
-                reply = message.reply or message.headers.get("Nats-Consumer-Stalled")
+            if not message.reply.startswith(STORED):  # a heartbeat, or a question whether we keep up; not one stored
+                headers = message.headers or {}
+                reply = message.reply or headers.get("Nats-Consumer-Stalled")
                 if reply:
                     await self._connection.publish(reply)
-                delivered = message.headers.get("Nats-Last-Consumer")
+                delivered = headers.get("Nats-Last-Consumer")
                 if delivered is not None and int(delivered) >= expected:
                     self._again.set()
                 return
             fields = message.reply.split(".")
-            sequence, number = int(fields[-4]), int(fields[-3])
+            sequence, number, pending = int(fields[-4]), int(fields[-3]), int(fields[-1])
             if number != expected:
                 self._again.set()
                 return
             expected += 1
             self._last = sequence
-            self._take(sequence, message.data)
+            self._reader.take(sequence, message)
+            if not pending:
+                self._reader.caught_up()
 
         return deliver
 
@@ -138,35 +187,191 @@ class NatsFollowing(Following):
             self._subscription = None
 
 
+class LogReader(Reader):
+    """Tells the coordinator's entries from others', and hands them out.
+
+    Args:
+        run: the run's name.
+        chain: tells them apart.
+        after: the last entry that is known already: up to there nothing is handed out.
+        take: called with an entry's number and bytes.
+        foreign: told of each message that is not an entry.
+        lost: told when there was a log, and is none any more.
+        until: the last message that is looked at; None: there is no last.
+    """
+
+    def __init__(
+        self, run: str, chain: Chain, after: int, take: Take, foreign: Callable[[], None], lost: Callable[[], None],
+        until: int | None = None,
+    ) -> None:  # fmt: skip
+        self.run = run
+        self.chain = chain
+        self.complete = asyncio.Event()  # all that stood there when it was first looked at has been taken
+        self._after = after
+        self._take = take
+        self._foreign = foreign
+        self._lost = lost
+        self._until = until
+        self._missing: float | None = None  # since when
+
+    @property
+    def first(self) -> int:
+        """After which message to begin: a chain is followed from its beginning."""
+        return 0 if self.chain.checks else self._after
+
+    def take(self, sequence: int, message: Msg) -> None:
+        """A message of the stream."""
+        if self._until is not None and sequence > self._until:
+            return
+        if not self.chain.take(message.data, message.headers):
+            self._foreign()
+        elif sequence > self._after:
+            self._take(sequence, message.data)
+
+    def caught_up(self) -> None:
+        """That is all, for now."""
+        self.complete.set()
+        self._missing = None
+
+    def missing(self) -> None:
+        """The log is not there: lost, if it was there before."""
+        now = time.monotonic()
+        if self._missing is None:
+            self._missing = now
+        elif self.complete.is_set() and now > self._missing + MISSING_SECONDS:
+            self.complete.clear()  # it is said once
+            self._lost()
+
+
 class NatsLogWriter(LogWriter):
-    """Publishes to a stream that checks which entry was the last.
+    """Publishes to a stream, which checks which message was the last.
+
+    Where entries are signed, messages of others in the stream do not count. They change what is the last message, so
+    the stream's own check says too much then: an entry is published without, and the log is read to where it stands.
+    It counts if it is the first that is chained to the one before.
 
     Args:
         connection: to NATS.
         subjects: the run's.
         last: the sequence number of the last entry.
+        chained: the chain up to there.
+        foreign: told of each message that is not an entry.
     """
 
-    def __init__(self, connection: Client, subjects: Subjects, last: int) -> None:
+    def __init__(
+        self,
+        connection: Client,
+        subjects: Subjects,
+        last: int,
+        chained: Callable[[], Awaitable[Chain]],
+        foreign: Callable[[], None],
+    ) -> None:
         super().__init__(subjects.run, last)
+        self._connection = connection
         self._stream = connection.jetstream(timeout=REQUEST_SECONDS)
         self._subjects = subjects
+        self._sequence = last  # of the last message that is known, an entry or not; where entries are signed
+        self._chained = chained
+        self._chain: Chain | None = None
+        self._foreign = foreign
+        self._stored: tuple[int, int, bytes] | None = None  # entry that was stored: number, sequence, signature
+        self._found: bytes | None = None  # the entry that stands where ours should: ours, perhaps
 
     async def _store(self, entry: bytes) -> None:
+        if self._chain is None:
+            self._chain = await self._chained()
+        if not self._chain.checks:
+            await self._publish(entry, None, self.last)
+            return
+        if self._stored is not None and self._stored[0] == self.last:  # that one counts
+            _, self._sequence, self._chain.head = self._stored
+        headers, head = self._chain.sign(entry)
         try:
-            expected = {"Nats-Expected-Last-Sequence": str(self.last)}
-            await self._stream.publish(self._subjects.log, entry, headers=expected)
+            sequence = await self._publish(entry, headers, self._sequence)
+            self._stored = self.last + 1, sequence, head
+        except Fenced:
+            found = await self._next()
+            if found is None:  # nothing but messages of others
+                await self._publish(entry, headers, None)
+                found = await self._next()
+                if found == entry:
+                    return
+            self._found = found
+            raise
+
+    async def _publish(self, entry: bytes, headers: dict[str, str] | None, last: int | None) -> int:
+        """Publish after a message, or after whatever there is; returns the sequence number."""
+        expected = {} if last is None else {"Nats-Expected-Last-Sequence": str(last)}
+        try:
+            receipt = await self._stream.publish(self._subjects.log, entry, headers={**expected, **(headers or {})})
         except APIError as error:
             if error.err_code == WRONG_LAST_SEQUENCE:
                 raise Fenced from error
             raise NetworkError(f"the log of run {self.run} can't be written: {error}") from error
+        except NoStreamResponseError as error:
+            if await is_missing(self._connection, self._subjects.stream):
+                raise LogLostError(self.run) from error
+            raise Interrupted(str(error)) from error
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error
+        return receipt.seq
+
+    async def _next(self) -> bytes | None:
+        """The next entry that counts; None: there are only others' messages, up to where the log stands now."""
+        assert self._chain is not None
+        ahead = _Ahead(self._chain, self._foreign)
+        following = NatsFollowing(self._connection, self._subjects.stream, ahead, self._sequence)
+        try:
+            await asyncio.wait_for(ahead.complete.wait(), READING_SECONDS)
+        except TimeoutError as error:
+            raise Interrupted("the log can't be read") from error
+        finally:
+            await following.stop()
+        self._sequence = max(self._sequence, ahead.passed)
+        if ahead.found is None:
+            return None
+        sequence, head, entry = ahead.found
+        self._stored = self.last + 1, sequence, head
+        return entry
 
     async def _read(self, number: int) -> bytes | None:
+        if self._chain is not None and self._chain.checks:
+            return self._found
         try:
             return (await self._stream.get_msg(self._subjects.stream, number)).data
         except NotFoundError:
             return None
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error
+
+
+class _Ahead(Reader):
+    """Reads to the first entry that counts, and no further.
+
+    Args:
+        chain: tells which counts; it stays where it is.
+        foreign: told of each message that does not.
+    """
+
+    def __init__(self, chain: Chain, foreign: Callable[[], None]) -> None:
+        self.complete = asyncio.Event()
+        self.passed = 0  # the last message before that
+        self.found: tuple[int, bytes, bytes] | None = None  # its sequence number, signature and bytes
+        self._chain = chain
+        self._foreign = foreign
+
+    def take(self, sequence: int, message: Msg) -> None:
+        """A message after the last that is known."""
+        if self.found is not None:
+            return
+        head = self._chain.head
+        if self._chain.take(message.data, message.headers):
+            self.found, self._chain.head = (sequence, self._chain.head, message.data), head
+            self.complete.set()
+        else:
+            self.passed = sequence
+            self._foreign()
+
+    def caught_up(self) -> None:
+        """There is none."""
+        self.complete.set()

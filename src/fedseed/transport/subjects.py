@@ -7,6 +7,7 @@ fedseed.RUN.status              questions for the status
 fedseed.RUN.in.NAME.>           replies to NAME
 """
 
+import base64
 import hashlib
 import re
 from dataclasses import dataclass
@@ -81,3 +82,11 @@ class Subjects:
     def bucket(self, client: str | None = None) -> str:
         """The object store of a client, or (None) the coordinator's."""
         return f"fedseed--{self.run}--{'down' if client is None else 'up--' + bucket_token(client)}"
+
+    def chunks(self, owner: str | None, name: str) -> str:
+        """The subject of an object's chunks."""
+        return f"$O.{self.bucket(owner)}.C.{name}"
+
+    def object_entry(self, owner: str | None, name: str) -> str:
+        """The subject of what JetStream's tools read about an object."""
+        return f"$O.{self.bucket(owner)}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"

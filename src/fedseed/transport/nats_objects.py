@@ -1,0 +1,238 @@
+"""What is too large for a message, in JetStream's object stores: one for each owner, an object in chunks.
+
+An object is written as JetStream's tools read it. It is read without the entry that names its chunks, because others
+can write there (see signatures.py): each chunk says which it is of which attempt to store the object, in a header, and
+is signed with its place. Nothing leads from one object to another.
+"""
+
+import asyncio
+import base64
+import datetime
+import hashlib
+import json
+import secrets
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import api
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from fedseed.errors import MessageError, NetworkError
+from fedseed.transport.nats_log import NatsFollowing, Reader
+from fedseed.transport.signatures import Headers, Signatures
+from fedseed.transport.subjects import Subjects
+
+PLACE = "Fedseed-Chunk"
+CHUNK_BYTES = 128 * 1024
+AT_ONCE = 8  # chunks on their way
+CHUNK_SECONDS = 30.0  # for the receipt of one
+PATIENCE_SECONDS = 3600.0  # through interruptions, as for the log
+RETRY_SECONDS = 0.2
+UNAVAILABLE = 10008  # for now, in a cluster
+NO_ROOM = 10077
+
+
+class _Place(NamedTuple):
+    """Where a chunk belongs: in which attempt to store, which it is, how many bytes all are together."""
+
+    attempt: str
+    number: int
+    size: int
+
+    def encode(self) -> str:
+        return f"{self.attempt}.{self.number}.{self.size}"
+
+    @classmethod
+    def decode(cls, headers: Headers) -> "_Place | None":
+        parts = (headers or {}).get(PLACE, "").split(".")
+        if len(parts) != 3 or not all(part.isdecimal() and len(part) < 16 for part in parts[1:]):
+            return None
+        return cls(parts[0], int(parts[1]), int(parts[2]))
+
+
+class Objects:
+    """A run's objects.
+
+    Args:
+        connection: to NATS.
+        subjects: the run's names there.
+        signatures: sign this side's chunks, and check the other's.
+    """
+
+    def __init__(self, connection: Client, subjects: Subjects, signatures: Signatures) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._signatures = signatures
+        self._stream = connection.jetstream(timeout=CHUNK_SECONDS)
+        self._readers: set[NatsFollowing] = set()
+        self._stored: set[str] = set()  # names of what this process has stored
+
+    def restart(self) -> None:
+        """The connection was interrupted."""
+        for following in self._readers:
+            following.restart()
+
+    # -- storing -----------------------------------------------------------------------------------------------
+
+    async def allow(self, owner: str | None, most: int | None) -> None:
+        """Make an owner's store, if there is none. Raises nats' errors."""
+        bucket = self._subjects.bucket(owner)
+        try:
+            await self._stream.object_store(bucket)
+        except NotFoundError:
+            settings = api.ObjectStoreConfig(bucket=bucket, max_bytes=-1 if most is None else most)
+            await self._stream.create_object_store(bucket, settings)
+
+    async def put(self, owner: str | None, name: str, data: bytes) -> None:
+        """Store an object, in place of one of the same name; again after an interruption.
+
+        Raises:
+            NoStreamResponseError, NotFoundError: the owner has no store.
+            NetworkError: it can't be stored: there is no room, say.
+        """
+        self._stored.add(name)
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                try:
+                    await self._put(owner, name, data)
+                except APIError as error:
+                    if error.err_code != NO_ROOM or not await self._make_room(owner):
+                        raise
+                    await self._put(owner, name, data)
+                return
+            except (NoStreamResponseError, NotFoundError, nats.errors.ConnectionClosedError):
+                raise
+            except (TimeoutError, nats.errors.Error) as error:
+                refused = isinstance(error, APIError) and error.err_code != UNAVAILABLE
+                if refused or time.monotonic() > give_up:
+                    what = f"{len(data):,} bytes can't be stored on the server as {name}"
+                    raise NetworkError(f"{what}: {error}") from error
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _put(self, owner: str | None, name: str, data: bytes) -> None:
+        bucket, chunks = self._subjects.bucket(owner), self._subjects.chunks(owner, name)
+        await self._stream.purge_stream(f"OBJ_{bucket}", subject=chunks)
+        attempt, digest = secrets.token_hex(8), hashlib.sha256()
+        sending: list[asyncio.Task[api.PubAck]] = []
+        starts = range(0, max(len(data), 1), CHUNK_BYTES)
+        try:
+            for number, start in enumerate(starts):
+                chunk = data[start : start + CHUNK_BYTES]
+                digest.update(chunk)
+                place = _Place(attempt, number, len(data)).encode()
+                signed = self._signatures.headers(chunks, chunk, place.encode()) or {}
+                headers = {PLACE: place, **signed}
+                sending.append(asyncio.create_task(self._stream.publish(chunks, chunk, headers=headers)))
+                if len(sending) == AT_ONCE:
+                    await sending.pop(0)
+            for task in sending:
+                await task
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+        about = {
+            "name": name, "bucket": bucket, "nuid": name, "size": len(data), "chunks": len(starts),
+            "mtime": datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z"),
+            "digest": "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode(),
+            "options": {"max_chunk_size": CHUNK_BYTES},
+        }  # fmt: skip
+        entry = self._subjects.object_entry(owner, name)
+        await self._stream.publish(entry, json.dumps(about).encode(), headers={"Nats-Rollup": "sub"})
+
+    async def _make_room(self, owner: str | None) -> bool:
+        """Delete what others have written into this store, or an earlier process; whether there was any."""
+        stream = f"OBJ_{self._subjects.bucket(owner)}"
+        place = (self._subjects.chunks, self._subjects.object_entry)
+        mine = {subject(owner, name) for subject in place for name in self._stored}
+        found = (await self._stream.stream_info(stream, subjects_filter=">")).state.subjects or {}
+        for subject in found.keys() - mine:
+            await self._stream.purge_stream(stream, subject=subject)
+        return bool(found.keys() - mine)
+
+    async def drop(self, owner: str | None, name: str) -> None:
+        """Delete an object, as far as it is there."""
+        stream = f"OBJ_{self._subjects.bucket(owner)}"
+        with suppress(nats.errors.Error, TimeoutError):
+            await self._stream.purge_stream(stream, subject=self._subjects.chunks(owner, name))
+            await self._stream.purge_stream(stream, subject=self._subjects.object_entry(owner, name))
+
+    # -- fetching ----------------------------------------------------------------------------------------------
+
+    async def get(self, owner: str | None, name: str, size: int) -> bytes:
+        """Fetch an object; an interruption is waited for.
+
+        Raises:
+            MessageError: it is not there, or of another size.
+        """
+        reading = _Reading(self._subjects.chunks(owner, name), name, size, owner, self._signatures)
+        stream = f"OBJ_{self._subjects.bucket(owner)}"
+        following = NatsFollowing(self._connection, stream, reading, 0, reading.subject)
+        self._readers.add(following)
+        try:
+            return await asyncio.wait_for(reading.found, PATIENCE_SECONDS)
+        except TimeoutError as error:
+            raise MessageError(f"the object {name} can't be had: it does not come") from error
+        finally:
+            self._readers.discard(following)
+            await following.stop()
+
+
+class _Reading(Reader):
+    """Puts an object together.
+
+    Args:
+        subject: of its chunks.
+        name: the object's.
+        size: bytes that it must have.
+        owner: whose it is.
+        signatures: check that.
+    """
+
+    def __init__(self, subject: str, name: str, size: int, owner: str | None, signatures: Signatures) -> None:
+        self.subject = subject
+        self.found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._size = size
+        self._owner = owner
+        self._signatures = signatures
+        self._attempt = ""
+        self._chunks: dict[int, bytes] = {}
+        self._there = 0  # bytes of them
+        self._why = f"the object {name} can't be had: it is not there"
+
+    def take(self, sequence: int, message: Msg) -> None:
+        """A message among the chunks."""
+        place = _Place.decode(message.headers)
+        if self.found.done() or place is None or not self._is_owners(message, place):
+            return
+        if place.size != self._size:
+            self._why = f"an object of {place.size:,} bytes, {self._size:,} were announced"
+            return
+        if place.attempt != self._attempt:  # from the beginning, perhaps once more
+            self._attempt, self._chunks, self._there = place.attempt, {}, 0
+        if place.number in self._chunks or self._there + len(message.data) > self._size:
+            return
+        self._chunks[place.number] = message.data
+        self._there += len(message.data)
+        if self._there == self._size:
+            self.found.set_result(b"".join(self._chunks[number] for number in sorted(self._chunks)))
+
+    def _is_owners(self, message: Msg, place: _Place) -> bool:
+        signed = self.subject, message.data, message.headers, place.encode().encode()
+        if self._owner is None:
+            return self._signatures.of_coordinator(*signed)
+        return self._signatures.of_client(self._owner, *signed)
+
+    def caught_up(self) -> None:
+        """There is no more."""
+        if not self.found.done():
+            self.found.set_exception(MessageError(self._why))
+
+    def missing(self) -> None:
+        """The owner has no store."""
+        self.caught_up()

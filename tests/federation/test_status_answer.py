@@ -1,0 +1,44 @@
+"""An answer about the status is small, whatever clients have sent."""
+
+import json
+
+import pytest
+
+from fedseed.federation.status_answer import status_answer
+
+MOST = 256 * 1024
+
+
+def status(**more):
+    return {"run": "x", "round": 3, "began": 1.5, "away": [], "last": {"loss": 0.5, "by": None}, "refusals": {}, **more}
+
+
+def test_a_small_status_is_said_whole():
+    about = status(refusals={"a": {"bad": 3, "worse": 1}}, away=["b"], behind={"a": 3})
+    assert json.loads(status_answer(about, MOST)) == about
+
+
+@pytest.mark.parametrize(
+    "refusals",
+    [{"a": {"x" * 900_000 + str(n): 1 for n in range(60)}}, {f"{n}{'é' * 1000}": {"r": 2} for n in range(3000)},
+     {f"client-{n}": {"\x1b" * 300 + str(m): 1 for m in range(50)} for n in range(100)}],
+)  # fmt: skip
+def test_refusals_are_shortened_and_all_counted(refusals):
+    answer = status_answer(status(refusals=refusals), MOST)
+    about = json.loads(answer)
+    assert len(answer) <= MOST and (about["round"], about["last"]) == (3, {"loss": 0.5, "by": None})
+    counted = sum(sum(reasons.values()) for reasons in about["refusals"].values())
+    assert counted == sum(sum(reasons.values()) for reasons in refusals.values())
+
+
+def test_names_are_shortened():
+    names = [f"{n}{'n' * 5000}" for n in range(1000)]
+    about = status(away=names, behind=dict.fromkeys(names, 1), drifted=names, skewed_clocks=names, waiting_for=names)
+    answer = status_answer(about, MOST)
+    assert len(answer) <= MOST and json.loads(answer)["away"][0].startswith("0nnn")
+
+
+def test_the_senders_with_the_most_come_first():
+    refusals = {f"c{n}": {"few": 1} for n in range(200)} | {"mallory": {"many": 1000}}
+    about = json.loads(status_answer(status(refusals=refusals), 2000))
+    assert next(iter(about["refusals"])) == "mallory" and about["refusals"]["others"]["others"] >= 180

@@ -1,0 +1,371 @@
+"""What the server's own answers, sent to where a question names, can do to others: nothing.
+
+A real nats-server with the keys and permissions of `fedseed keys`. Everything here is allowed by it.
+"""
+
+import asyncio
+import base64
+import json
+import os
+
+import pytest
+
+from fedseed.errors import MessageError, NetworkError
+from fedseed.federation.network_coordinator import NetworkCoordinator
+from fedseed.federation.session import CoordinatorSettings
+from fedseed.methods import FeedSign
+from fedseed.reports.progress import Silent
+from fedseed.transport import transport
+from fedseed.transport.base import Access
+from fedseed.transport.keys import make
+from fedseed.transport.nats_connection import connect
+from fedseed.transport.nats_objects import PLACE
+from fedseed.transport.signatures import Signatures
+from fedseed.transport.subjects import Subjects
+from support import network as network_support
+
+RUN = "hostile"
+SUBJECTS = Subjects(RUN)
+SECONDS = 60
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    if os.environ.get("FEDSEED_WITHOUT_NATS"):
+        pytest.skip("FEDSEED_WITHOUT_NATS is set")
+    folder = tmp_path_factory.mktemp("keyed")
+    port = network_support.free_port()
+    make(RUN, folder / "keys", ["honest", "mallory", "ward=bed1,bed 2"], ["127.0.0.1"], port)
+    made = network_support.Server(folder / "nats", folder / "keys" / "nats-server.conf", port)
+    made.keys = folder / "keys"
+    yield made
+    made.kill()
+
+
+class Room:
+    """The ends of the run, and a hostile client's bare connection."""
+
+    def __init__(self, keys, port):
+        self.url, self.ca, self.keys = f"tls://127.0.0.1:{port}", keys / "ca.pem", keys
+        self.came, self.rejected, self.noted, self._ends = [], [], [], []
+
+    def way(self, name, run=RUN):
+        return transport(Access(self.url, self.keys / f"{name}.nk", self.ca), run)
+
+    async def open(self):
+        async def receive(sender, what, data):
+            self.came.append((sender, what, data))
+            return b"yes" if what == "hello" else None
+
+        self.coordinator = await self.way("coordinator").coordinator(print)
+        self._ends.append(self.coordinator)
+        if await self.coordinator.log_end() is not None:
+            await self.coordinator.delete()
+        await self.coordinator.allow(None, None)
+        await self.coordinator.listen(receive, lambda: b"fine", lambda who, why: self.rejected.append((who, why)))
+        await self.coordinator.create_log(1)
+        self.writer = self.coordinator.writer(0)
+        for name in ("honest", "mallory"):
+            await self.coordinator.allow(name, 1 << 20)
+        self.honest = await self.client("honest")
+        self.honest.noted = self.noted.append
+        self.mallory = await self.bare("mallory")
+
+    async def client(self, name, key=None):
+        end = await self.way(key or name).client(name, print, lambda: None)
+        self._ends.append(end)
+        await end.listen(lambda data: None)
+        return end
+
+    async def bare(self, name):
+        made = await connect(self.url, SUBJECTS, name, self.keys / f"{name}.nk", self.ca)
+        self._ends.append(made)
+        return made
+
+    async def reply_to(self, subject, reply, data=b"", signed=True):
+        """Ask, and have the answer sent to another's subject."""
+        headers = Signatures.read(self.keys / "mallory.nk").headers(subject, data) if signed else None
+        await self.mallory.publish(subject, data, reply=reply, headers=headers)
+
+    async def consume(self, stream, deliver):
+        """Have a stream delivered to another's subject, heartbeats as well."""
+        about = {"deliver_subject": deliver, "deliver_policy": "all", "ack_policy": "none", "mem_storage": True,
+                 "idle_heartbeat": 100_000_000}  # fmt: skip
+        asked = json.dumps({"stream_name": stream, "config": about}).encode()
+        answer = await self.mallory.request(f"$JS.API.CONSUMER.CREATE.{stream}", asked)
+        return json.loads(answer.data)
+
+    async def entries(self):
+        """What a client reads of the log; up to what stands there now."""
+        found, last = [], await self.coordinator.log_end()
+        done = asyncio.Event()
+        reading = self.honest._reader(0, lambda number, data: found.append(data))
+        following = self.honest._follow(reading)
+        await asyncio.wait_for(reading.complete.wait(), SECONDS)
+        await following.stop()
+        assert last and not done.is_set()
+        return found
+
+    async def close(self):
+        for end in self._ends:
+            await end.close()
+
+
+def hostile(test):
+    """A test that is a coroutine; it gets an open `Room`."""
+
+    def run(server):
+        async def inside():
+            room = Room(server.keys, server.port)
+            try:
+                await room.open()
+                await asyncio.wait_for(test(room), 2 * SECONDS)
+            finally:
+                await room.close()
+
+        asyncio.run(inside())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def until(true):
+    async with asyncio.timeout(SECONDS):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+@hostile
+async def test_nobody_else_writes_into_the_log(room):
+    entries = [b"Hone", b"Stwo", b"Tthree", b"Tfour"]
+    await room.writer.append(entries[0])
+    await room.coordinator.put("large", bytes(300_000))
+    down, own = f"OBJ_{SUBJECTS.bucket()}", SUBJECTS.bucket("mallory")
+    log = SUBJECTS.log
+    await room.reply_to(f"$JS.API.STREAM.INFO.{down}", log)  # the server's answers
+    await room.reply_to("$JS.API.STREAM.NAMES", log)
+    await room.reply_to(f"$O.{own}.C.mine", log, b"T" + bytes(60))  # its receipt for something stored
+    await room.reply_to(SUBJECTS.up("mallory", "hello"), log)  # the coordinator's answer
+    assert "error" not in await room.consume(down, log)  # chunks and heartbeats of the coordinator's objects
+    # an entry, signature and all, by way of another stream
+    assert "error" not in await room.consume(SUBJECTS.stream, f"$O.{SUBJECTS.bucket()}.C.copied")
+    watcher = await room.bare("watcher")
+    await watcher.publish(SUBJECTS.status, b"{}", reply=log)
+    await until(lambda: {"somebody", "mallory"} <= dict(room.rejected).keys())
+    before = await room.coordinator.log_end()
+    assert before > 4  # there is something to be passed over
+    for entry in entries[1:]:
+        await room.writer.append(entry)
+    assert await room.entries() == entries
+    assert any("a message in the log that is not the coordinator's" in why for _, why in room.rejected)
+    assert len([text for text in room.noted if "that are not the coordinator's" in text]) == 1
+    assert not any("signature" in why for _, why in room.rejected)
+    # another coordinator takes it up, and fences this one off
+    heir = await room.way("coordinator").coordinator(print)
+    room._ends.append(heir)
+    last = await heir.log_end()
+    assert await heir.entries(last) == entries
+    assert not any(entry == b"yes" or entry == b"fine" for entry in await heir.entries(last))
+    await heir.writer(last).append(b"heir")
+    with pytest.raises(NetworkError, match="another coordinator has written"):
+        await room.writer.append(b"too late")
+    assert await room.entries() == [*entries, b"heir"]
+
+
+@hostile
+async def test_a_flood_into_the_log_does_not_keep_the_coordinator_from_writing(room):
+    flooding = True
+
+    async def flood():
+        while flooding:
+            for _ in range(20):
+                await room.reply_to("$JS.API.STREAM.NAMES", SUBJECTS.log, signed=False)
+            await room.mallory.flush()
+
+    task = asyncio.create_task(flood())
+    wanted = [b"T%d" % number for number in range(12)]
+    for entry in wanted:
+        await room.writer.append(entry)
+    flooding = False
+    await task
+    assert await room.entries() == wanted
+
+
+@hostile
+async def test_two_coordinators_at_once_beside_messages_of_others(room):
+    other = room.coordinator.writer(0)
+    await room.reply_to("$JS.API.STREAM.NAMES", SUBJECTS.log)
+    await room.mallory.flush()
+    while not await room.coordinator.log_end():
+        await asyncio.sleep(0.01)
+    results = await asyncio.gather(room.writer.append(b"one"), other.append(b"other"), return_exceptions=True)
+    assert sum(isinstance(result, NetworkError) for result in results) == 1
+    assert await room.entries() == [b"one" if results[0] is None else b"other"]
+
+
+@hostile
+async def test_nobody_speaks_in_anothers_name(room):
+    await room.writer.append(b"Hone")
+    theirs = SUBJECTS.up("honest", "update")
+    await room.reply_to("$JS.API.STREAM.NAMES", theirs)
+    await room.reply_to(f"$O.{SUBJECTS.bucket('mallory')}.C.mine", theirs, b"x")
+    await until(lambda: len(room.rejected) == 2)
+    # a broadcast that is none, and an answer to a question that was not asked
+    heard = []
+    end = await room.way("honest").client("honest", print, lambda: None)
+    room._ends.append(end)
+    end.noted = room.noted.append
+    await end.listen(heard.append)
+    await room.reply_to("$JS.API.STREAM.NAMES", SUBJECTS.down)
+    assert "error" not in await room.consume(SUBJECTS.stream, SUBJECTS.down)  # an entry, then heartbeats
+    assert "error" not in await room.consume(SUBJECTS.stream, SUBJECTS.status)
+    await until(lambda: "a question for the status" in room.rejected[-1][1])
+    await room.coordinator.broadcast(b"Cx")
+    await until(lambda: heard and room.noted)
+    assert heard == [b"Cx"] and "somebody else than the coordinator" in room.noted[0]
+    await room.honest.send("honest", "update", b"mine")
+    assert await room.honest.ask("honest", "hello", b"", SECONDS) == b"yes"
+    assert [sender for sender, _, data in room.came] == ["honest", "honest"]
+    unsigned = {why for who, why in room.rejected if "in the name of" in why}
+    assert unsigned == {"a message in the name of honest without a signature of its key"}
+    assert not any(who == "honest" for who, _ in room.rejected)
+
+
+@hostile
+async def test_answers_go_to_the_askers_inbox_only(room):
+    watcher = await room.way("watcher").watcher()
+    room._ends.append(watcher)
+    assert await watcher.status(SECONDS) == b"fine"
+    for reply in (SUBJECTS.inbox("honest") + ".x", SUBJECTS.down, theirs := SUBJECTS.up("honest", "hello"), "else"):
+        await room.reply_to(SUBJECTS.up("mallory", "hello"), reply)
+    await until(lambda: len(room.rejected) == 4)
+    assert {who for who, _ in room.rejected} == {"mallory"} and not room.came and theirs
+    own = await room.mallory.request(
+        SUBJECTS.up("mallory", "hello"), b"", timeout=SECONDS,
+        headers=Signatures.read(room.keys / "mallory.nk").headers(SUBJECTS.up("mallory", "hello"), b""),
+    )  # fmt: skip
+    assert own.data == b"yes"
+
+
+@hostile
+async def test_objects_are_their_owners(room):
+    data = os.urandom(300_000)
+    await room.honest.put("update", data)
+    await room.coordinator.put("step", data[::-1])
+    js = room.mallory.jetstream()
+    mine, theirs = SUBJECTS.bucket("mallory"), SUBJECTS.bucket("honest")
+    # answers where another's chunks and their entry are, before and after
+    for subject in (SUBJECTS.chunks("honest", "update"), SUBJECTS.object_entry("honest", "update"),
+                    SUBJECTS.chunks(None, "step"), SUBJECTS.object_entry(None, "step")):  # fmt: skip
+        await room.reply_to("$JS.API.STREAM.NAMES", subject)
+    await room.mallory.flush()
+    # a link to another's object, and to itself; entries that are none
+    for name, link in (
+        ("linked", {"bucket": theirs, "name": "update"}),
+        ("looped", {"bucket": mine, "name": "looped"}),
+    ):
+        about = {"name": name, "bucket": mine, "nuid": "x", "size": len(data), "chunks": 1, "options": {"link": link}}
+        entry = SUBJECTS.object_entry("mallory", name)
+        await js.publish(entry, json.dumps(about).encode(), headers={"Nats-Rollup": "sub"})
+    await js.publish(SUBJECTS.object_entry("mallory", "bad"), b"\xff{")
+    signatures = Signatures.read(room.keys / "mallory.nk")
+    for name, place in (("bad", "x"), ("bad", "a.0.99999999999999999999"), ("bad", "a.0.-1"), ("other", "a.0.5")):
+        subject = SUBJECTS.chunks("mallory", name)
+        headers = {PLACE: place, **signatures.headers(subject, b"1234567890", place.encode())}
+        await js.publish(subject, b"1234567890", headers=headers)
+    unretrieved = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unretrieved.append(context))
+    for name in ("linked", "looped", "bad", "other", "nothing"):
+        with pytest.raises(MessageError, match=r"can't be had|were announced"):
+            await room.coordinator.get("mallory", name, len(data))
+        await room.coordinator.drop("mallory", name)
+    assert await room.coordinator.get("honest", "update", len(data)) == data
+    assert await room.honest.get(None, "step", len(data)) == data[::-1]
+    # another's object under one's own name: its chunks are not signed so
+    await room.coordinator.drop("honest", "update")
+    with pytest.raises(MessageError, match="it is not there"):
+        await room.coordinator.get("honest", "update", len(data))
+    await asyncio.sleep(0)
+    assert not unretrieved
+    # what is stored is an object as JetStream's own tools read it
+    await room.coordinator.put("plain", data)
+    entry = await room.coordinator.connection.jetstream().get_last_msg(
+        f"OBJ_{SUBJECTS.bucket()}", SUBJECTS.object_entry(None, "plain")
+    )
+    assert json.loads(entry.data)["size"] == len(data) and base64.urlsafe_b64decode(
+        json.loads(entry.data)["digest"].removeprefix("SHA-256=")
+    )
+    store = await room.coordinator.connection.jetstream().object_store(SUBJECTS.bucket())
+    assert (await store.get("plain")).data == data
+
+
+@hostile
+async def test_what_others_write_into_a_store_takes_no_room_from_its_owner(room):
+    js, mine, kept = room.mallory.jetstream(), SUBJECTS.bucket("mallory"), os.urandom(200_000)
+    await room.honest.put("kept", kept)
+    await js.publish(SUBJECTS.chunks("mallory", "large"), bytes(150_000))
+    asked = json.dumps({"last_by_subj": SUBJECTS.chunks("mallory", "large")}).encode()
+    for _ in range(5):  # the server's answer is the large message
+        await room.reply_to(f"$JS.API.STREAM.MSG.GET.OBJ_{mine}", SUBJECTS.chunks("honest", "junk"), asked)
+    theirs = f"OBJ_{SUBJECTS.bucket('honest')}"
+    while (await room.coordinator.connection.jetstream().stream_info(theirs)).state.bytes < 800_000:
+        await asyncio.sleep(0.01)
+    data = os.urandom(500_000)
+    await room.honest.put("update", data)
+    assert await room.coordinator.get("honest", "update", len(data)) == data
+    assert await room.coordinator.get("honest", "kept", len(kept)) == kept
+    with pytest.raises(NetworkError, match="can't be stored"):
+        await room.honest.put("more", bytes(500_000))  # what is its own takes its room
+
+
+@hostile
+async def test_who_is_together_with_whom_is_what_the_keys_say(room):
+    assert room.coordinator.together("bed1", "bed 2") and room.coordinator.together("honest", "honest")
+    assert not room.coordinator.together("mallory", "honest") and not room.coordinator.together("mallory", "nobody")
+    ward = await room.client("bed1", "ward")
+    await ward.send("bed 2", "update", b"x")
+    await until(lambda: room.came)
+    assert room.came == [("bed 2", "update", b"x")]
+
+
+@hostile
+async def test_a_flood_of_questions_is_answered_from_one_answer(room):
+    made = []
+    room.coordinator._answer = None
+    watcher = await room.bare("watcher")
+    inbox, heard = watcher.new_inbox(), []
+
+    async def hear(message):
+        heard.append(message.data)
+
+    await watcher.subscribe(inbox, cb=hear)
+    for _ in range(2000):
+        await watcher.publish(SUBJECTS.status, b"{}", reply=inbox)
+    await until(lambda: len(heard) == 2000)
+    assert set(heard) == {b"fine"} and not made
+
+
+@hostile
+async def test_nobody_is_attached_to_anothers_process(room):
+    """What comes for it would be read, and deleted, there."""
+    talk = NetworkCoordinator(
+        room.coordinator,
+        RUN,
+        FeedSign(),
+        0,
+        1,
+        CoordinatorSettings(names=("mallory", "honest", "bed1", "bed 2")),
+        Silent(),
+    )
+
+    async def attach(client, host):
+        return await talk.receive(
+            client, "attach", json.dumps({"client": client, "host": host, "examples": 1}).encode()
+        )
+
+    await attach("mallory", "honest")
+    await attach("bed 2", "bed1")
+    host_of = talk.roster.membership.host_of
+    assert (host_of("mallory"), host_of("bed 2")) == ("mallory", "bed1")
+    assert talk.session.rejected.counts() == {"mallory": {"it names a process that has another key": 1}}

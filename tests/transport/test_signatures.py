@@ -1,0 +1,112 @@
+"""Who wrote a message, by its signature."""
+
+import nkeys
+import pytest
+
+from fedseed.errors import RecipeError
+from fedseed.transport.keys import make
+from fedseed.transport.signatures import HEADER, Chain, Signatures, key_file, seed_of, signature_in
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("signed") / "keys"
+    make("run", folder, ["a", "ward=b,c d", "again=a"], ["localhost"], 1)
+    return folder
+
+
+def read(keys, name):
+    return Signatures.read(keys / f"{name}.nk", coordinating=name == "coordinator")
+
+
+def test_each_side_knows_the_other(keys):
+    coordinator, a, ward, watcher = (read(keys, name) for name in ("coordinator", "a", "ward", "watcher"))
+    said = coordinator.headers("s", b"data")
+    for reader in (a, ward, watcher, coordinator):
+        assert reader.of_coordinator("s", b"data", said)
+        assert not reader.of_coordinator("s", b"data", ward.headers("s", b"data"))
+        assert not reader.of_coordinator("s", b"data", None)
+    for name in ("b", "c d"):
+        assert coordinator.of_client(name, "s", b"data", ward.headers("s", b"data"))
+        assert not coordinator.of_client(name, "s", b"data", a.headers("s", b"data"))
+    for key in (a, read(keys, "again")):  # a client may have several keys
+        assert coordinator.of_client("a", "s", b"data", key.headers("s", b"data"))
+    assert not coordinator.of_client("nobody", "s", b"data", a.headers("s", b"data"))
+    assert coordinator.together("b", "c d") and not coordinator.together("a", "b")
+    assert coordinator.together("nobody", "nobody") and not coordinator.together("nobody", "a")
+
+
+def test_a_signature_is_for_one_message_at_one_place(keys):
+    coordinator, a = read(keys, "coordinator"), read(keys, "a")
+    said = a.headers("subject", b"data", b"after")
+    assert coordinator.of_client("a", "subject", b"data", said, b"after")
+    for subject, data, after in (
+        ("subjecs", b"data", b"after"), ("subject", b"dat", b"after"), ("subject", b"data", b""),
+        ("rsubject", b"data", b"afte"), ("subject", b"dataafter", b""),
+    ):  # fmt: skip
+        assert not coordinator.of_client("a", subject, data, said, after)
+    for broken in ({}, {HEADER: ""}, {HEADER: "x"}, {HEADER: "é" * 88}, {HEADER: said[HEADER][:-4]}):
+        assert not coordinator.of_client("a", "subject", b"data", broken, b"after") and signature_in(broken) is None
+
+
+def test_a_challenge_of_the_server_is_never_a_signature(keys):
+    """A server has a key sign whatever text it likes."""
+    a, coordinator = read(keys, "a"), read(keys, "coordinator")
+    from fedseed.transport import signatures
+
+    signed = signatures._digested("subject", b"data", b"")
+    with pytest.raises(UnicodeDecodeError):
+        signed.decode()
+    kept = nkeys.from_seed(seed_of(keys / "a.nk").encode())
+    assert kept.sign(signed) == a.sign("subject", b"data")  # so it would fit, if it were a text
+    assert coordinator.of_client("a", "subject", b"data", a.headers("subject", b"data"))
+
+
+def test_a_chain_takes_each_entry_once_and_in_its_place(keys):
+    coordinator, a = read(keys, "coordinator"), read(keys, "a")
+    writing = Chain(coordinator, "log")
+    written = []
+    for data in (b"one", b"two", b"two", b"three"):
+        headers, writing.head = writing.sign(data)
+        written.append((data, headers))
+    other = Chain(coordinator, "log").sign(b"one more")[0]
+    reading, found = Chain(a, "log"), []
+    for data, headers in (
+        (b"x", None), written[1], written[0], written[0], (b"one more", other), written[3], written[1], written[1],
+        written[2], (b"forged", a.headers("log", b"forged", reading.head)), (b"thre", written[3][1]), written[3],
+    ):  # fmt: skip
+        if reading.take(data, headers):
+            found.append(data)
+    assert found == [b"one", b"two", b"two", b"three"] and reading.checks
+
+
+def test_without_keys_nothing_is_checked(tmp_path, keys):
+    nothing = Signatures.read(None)
+    assert nothing.headers("s", b"") is None and nothing.of_coordinator("s", b"", None)
+    assert nothing.of_client("a", "s", b"", None) and nothing.together("a", "b") and not Chain(nothing, "log").checks
+    old = tmp_path / "old.nk"  # as `fedseed keys` wrote them before there were signatures
+    old.write_text(seed_of(keys / "a.nk"))
+    signing = Signatures.read(old)
+    assert read(keys, "coordinator").of_client("a", "s", b"", signing.headers("s", b""))
+    assert signing.of_coordinator("s", b"", None)
+    assert Signatures.read(old, coordinating=True).clients is None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("", "there is no NKEY seed"), ("SUnothing", "not an NKEY seed"), ("{seed}\ncoordinator UABC", "line 2: not a"),
+     ("{seed}\nclient a {public}X", "line 2: not a"), ("\xff\xfe", "not a key file")],
+)  # fmt: skip
+def test_what_is_no_key_file(text, problem, tmp_path, keys):
+    seed = seed_of(keys / "a.nk")
+    public = nkeys.from_seed(seed.encode()).public_key.decode()
+    path = tmp_path / "x.nk"
+    path.write_text(text.format(seed=seed, public=public), encoding="latin-1")
+    with pytest.raises(RecipeError, match=problem):
+        Signatures.read(path)
+
+
+def test_comments_and_lines_of_other_kinds_are_passed_over(tmp_path, keys):
+    path = tmp_path / "x.nk"
+    path.write_text("# mine\n" + key_file(seed_of(keys / "a.nk")) + "expires never\n\n")
+    assert Signatures.read(path).own is not None
