@@ -4,9 +4,7 @@ import asyncio
 import json
 
 import pytest
-from fedseed.transport.nats_objects import PLACE
 
-from fedseed.errors import MessageError
 from fedseed.transport import transport
 from fedseed.transport.base import Access
 from support.hostile.federation import KeyedServer
@@ -72,21 +70,31 @@ def test_heartbeats_in_the_log_are_none_of_its_entries(keyed):
     asyncio.run(run())
 
 
-def test_an_object_in_more_pieces_than_it_takes_is_not_put_together(keyed):
-    """Signed by its owner, each of one byte: what they cost grows with their number only."""
+@pytest.mark.parametrize("stream", ["log", "objects"])
+def test_deliveries_to_others_are_ended(stream, keyed):
+    """Again and again the whole log to everybody, say; those into an inbox go on."""
 
     async def run():
         async with Ends(keyed) as ends:
-            hostile, subject = ends.hostile, ends.hostile.subjects.chunks("client-3", "thing")
-            await ends.coordinator.allow("client-3", 1 << 24)
-            for number in range(300):
-                place = f"x.{number}.300"
-                signed = hostile.signatures.headers(subject, b"a", place.encode())
-                await hostile.connection.publish(subject, b"a", headers={PLACE: place, **signed})
-            await hostile.flush()
-            with pytest.raises(MessageError, match="can't be had"):
-                await ends.coordinator.get("client-3", "thing", 300)
-            await hostile.put("thing", b"b" * 300)
-            assert await ends.coordinator.get("client-3", "thing", 300) == b"b" * 300
+            subjects, rejected, entries = ends.hostile.subjects, [], []
+            name = subjects.stream if stream == "log" else f"OBJ_{subjects.bucket()}"
+            await ends.coordinator.create_log(1)
+            await ends.coordinator.writer(0).append(b"first")
+            following = await ends.honest.follow(0, lambda number, data: entries.append(data))
+            await until_async(lambda: entries, SECONDS, "nothing comes")
+            manager = ends.coordinator.connection.jetstream()
+            for target in (subjects.down, f"$JS.API.INFO.{subjects.run}", f"{ends.wire.inbox}.own"):
+                config = {"deliver_subject": target, "ack_policy": "explicit", "ack_wait": 100_000_000,
+                          "inactive_threshold": 3600 * 10**9}  # fmt: skip
+                request = json.dumps({"stream_name": name, "config": config}).encode()
+                await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{name}", request, f"{ends.wire.inbox}.r")
+            await until_async(lambda: len(ends.wire.came) >= 3, SECONDS, "the server does not answer")
+            made = len(await manager.consumers_info(name))
+            assert made == (4 if stream == "log" else 3), [message.data for message in ends.wire.came]
+            await ends.coordinator.listen(None, bytes, lambda who, why: rejected.append((who, why)))
+            await until_async(lambda: len(rejected) == 2, SECONDS, f"{rejected}")
+            left = [info.config.deliver_subject for info in await manager.consumers_info(name)]
+            assert len(left) == made - 2 and all(subject.startswith(f"{subjects.root}.in.") for subject in left)
+            await following.stop()
 
     asyncio.run(run())
