@@ -154,7 +154,10 @@ class HostileClient:
         if number not in self._worst:
             self._worst.add(number)
             await self._do_worst(number, 0)
-        await self.end.send(self.name, "report", json.dumps(self.report(number)).encode())
+        about = self.report(number)
+        if question.get("evaluate") in (self.name, True):  # without, the run waits for it as long as it waits for anybody
+            about.update(metrics={"loss": 1.0}, seconds=0.1)
+        await self.end.send(self.name, "report", json.dumps(about).encode())
 
     # -- the worst ------------------------------------------------------------------------------------
 
