@@ -9,20 +9,25 @@ normal) tensor for each parameter, scale it, and add it to the weights (or take 
 
 import argparse
 import os
+import re
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it
 
+import numba
 import numpy as np
 import torch
+from numba.core.registry import cpu_target
 from transformers import OPTConfig, OPTForCausalLM
 
 from fedseed import Basis, FedKSeed, FeedSign, Ferret, ParameterSpace
@@ -30,6 +35,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.objectives.losses import CausalLM, Tokens
+from fedseed.randomness.kernels import cpu
 from fedseed.training.settings import LocalTraining
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
@@ -84,6 +90,55 @@ def _seconds(act: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     act()
     return time.perf_counter() - begin
+
+
+class Spent(NamedTuple):
+    """What something took: seconds of the clock, of the processors in the system, page faults, times it had to wait."""
+
+    seconds: float
+    system: float
+    faults: int
+    waits: int
+
+
+def spent_by(act: Callable[[], Any]) -> Spent:
+    """Do it once."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = _seconds(act)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return Spent(
+        seconds, after.ru_stime - before.ru_stime, after.ru_minflt - before.ru_minflt,
+        after.ru_nivcsw - before.ru_nivcsw,
+    )  # fmt: skip
+
+
+def machine() -> None:
+    """What a step's time may depend on: threads, caches, and what a pass over memory takes."""
+    place = torch.ones(1 << 26)
+    pace = timed(lambda: place.add_(1.0))
+    threads = torch.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # as a run does
+    torch.set_num_threads(threads)  # numba's first call has set it: both have one OpenMP
+    features = cpu_target.target_context.codegen().magic_tuple()
+    print(
+        f"\nthreads: torch {torch.get_num_threads()}, numba {numba.get_num_threads()}, processors "
+        f"{len(os.sched_getaffinity(0))}; compiled for {features[1]}, tiles of {cpu._ROWS} x {cpu._PANEL}, "
+        f"slabs of {cpu._SLAB * 4 >> 10} KiB; memory {2 * 4 * place.numel() / pace / 1e9:.1f} GB/s; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+    space = ParameterSpace(torch.nn.Linear(768, 3072))
+    inputs, work = torch.randn(LENGTH, 768), 2 * LENGTH * 768 * 3072 / 1e9
+    rates = []
+    with torch.no_grad():
+        plain = partial(space.model, inputs)
+        for basis in (None, "rademacher", "hadamard", "normal"):
+            with nullcontext() if basis is None else space.perturbed(Basis(basis, 1), 0, 1e-3):
+                rates.append(f"{basis or 'plain'} {work / timed(plain, 21, 3):.0f}")
+    library = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    print(
+        f"a product with a matrix of 768 x 3,072, GFLOP/s: {', '.join(rates)}; torch multiplies by "
+        f"{library.group(1) if library else 'a library of its own'}"
+    )
 
 
 def torch_direction(
@@ -187,7 +242,11 @@ def step() -> None:
         torch_direction(weights, False, lambda w, z: w.add_(z, alpha=1e-9))
 
     passes: list[float] = []
-    print("\n| step, batch 1 x 128 tokens | seconds | times two forward passes |\n|---|---|---|")
+    machine()
+    print(
+        "\n| step, batch 1 x 128 tokens | seconds | times two forward passes | lowest, highest "
+        "| page faults: passes, step | system seconds | waits |\n|---|---|---|---|---|---|---|"
+    )
     for label, method in (
         ("FeedSign, rademacher", FeedSign(basis="rademacher", learning_rate=1e-9, batch=1)),
         ("FeedSign, hadamard", FeedSign(basis="hadamard", learning_rate=1e-9, batch=1)),
@@ -195,12 +254,22 @@ def step() -> None:
     ):
         round_, _ = one_client(method, model)
         round_(1)
-        spent, two = [], []
+        steps, two = [], []
         for number in range(2, 23):  # in turn, so that both see the same machine
-            two.append(_seconds(forward) + _seconds(forward))
-            spent.append(_seconds(partial(round_, number)))
-        passes += two
-        print(f"| {label} | {median(spent):.3f} | {median(a / b for a, b in zip(spent, two, strict=True)):.2f} |")
+            two.append(spent_by(lambda: (forward(), forward())))
+            steps.append(spent_by(partial(round_, number)))
+        passes += [t.seconds for t in two]
+        ratios = [a.seconds / b.seconds for a, b in zip(steps, two, strict=True)]
+
+        def middle(name: str, two: list[Spent] = two, steps: list[Spent] = steps) -> list[float]:
+            return [median(getattr(s, name) for s in of) for of in (two, steps)]
+
+        faults, system, waits = (middle(name) for name in ("faults", "system", "waits"))
+        print(
+            f"| {label} | {median(s.seconds for s in steps):.3f} | {median(ratios):.2f} | {min(ratios):.2f}, "
+            f"{max(ratios):.2f} | {faults[0]:,.0f}, {faults[1]:,.0f} | {system[0]:.3f}, {system[1]:.3f} | "
+            f"{waits[0]:.0f}, {waits[1]:.0f} |", flush=True,
+        )  # fmt: skip
     # FedKSeed: a whole round, with what it costs to take up the plan's model and to put it back, and a step alone
     rounds = {}
     for steps in (20, 4):
@@ -218,9 +287,12 @@ def step() -> None:
         alone.append(spent[-1][1] / passes_now)
     for label, of, ratios in (("a round of 20 steps / 20", 0, whole), ("a step of it", 1, alone)):
         seconds = median(pair[of] for pair in spent)
-        print(f"| FedKSeed, hadamard, {label} | {seconds:.3f} | {median(ratios):.2f} |")
+        print(
+            f"| FedKSeed, hadamard, {label} | {seconds:.3f} | {median(ratios):.2f} "
+            f"| {min(ratios):.2f}, {max(ratios):.2f} | | | |"
+        )
     slow = timed(published, 1, 0)
-    print(f"| the published code's way | {slow:.3f} | {slow / median(passes):.2f} |")
+    print(f"| the published code's way | {slow:.3f} | {slow / median(passes):.2f} | | | | |")
     print(f"two forward passes: {median(passes):.3f} s")
 
 

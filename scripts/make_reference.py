@@ -30,6 +30,7 @@ TABLES = {
     "federation": "Who takes part in a round, and the network.",
     "method": "The method. `method.name` says which of the methods below.",
     "aggregation": "How the answers of a round are combined.",
+    "bounds": "How far from the others a client, or a step, may be (docs/trust.md).",
     "attack": "Byzantine clients, in simulation. Without this table there are none.",
     "evaluation": "When and how the model is evaluated.",
     "stopping": "Early stopping. Without this table there is none.",

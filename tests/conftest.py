@@ -1,17 +1,17 @@
 import os
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it; before torch is imported
-if "PYTEST_XDIST_WORKER" in os.environ:  # side by side with others: a thread each is faster for operations so short
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # side by side with others: a thread each, or they wait for each other's
+    for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ.setdefault(threads, "1")
 
 import signal
 from collections import Counter
 
 import pytest
-import torch
 from hypothesis import settings
 
-from support import network as network_support
+# what imports torch, fixtures import: the process that deals out tests to others never needs it
 from support.classification_files import write_original, write_sst2
 from support.instruction_files import (
     write_alpaca,
@@ -21,8 +21,6 @@ from support.instruction_files import (
     write_lines,
     write_natural_instructions,
 )
-from support.pictures import tiny_classifier, write_cifar10, write_cifar100
-from support.problem import Problem
 from support.tiers import SLOW
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: what tests start must hear Ctrl-C
@@ -30,9 +28,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 
 LABEL_WORDS = "terrible bad okay good great Yes Maybe No Description Entity Expression Human Location Number It was a"
 
-# Without a GPU, Triton's interpreter stands in for one. Triton reads this when a module with kernels is imported.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+def pytest_sessionstart(session):
+    """Without a GPU, Triton's interpreter stands in for one: Triton asks when a module with kernels is imported."""
+    if getattr(session.config.option, "dist", "no") != "no":
+        return  # this process runs no test
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 # No deadline: a busy machine is no bug. The same examples each time, so that it takes a change to make a test fail; the
@@ -139,6 +143,7 @@ def original(tmp_path):
 @pytest.fixture(scope="session")
 def masked_base(tmp_path_factory):
     """The folder of a small random RoBERTa, with a tokenizer of its kind that has the label words as tokens."""
+    import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
@@ -174,12 +179,16 @@ def masked_base(tmp_path_factory):
 @pytest.fixture
 def cifar10(tmp_path):
     """Writes a small CIFAR-10 folder and returns it."""
+    from support.pictures import write_cifar10
+
     return lambda **counts: write_cifar10(tmp_path / "cifar-10-batches-py", **counts)
 
 
 @pytest.fixture
 def cifar100(tmp_path):
     """Writes a small CIFAR-100 folder and returns it."""
+    from support.pictures import write_cifar100
+
     return lambda **counts: write_cifar100(tmp_path / "cifar-100-python", **counts)
 
 
@@ -189,6 +198,8 @@ def image_base(tmp_path):
 
     def write(kind="vit", backbone=False, processor=True, **settings):
         from transformers import ViTImageProcessor
+
+        from support.pictures import tiny_classifier
 
         folder = tmp_path / f"{kind}{'-backbone' if backbone else ''}"
         model = tiny_classifier(kind, **settings)
@@ -202,6 +213,8 @@ def image_base(tmp_path):
 
 @pytest.fixture
 def problem():
+    from support.problem import Problem
+
     return Problem()
 
 
@@ -226,6 +239,8 @@ def quickly(without_pictures):
 
 @pytest.fixture
 def make_problem():
+    from support.problem import Problem
+
     return Problem
 
 
@@ -235,7 +250,9 @@ def make_problem():
 @pytest.fixture(scope="session")
 def starter():
     """Starts processes in milliseconds."""
-    made = network_support.Starter()
+    from support.network import Starter
+
+    made = Starter()
     yield made
     made.stop()
 
@@ -245,7 +262,9 @@ def shared_server(tmp_path_factory):
     """A nats-server for tests that leave it alone."""
     if os.environ.get("FEDSEED_WITHOUT_NATS"):
         pytest.skip("FEDSEED_WITHOUT_NATS is set")
-    server = network_support.Server(tmp_path_factory.mktemp("nats"))
+    from support.network import Server
+
+    server = Server(tmp_path_factory.mktemp("nats"))
     yield server
     server.kill()
 
@@ -255,7 +274,9 @@ def server(tmp_path):
     """A nats-server of the test's own, to be killed."""
     if os.environ.get("FEDSEED_WITHOUT_NATS"):
         pytest.skip("FEDSEED_WITHOUT_NATS is set")
-    made = network_support.Server(tmp_path / "nats")
+    from support.network import Server
+
+    made = Server(tmp_path / "nats")
     yield made
     made.kill()
 
@@ -263,11 +284,13 @@ def server(tmp_path):
 @pytest.fixture
 def network(starter, tmp_path, request):
     """Makes networks, and ends their processes."""
+    from support.network import Network
+
     made = []
 
     def make(server, recipe, **common):
         name = "".join(c if c.isalnum() else "_" for c in request.node.name)
-        made.append(network_support.Network(starter, server, tmp_path, recipe, run=name, **common))
+        made.append(Network(starter, server, tmp_path, recipe, run=name, **common))
         return made[-1]
 
     yield make
@@ -278,6 +301,10 @@ def network(starter, tmp_path, request):
 @pytest.fixture
 def in_process():
     """Runs a recipe here, with one thread as the network's processes do: first-order training sums by threads."""
+    import torch
+
+    from support import network as network_support
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield network_support.in_process

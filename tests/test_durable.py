@@ -2,6 +2,9 @@
 
 import errno
 import os
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -102,10 +105,12 @@ def test_a_cut_is_on_disk_and_never_makes_a_file_longer(tmp_path, calls):
 
 
 def test_a_file_is_replaced_when_all_of_the_new_one_is_on_disk(tmp_path, calls):
-    path, part = tmp_path / "a.bin", tmp_path / "a.part.bin"
+    path = tmp_path / "a.bin"
     path.write_bytes(b"old")
     write_whole(path, b"new")
-    assert calls == [("fsync", str(part)), ("replace", str(part)), ("fsync", str(tmp_path))]
+    part = calls[0][1]
+    assert re.fullmatch(rf"{tmp_path}/a\.[0-9a-f]{{16}}\.part\.bin", part)
+    assert calls == [("fsync", part), ("replace", part), ("fsync", str(tmp_path))]
     assert path.read_bytes() == b"new" and [p.name for p in tmp_path.iterdir()] == ["a.bin"]
 
 
@@ -137,3 +142,34 @@ def test_handles_are_given_back(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     with pytest.raises(StorageError, match="nowhere"):
         Appender(tmp_path / "nowhere" / "a")
+
+
+def test_nothing_is_written_through_a_planted_link(tmp_path):
+    """Under a name that can be guessed, in the place of the file, dangling ones, folders: the victim stays as it is."""
+    victim, path = tmp_path / "victim", tmp_path / "run" / "a.bin"
+    path.parent.mkdir()
+    victim.write_bytes(b"mine")
+    for name in ("a.part.bin", "a.bin.part", "a.bin.tmp", "a.0000000000000000.part.bin", "a.bin"):
+        path.with_name(name).symlink_to(victim)
+    write_whole(path, b"new")
+    assert victim.read_bytes() == b"mine" and not path.is_symlink() and path.read_bytes() == b"new"
+    for target in (victim, tmp_path / "nowhere"):
+        path.unlink()
+        path.symlink_to(target)
+        with pytest.raises(StorageError, match=r"a\.bin: can't be written: it is a link"):
+            Appender(path)
+    assert victim.read_bytes() == b"mine" and not (tmp_path / "nowhere").exists()
+
+
+def test_what_a_killed_process_has_left_is_removed_and_another_ones_is_not(tmp_path):
+    path = tmp_path / "a.bin"
+    code = f"from fedseed.durable import *; import os\nwith replacing(Path({str(path)!r})): os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 9
+    (left,) = tmp_path.iterdir()
+    other = tmp_path / "a.notes.part.bin"
+    other.write_bytes(b"")
+    with replacing(path) as busy:
+        write_whole(path, b"second")
+        assert busy.exists() and not left.exists()
+        busy.write_bytes(b"first")
+    assert path.read_bytes() == b"first" and sorted(tmp_path.iterdir()) == [path, other]

@@ -50,7 +50,7 @@ def test_the_guide_shows_the_patch(name):
 )
 def test_a_patch_applies_and_its_tests_pass(name, tmp_path):
     tree = tmp_path / "fedseed"
-    ignore = shutil.ignore_patterns("__pycache__", "golden", "patches")
+    ignore = shutil.ignore_patterns("golden", "patches")  # what is compiled of the sources goes with them
     for folder in ("src", "tests"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", tree)

@@ -1,11 +1,19 @@
-"""Files that survive a crash: a write is on disk before the call returns, and it is there as a whole or not at all."""
+"""Files that survive a crash: a write is on disk before the call returns, and it is there as a whole or not at all.
 
+Nothing is written through a link that somebody has put in a file's place: a folder may come from somebody else.
+"""
+
+import errno
+import fcntl
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedseed.errors import StorageError
+
+TOKEN_BYTES = 8  # of a temporary file's name
 
 
 class Appender:
@@ -18,14 +26,14 @@ class Appender:
         path: created if missing; what it holds stays.
 
     Raises:
-        StorageError: it can't be opened for writing.
+        StorageError: it can't be opened for writing, or is a link.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with _explained(path):
             new = not path.exists()
-            self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             self.size = os.fstat(self.handle).st_size
             if new:
                 sync_folder(path.parent)
@@ -79,14 +87,21 @@ class Appender:
 def replacing(path: Path) -> Iterator[Path]:
     """Hands out a temporary path beside `path`; what was written there takes its place when the block ends well.
 
+    The temporary file is new and nobody can know its name beforehand. One that a killed process has left is removed
+    when the same path is next written.
+
     Raises:
         StorageError: it can't be written; what was at `path` is still there, and nothing else is left.
     """
-    temporary = path.with_stem(path.stem + ".part")
+    temporary = path.with_name(f"{path.stem}.{secrets.token_hex(TOKEN_BYTES)}.part{path.suffix}")
+    made = -1
     try:
         with _explained(path):
+            _remove_left(path)
+            made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+            fcntl.flock(made, fcntl.LOCK_EX)  # until this process is gone: it is not left over
             yield temporary
-            handle = os.open(temporary, os.O_RDONLY)
+            handle = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 os.fsync(handle)
             finally:
@@ -97,12 +112,36 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink()
         raise
+    finally:
+        if made >= 0:
+            os.close(made)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove temporary files of processes that were killed while they wrote `path`."""
+    with os.scandir(path.parent) as entries:
+        begun, end = f"{path.stem}.", f".part{path.suffix}"
+        length = len(begun) + 2 * TOKEN_BYTES + len(end)
+        found = [e.path for e in entries if e.name.startswith(begun) and e.name.endswith(end) and len(e.name) == length]
+    for name in found:
+        with suppress(OSError):
+            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                Path(name).unlink()
+            finally:
+                os.close(handle)
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that it is either whole, or as it was before."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+def append_to(path: str, flags: int) -> int:
+    """An `opener` for `open`: a link is not followed."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sync_folder(path: Path) -> None:
@@ -119,4 +158,5 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: can't be written: {error.strerror or error}") from error
+        link = "it is a link, and nothing is written through one" if error.errno == errno.ELOOP else None
+        raise StorageError(f"{path}: can't be written: {link or error.strerror or error}") from error

@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 
+from fedseed.transport import nats_connection
 from support.command import fedseed
 from support.page import Page
 from support.problem import Problem
@@ -102,6 +103,7 @@ def test_a_run_is_watched_in_a_browser_until_ctrl_c(runs):
 
 
 @pytest.mark.long
-def test_a_server_that_is_not_there_is_named_at_once():
+def test_a_server_that_is_not_there_is_named_at_once(monkeypatch):
+    monkeypatch.setattr(nats_connection, "CONNECT_SECONDS", 1)
     done = fedseed("watch", "run", "--nats", "nats://127.0.0.1:9", "--port", "0")
     assert done.returncode == 1 and "127.0.0.1:9" in done.stderr and done.stderr.count("\n") == 1

@@ -11,6 +11,7 @@ import torch
 from fedseed.errors import RecipeError
 from fedseed.experiments import memory
 from fedseed.experiments.memory import Phase, averages_of, fits, memory_table, predict
+from fedseed.methods import FedAvg
 from fedseed.models.loading import locate
 from fedseed.runs.recipe import read_recipe
 from fedseed.training.settings import LocalTraining
@@ -35,20 +36,26 @@ def of(name, *settings):
     return predict(read_recipe(name, (*TINY, *settings)))
 
 
-def test_a_configuration_alone_gives_what_the_base_gives(configuration):
-    whole, alone = of("quickstart-ferret"), of("quickstart-ferret", f"model.base={configuration}")
+@pytest.fixture(scope="module")
+def plain():
+    """What Ferret and FedAvg take as they are, by name."""
+    return {name: of(f"quickstart-{name}") for name in ("ferret", "fedavg")}
+
+
+def test_a_configuration_alone_gives_what_the_base_gives(configuration, plain):
+    whole, alone = plain["ferret"], of("quickstart-ferret", f"model.base={configuration}")
     assert alone.weights == whole.weights >= WEIGHTS and alone.parts == whole.parts
     assert [p.model for p in alone.phases] == [p.model for p in whole.phases]
     assert alone.parameters == alone.trained == 1_195_392
     assert (alone.bytes_up, alone.bytes_down) == (whole.bytes_up, whole.bytes_down) == (28_012, 28_020)
 
 
-def test_parts_are_those_of_the_method(monkeypatch):
-    ferret = dict(of("quickstart-ferret").parts)
+def test_parts_are_those_of_the_method(monkeypatch, plain):
+    ferret = dict(plain["ferret"].parts)
     assert ferret["start copy of the weights"] == ferret["gradients"] == WEIGHTS
     streaming = dict(of("quickstart-ferret", "method.streaming=true").parts)
     assert list(streaming) == ["activations, and the gradient in hand"]
-    fedavg = of("quickstart-fedavg")
+    fedavg = plain["fedavg"]
     assert dict(fedavg.parts)["optimiser's averages"] == 2 * WEIGHTS and fedavg.bytes_up == WEIGHTS
     assert fedavg.kept == pytest.approx(2 * WEIGHTS, rel=0.1)
     assert list(dict(of("small-feedsign").parts)) == ["activations (forward)"]
@@ -61,8 +68,8 @@ def test_parts_are_those_of_the_method(monkeypatch):
     assert momentum.averages == 2 * WEIGHTS and momentum.held == momentum.weights + 2 * WEIGHTS
 
 
-def test_checkpoints_adapters_and_parts_of_a_model():
-    plain = of("quickstart-fedavg")
+def test_checkpoints_adapters_and_parts_of_a_model(plain):
+    plain = plain["fedavg"]
     checkpointed = of("quickstart-fedavg", "model.activation_checkpointing=true")
     assert checkpointed.round_peak < plain.round_peak and checkpointed.weights == plain.weights
     adapted = of("quickstart-fedavg", "model.adapter.kind=lora")
@@ -84,14 +91,25 @@ def test_the_length_of_examples(configuration):
     assert of("quickstart-ferret", f"model.base={configuration}").batch == "8 examples of 256 tokens"
 
 
+def test_micro_batches_by_tokens():
+    step = "method.training.batch=16", "method.training.accumulation=1"
+    whole, parts = (of("quickstart-fedavg", *step, *more) for more in ((), ("method.training.batch_tokens=100",)))
+    count, length = (int(word.replace(",", "")) for word in parts.batch.split() if word[0].isdigit())
+    assert count < 16 and count * length <= 100 < (count + 1) * length and whole.batch.startswith("16 examples")
+    assert parts.round_peak < whole.round_peak
+
+
 @pytest.mark.long
 def test_other_kinds_of_examples(original):
-    digits = predict(read_recipe("digits-feedsign"))
+    recipe = read_recipe("digits-feedsign")
+    with pytest.raises(RecipeError, match=r'batch_tokens = 64: pictures \(task\.name = "digits"\) have no tokens'):
+        predict(recipe.model_copy(update={"method": FedAvg(training=LocalTraining(batch_tokens=64))}))
+    digits = predict(recipe)
     assert digits.batch.endswith("examples") and digits.evaluation > 0
 
 
-def test_whether_it_fits(monkeypatch):
-    found = of("quickstart-ferret")
+def test_whether_it_fits(monkeypatch, plain):
+    found = plain["ferret"]
     monkeypatch.setattr(memory, "available_memory", lambda: (1 << 40, 1 << 39))
     assert fits(found)[0] and fits(found)[1][0].startswith("It fits: it takes ")
     monkeypatch.setattr(memory, "available_memory", lambda: (1 << 40, 1 << 20))
@@ -104,8 +122,8 @@ def test_whether_it_fits(monkeypatch):
     )
 
 
-def test_a_peak_is_the_worst_phase():
-    found = of("quickstart-ferret")
+def test_a_peak_is_the_worst_phase(plain):
+    found = plain["ferret"]
     changed = found.__class__(**{**vars(found), "phases": (Phase("a", 5, 7), Phase("b", 9, 1)), "base": 100})
     assert changed.round_peak == found.program + found.weights + 100 + 12
     assert changed.on_device == found.weights + 100 + max(9, found.evaluation)
@@ -139,7 +157,7 @@ def test_a_base_that_is_not_there():
 def test_measured_peaks_are_within_15_percent(tmp_path):
     """At OPT-125M's shapes, a process for each; and a forward pass is all that FedKSeed takes.
 
-    The benchmark has more of them, and one that is not.
+    The benchmark has more of them.
     """
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
@@ -147,7 +165,7 @@ def test_measured_peaks_are_within_15_percent(tmp_path):
     finally:
         sys.path.pop(0)
     benchmark.prepare(tmp_path)
-    names = ["forward pass", "FedKSeed", "FedAvg, AdamW"]
+    names = ["forward pass", "FedKSeed", "FedAvg, AdamW", "FedAvg, SGD, 16 examples, checkpointed"]
     peaks = {name: (a["peak"], b["peak"]) for name, a, b in benchmark.compare(tmp_path, names)}
     assert all(abs(b / a - 1) <= 0.15 for a, b in peaks.values()), json.dumps(peaks)
     assert peaks["FedKSeed"][0] <= 1.15 * peaks["forward pass"][0]

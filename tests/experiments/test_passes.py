@@ -5,8 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
 from fedseed import ParameterSpace
-from fedseed.experiments.passes import LiveBytes, Passes, chosen, length_of
+from fedseed.experiments.passes import LiveBytes, Passes, chosen
 from fedseed.models.checkpointing import checkpoint_activations
+from fedseed.objectives.batches import length_of
 from fedseed.objectives.losses import Blank, CausalLM, Options, Tokens
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import OPTIMIZERS, LocalTraining

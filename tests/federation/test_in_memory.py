@@ -1,14 +1,21 @@
 """Whole runs over the transport in memory: the conversation is the same, whatever carries the bytes."""
 
+import math
 import threading
 import urllib.request
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedseed import Orbit, ParameterSpace
+from fedseed.federation.introduction import Introduction
+from fedseed.federation.messages import Message
 from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.report import LINE_FIELDS
+from fedseed.federation.worker import Worker
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.progress import Silent
 from fedseed.reports.prometheus import Exporter
@@ -83,8 +90,8 @@ LOADING = threading.Lock()  # the little model is drawn by torch's global genera
 class Clients:
     """Processes of clients, each in a thread."""
 
-    def __init__(self, checked, hub, problem):
-        self.checked, self.hub, self.problem = checked, hub, problem
+    def __init__(self, checked, hub, problem, **more):
+        self.checked, self.hub, self.problem, self.more = checked, hub, problem, more
         self.digests, self.clients, self.failures, self._threads = {}, {}, [], []
 
     def host(self, *names, progress=None):
@@ -92,7 +99,7 @@ class Clients:
             with LOADING:
                 federation = self.problem.federation(
                     self.checked.method, rounds=self.checked.rounds, seed=self.checked.seed, joint=False,
-                    per_round=self.checked.federation.count(5), digest_kind=self.checked.model.digest,
+                    per_round=self.checked.federation.count(5), digest_kind=self.checked.model.digest, **self.more,
                 )  # fmt: skip
                 return part_of(federation, names)
 
@@ -151,6 +158,45 @@ def test_the_result_is_that_of_one_process(method, largest, problem, tmp_path, i
     assert repeats(result.summary["refusals"]) and result.summary["repeated_rounds"] == 0
     assert result.summary["exchanged"] == pytest.approx(expected.summary["exchanged"])
     assert result.summary["parameters_exchanged"] > 0 or method == "feedsign"
+
+
+def enlarged(worker, message, kind):
+    """Far from what the others send, but finite."""
+    about = Message.decode(message)
+    update = worker.method.decode_update(worker.state, about.round, about.payload)
+    payload = replace(update, data=np.full(worker.space.size, 1e5, dtype="<f4").tobytes()).encode()
+    return replace(about, payload=payload).encode()
+
+
+@pytest.mark.parametrize("liars", [[4], range(5)])
+def test_what_is_out_of_all_proportion_is_left_out_as_in_one_process(liars, problem, tmp_path, monkeypatch):
+    """One of five by the others, though a round needs five answers; or, with one client a round, by those before."""
+    lying = len(liars) == 1
+
+    def corrupt(worker, message, kind):
+        return enlarged(worker, message, kind) if lying or Message.decode(message).round == 5 else message
+
+    monkeypatch.setattr(Worker, "corrupt", corrupt)
+    asked = {"per_round": 5, "minimum": 5} if lying else {"per_round": 1}
+    checked, hub = recipe("fedadam", federation=asked, bounds={"proportion": 50.0}), Hub()
+    attack = {"attack": "noise", "attackers": liars}
+    torch.set_num_threads(1)
+    federation = problem.federation(
+        checked.method, rounds=6, seed=3, joint=False, per_round=asked["per_round"], **attack
+    )
+    expected = federation.run()
+    clients = Clients(checked, hub, problem, **attack)
+    clients.host("client-0", "client-3")
+    clients.host("client-[124]")
+    told = Warned()
+    result = clients.coordinate(tmp_path / "run", progress=told)
+    assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
+    for key in ("refused", "not_taken"):
+        assert result.summary[key] == expected.summary[key] == (6 if lying else 1) * (lying == (key == "refused"))
+    assert [line.get("not_taken") for line in result.metrics] == [line.get("not_taken") for line in expected.metrics]
+    if lying:
+        (counted,) = result.summary["refusals"].values()
+        assert all("bounds.proportion = 50" in reason for reason in counted) and sum(counted.values()) == 6
 
 
 class Scraping(Silent):
@@ -240,7 +286,8 @@ def test_weights_are_hashed_as_the_recipe_says(method, problem, tmp_path, in_pro
     found = [line["weights_digest"] for line in result.metrics]
     assert found == [line["weights_digest"] for line in expected.metrics]
     assert [digest is not None for digest in found] == [True, False, True, True, True, False, True]
-    assert counted == ["blake2b-tree"] * 2 * 5  # by each of two processes
+    first = method == "fedavg"  # what the weights begin as is said, where one client will bring them
+    assert counted == ["blake2b-tree"] * 2 * (5 + first)  # by each of two processes
     if method == "ferret":
         orbit = Orbit.open(tmp_path / "model.orbit")
         assert [r.digest for r in orbit.records] == [digest or NO_DIGEST for digest in found[1:]]
@@ -335,3 +382,43 @@ def test_a_client_with_nothing_to_learn_from_is_named_once(problem, tmp_path):
     assert [line["skipped"] for line in result.metrics[1:]] == [
         [{"client": "client-4", "reason": "no usable example"}]
     ] * 3
+
+
+POISON = [
+    {"spent": {"counted": 10**400}}, {"spent": {"losses": 1e308, "counted": 1}}, {"spent": {"losses": math.nan}},
+    {"spent": {"forward_passes": 10**4299}}, {"ratio": "x"}, {"metrics": {"seconds": 1.0}},
+    {"metrics": {"loss": 0.0, "rounds": 0}}, {"metrics": {"round": 999999}}, {"by_client": {"client-0": {}}},
+    {"round": 2**40}, {"digest": "\x1b[2J"}, {"at": 10**400}, {"epsilon": 0.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["feedsign", pytest.param("fedavg", marks=pytest.mark.long)])
+def test_poisoned_reports_change_nothing(method, problem, tmp_path, in_process, monkeypatch):
+    """Of the client with the lowest number, which is to evaluate, and says nothing else; also of one started again."""
+    checked, hub, heard = recipe(method), Hub(), Warned()
+    expected = in_process(problem, checked.model_dump(exclude_none=True))
+    say, sent = Introduction.say, []
+
+    async def poisoned(self, what, about):
+        if what != "report" or self.replica.hosted.host != "client-0":
+            return await say(self, what, about)
+        for poison in POISON:
+            sent.append(poison)
+            await say(self, what, {**about, **poison})
+
+    monkeypatch.setattr(Introduction, "say", poisoned)
+    clients = Clients(checked, hub, problem)
+    clients.host("client-0")
+    clients.host("client-[1234]")
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(checked, "run", hub.transport("run"), tmp_path, progress=Failing(4))
+    result = clients.coordinate(tmp_path, heard)
+    assert clients.wait() == {expected.summary["weights_digest"]} == {result.summary["weights_digest"]}
+    for name in ("round", "rounds", "loss"):
+        assert [line.get(name) for line in result.metrics] == [line.get(name) for line in expected.metrics]
+    assert result.summary["rounds"] == 6 and result.summary["final"] == expected.summary["final"]
+    assert {name for line in result.metrics for name in line} - LINE_FIELDS == set(expected.summary["final"])
+    refused = result.summary["refusals"]["client-0"]
+    assert len(refused) >= len(POISON) and all(text.isprintable() and len(text) <= 200 for text in refused)
+    assert all(text.startswith("report: ") or "at: a number" in text for text in refused if "answered" not in text)
+    assert len(sent) >= 2 * len(POISON) and any("is refused: report: ratio is no" in text for text in heard.warnings)

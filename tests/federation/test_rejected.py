@@ -1,3 +1,5 @@
+import json
+
 from fedseed.federation import rejected
 from fedseed.federation.membership import Membership, Roster
 from fedseed.federation.rejected import Rejected
@@ -52,3 +54,28 @@ def test_a_roster_numbers_its_clients():
     for client in ("b", "c", "stranger"):
         roster.membership.attach(client, "b")
     assert roster.present() == {1, 2}
+
+
+def test_what_is_kept_is_short_and_a_terminal_can_show_it():
+    heard = Heard()
+    counted = Rejected(heard, "run")
+    counted.add("m\x1b[31mallory" + "y" * 1000, "not JSON:\r\n\x1b]0;owned\x07 \u202egnp.exe \ud800" + "x" * 900_000)
+    ((sender, reasons),) = counted.counts().items()
+    ((reason, count),) = reasons.items()
+    assert count == 1 and len(sender) <= 100 and len(reason) <= 200
+    assert reason.startswith("not JSON: \\x1b]0;owned\\x07 \\u202egnp.exe \\ud800xxx")
+    assert all(c.isprintable() for text in (sender, reason, *heard.warnings) for c in text)
+
+
+def test_many_senders_of_many_reasons_fit_into_an_answer():
+    """Those that have not come up for longest are forgotten first, in number and not in sum."""
+    counted = Rejected(Silent(), "run")
+    for reason in range(40):
+        for sender in range(300):
+            counted.add(f"client-{sender}", f"{reason} " + "\U0001f600" * 10_000)
+            counted.add("honest", "has answered round 3 already")
+    counts = counted.counts()
+    assert sum(sum(reasons.values()) for reasons in counts.values()) == 2 * 40 * 300
+    assert sum(len(reasons) for reasons in counts.values()) <= rejected.MOST_KEPT + len(counts)
+    assert counts["honest"] == {"has answered round 3 already": 40 * 300}
+    assert counts["client-0"]["others"] >= 39 and len(json.dumps(counts)) < 1 << 20

@@ -1,48 +1,17 @@
 """The coordinator's list of clients, and who is let in by it."""
 
 import asyncio
-import base64
-import json
+import itertools
 import time
 
 import pytest
 
-from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.membership import Roster
-from fedseed.federation.reception import Reception
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
-from fedseed.methods import FeedSign
-from fedseed.orbit import Header
-from fedseed.orbit.file import begin
 from fedseed.reports.progress import Silent
 from fedseed.transport.memory import Hub
-from fedseed.weights.layout import Layout, TensorEntry
-
-
-class Talk:
-    """A coordinator's reception, asked without a network."""
-
-    def __init__(self, **settings):
-        self.settings = CoordinatorSettings(dead_after=1000.0, **settings)
-        self.refused = []
-
-    async def start(self):
-        end = await Hub().transport("run").coordinator(print)
-        session = Session(end, self.settings, Silent(), Rejected(Silent(), "run"))
-        self.roster = Roster(1000.0, self.settings.names, self.settings.enrols)
-        self.reception = Reception(session, self.roster, FeedSign(), 0, BaseWeights(session, False))
-
-    async def hello(self, names, party=True, attach=True, host=None):
-        """A process of some clients comes; what it is told."""
-        host = host or names[0]
-        for name in names if attach else ():
-            self.reception.attach(name, {"client": name, "host": host, "examples": 3})
-        layout = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
-        header = Header("small", "ab" * 16, "float32", layout, FeedSign(), 0)
-        about = {"host": host, "header": base64.b64encode(begin(header)).decode(), "names": names, "at": 0,
-                 "time": time.time(), **({"names_matter": False} if party else {})}  # fmt: skip
-        return json.loads(await self.reception.hello(host, about, lambda who, why: self.refused.append(why)))
+from support.reception import Talk
 
 
 def test_parties_need_only_know_themselves():
@@ -135,7 +104,7 @@ def test_a_stranger_has_everybody_called_less_and_less_often():
             session.stranger = True
             await session.pause(0)
             now += 0.25
-        gaps = [b - a for a, b in zip(called, called[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(called)]
         assert called[0] == 1000.0 and gaps[0] < 2 and gaps == sorted(gaps) and gaps[-1] > 30 and len(called) < 18
         now += 100.0  # it has stopped; the next is called at once, and soon again
         for _ in range(10):

@@ -108,7 +108,7 @@ def test_private_draws_can_not_be_reproduced_from_the_recipe():
     made = answers(1, [(0, 1, Votes(np.ones(256, dtype=np.int8)))])
     draws = {method.aggregate(method.start(LAYOUT, 1), made).encode() for _ in range(5)}
     assert len(draws) == 5
-    assert private_sign(5, 2000.0, 0.999) == 1 and private_sign(-5, 2000.0, 0.0) == -1  # no overflow
+    assert private_sign(5, 2000.0) == 1 and private_sign(-5, 2000.0) == -1  # no overflow
 
 
 def test_privacy_spent_is_the_accountants():

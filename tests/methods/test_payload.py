@@ -81,6 +81,17 @@ class Arrays(Payload):
 
 
 @dataclass(frozen=True)
+class Shared(Payload):
+    """Two fields share what is left; beside them are one of their length that does not travel, and one of its own."""
+
+    indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
+    scalars: Annotated[NDArray[np.float64], Array("f8", "n")]
+    noise: Annotated[Floats | None, Array("f4", "n", when="no")]
+    nothing: Annotated[Floats, Array("f4", 0)]
+    factor: Annotated[float | None, Scalar("f4", when="no")] = None
+
+
+@dataclass(frozen=True)
 class Signs(Payload):
     signs: Annotated[NDArray[np.int8], Bits("count")]
 
@@ -157,6 +168,16 @@ def test_arrays_and_two_that_share_what_is_left(fixed, by_setting, shared):
     same(Arrays.decode(data, about()), payload)
     with pytest.raises(MessageError, match="12 for each of a number of entries"):
         Arrays.decode(data + b"\0", about())
+
+
+@given(st.integers(0, 5).flatmap(pairs))
+def test_only_fields_of_the_length_that_travel_share_what_is_left(shared):
+    payload = Shared(*shared, None, np.zeros(0, dtype=np.float32))
+    data = payload.encode()
+    assert len(data) == 12 * len(shared[0])
+    same(Shared.decode(data, about()), payload)
+    with pytest.raises(MessageError, match="12 for each of a number of entries"):
+        Shared.decode(data + b"\0", about())
 
 
 @given(st.lists(st.sampled_from([1, -1]), min_size=1, max_size=40))

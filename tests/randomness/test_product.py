@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 
-from fedseed.randomness import BASES, Basis
+from fedseed.randomness import Basis
+from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
 from support.tiers import tiered
@@ -33,7 +33,7 @@ def product(kernels, x, w, bias, parts, scale, start=START):
     return out
 
 
-@tiered({"name": BASES, "shape": SHAPES})
+@tiered({"name": FLAT, "shape": SHAPES})
 def test_agrees_with_the_reference(name, shape):
     rng = np.random.default_rng(0)
     inputs, rows, columns = shape
@@ -66,20 +66,25 @@ def test_several_directions_at_once():
     np.testing.assert_allclose(product(CPU, x, w, None, parts, 0.3), expected, rtol=0, atol=1e-3)
 
 
-def test_threads_and_other_inputs_do_not_matter():
-    """A row of the result is the same bits with any number of threads, and whatever rows stand beside it."""
-    rng = np.random.default_rng(3)
-    x, w = random(rng, 131, 1552), random(rng, 517, 1552)
-    parts = [Part(Basis("hadamard", 4).spec, 0, np.ones(1, np.float32))]
-    expected = product(CPU, x, w, None, parts, 0.3)
-    available = numba.get_num_threads()
-    try:
-        numba.set_num_threads(1)
-        np.testing.assert_array_equal(product(CPU, x, w, None, parts, 0.3), expected)
-    finally:
-        numba.set_num_threads(available)
-    for rows in (slice(0, 1), slice(50, 99), slice(130, 131)):
-        np.testing.assert_array_equal(product(CPU, x[rows], w, None, parts, 0.3), expected[rows])
+@pytest.mark.parametrize("slab", [1 << 10, 1 << 14])
+def test_a_slab_of_any_size_gives_the_same_bits(slab, monkeypatch):
+    monkeypatch.setattr("fedseed.randomness.kernels.cpu._SLAB", slab)
+    assert digest_of_a_product() == DIGEST
+
+
+def test_a_slab_fits_the_second_level_cache(tmp_path):
+    from fedseed.randomness.kernels.cpu import _slab
+
+    def cache(size):
+        for index, level, kib in ((0, 1, 32), (2, 2, size), (3, 3, 1 << 15)):
+            folder = tmp_path / str(size) / f"index{index}"
+            folder.mkdir(parents=True)
+            (folder / "level").write_text(f"{level}\n")
+            (folder / "size").write_text(f"{kib}K\n")
+        return tmp_path / str(size)
+
+    assert _slab(cache(256)) * 4 == 128 << 10  # half of it
+    assert _slab(cache(512)) * 4 == _slab(cache(2048)) * 4 == _slab(tmp_path / "none") * 4 == 256 << 10
 
 
 def digest_of_a_product():

@@ -5,6 +5,7 @@ repeats the comparisons on millions of elements.
 """
 
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -14,13 +15,14 @@ import pytest
 import torch
 
 from fedseed import Basis, ParameterSpace
-from fedseed.randomness import BASES
+from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part, from_float
+from fedseed.randomness.matrices import Matrices
 from fedseed.weights.change import Add, Rebuild, Term
 from support.tiers import SLOW, tiered
 
-pytest.importorskip("triton")
+FLAT_TRITON = pytest.importorskip("triton") and importlib.import_module("fedseed.randomness.kernels.triton")
 
 REFERENCE, CPU, TRITON = load("reference"), load("cpu"), load("triton")
 GPU = torch.cuda.is_available() and not TRITON._interpreted()
@@ -99,7 +101,7 @@ def takes_the_interpreter_long(name, run, *_):
 
 
 @tiered(
-    {"name": BASES, "run": [*RUNS, LONG], "directions": [1, 7], "dtype": DTYPES},
+    {"name": FLAT, "run": [*RUNS, LONG], "directions": [1, 7], "dtype": DTYPES},
     together=2,
     without=takes_the_interpreter_long,
 )
@@ -111,7 +113,7 @@ def test_moved_weights(name, run, directions, dtype):
     check_moved(parts, dtype, start, count, max(count, 5000), in_place=directions == 7)
 
 
-@tiered({"name": BASES, "dtype": DTYPES})
+@tiered({"name": FLAT, "dtype": DTYPES})
 def test_many_directions(name, dtype):
     """4,096 directions at once.
 
@@ -128,7 +130,7 @@ WIDTHS = [
 
 
 @tiered(
-    {"name": BASES, "run, directions, first": WIDTHS},
+    {"name": FLAT, "run, directions, first": WIDTHS},
     quick=5,
     without=lambda name, run, directions, _: (
         takes_the_interpreter_long(name, run) or (not GPU and "normal" in name and directions == 4099)
@@ -144,8 +146,8 @@ def test_projections(name, run, directions, first):
 @pytest.mark.parametrize("name", ["rademacher", "hadamard"])
 def test_projections_over_several_launches(name, monkeypatch):
     """Spans are taken in waves and directions in groups; neither changes a bit."""
-    monkeypatch.setattr(TRITON, "_SCRATCH", 1)
-    monkeypatch.setattr(TRITON, "_GROUP", 3)
+    monkeypatch.setattr(FLAT_TRITON, "SCRATCH", 1)
+    monkeypatch.setattr(FLAT_TRITON, "_GROUP", 3)
     x = np.random.default_rng(2).normal(size=1500).astype(np.float32)
     check_projected(Basis(name, 1, size=8).spec, 5, 7, x, 2**21 - 700, 1500)
 
@@ -161,7 +163,7 @@ def test_projections_take_tensors_and_arrays(kind):
     same_bits(TRITON.project(spec, 0, 5, x[:0], 100, 300), np.zeros(5, dtype=np.float32))
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", FLAT)
 def test_single_directions_and_sums(name):
     spec = Basis(name, 8, size=100).spec
     for k, start, count in ((0, 0, 5), (130, 1021, 300), (2**32 - 1, 2**33 - 2, 9)):
@@ -193,10 +195,12 @@ def test_parts_of_several_bases(dtype, order):
 
 def test_one_launch_where_all_parts_are_of_a_kind(monkeypatch):
     launches = []
-    launch = TRITON._launch
-    monkeypatch.setattr(TRITON, "_launch", lambda kernel, *a, **k: (launches.append(kernel), launch(kernel, *a, **k)))
+    launch = FLAT_TRITON.launch
+    monkeypatch.setattr(
+        FLAT_TRITON, "launch", lambda kernel, *a, **k: (launches.append(kernel), launch(kernel, *a, **k))
+    )
     c = np.ones(3, dtype=np.float32)
-    for name in BASES:
+    for name in FLAT:
         launches.clear()
         check_moved([Part(Basis(name, seed, size=2).spec, 0, c) for seed in range(3)], "bfloat16", 5, 40, 40)
         assert len(launches) == 1
@@ -393,7 +397,7 @@ def test_compiled_for_a_gpu_every_operation_rounds_by_itself(tmp_path):
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU: the interpreter would take hours")
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", FLAT)
 def test_large_runs_on_a_gpu(name):
     """Against the CPU's kernels: every dtype, thousands of directions, several spans, indices beyond 32 bits."""
     rng = np.random.default_rng(9)
@@ -406,3 +410,33 @@ def test_large_runs_on_a_gpu(name):
     for start, count, directions in ((2**20 - 77, 3_000_017, 50), (2**33 + 5, 70_001, 5000), (0, 2**22, 128)):
         x = rng.normal(size=count).astype(np.float32)
         check_projected(Basis(name, 17, size=4096).spec, 3, directions, x, start, count, other=CPU)
+
+
+@tiered({"rank": [1, 2], "directions": [1, 9], "run": [(0, 2515), (17, 900), (310, 316)]}, together=2)
+def test_sums_of_outer_products(rank, directions, run):
+    """lowrank: sums, moved weights and projections, on matrices and vectors, from within a row on."""
+    rng = np.random.default_rng(0)
+    matrices = Matrices([(30, 33), (5,), (3, 4, 5), (1, 257), (130,), (37, 29)])
+    start, stop = run
+    spec = Basis("lowrank", 2**63 + 5, rank=rank).spec_on(matrices)
+    parts = [Part(spec, 7, coefficients(rng, directions))]
+    x = rng.normal(size=stop - start).astype(np.float32)
+    a, b = (kernels.prepare(parts, matrices.size) for kernels in (REFERENCE, TRITON))
+    same_bits(REFERENCE.combine(a, start, stop), TRITON.combine(b, start, stop).cpu().numpy())
+    same_bits(
+        REFERENCE.project(spec, 7, directions, x, start, matrices.size),
+        TRITON.project(spec, 7, directions, torch.from_numpy(x), start, matrices.size),
+    )
+    check_moved(parts, "bfloat16", start, stop - start, matrices.size)
+
+
+def test_rows_of_outer_products():
+    rng = np.random.default_rng(1)
+    matrices = Matrices([(30, 33)])
+    source, rows = rng.normal(size=(30, 33)).astype(np.float32), np.array([3, 29, 3])
+    parts = [Part(Basis("lowrank", 5, rank=2).spec_on(matrices), 0, coefficients(rng, 9))]
+    expected, out = np.empty((3, 33), np.float32), torch.empty(3, 33, device=DEVICE)
+    REFERENCE.move_rows(expected, source, rows, "float32", REFERENCE.prepare(parts, 990), 0.5, 0)
+    on = torch.from_numpy(source).to(DEVICE), torch.from_numpy(rows).to(DEVICE)
+    TRITON.move_rows(out, *on, "float32", TRITON.prepare(parts, 990), 0.5, 0)
+    same_bits(out.cpu().numpy(), expected)

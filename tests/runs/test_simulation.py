@@ -10,6 +10,7 @@ from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
 from fedseed.reports.results import read_metrics
 from fedseed.weights.layout import ITEM_BYTES
 from fedseed.weights.space import ParameterSpace
+from support.command import fedseed
 from support.tiers import tiered
 
 
@@ -248,3 +249,22 @@ def test_too_many_clients_a_round(problem):
 
 def test_item_bytes_cover_the_dtypes():
     assert ITEM_BYTES["float32"] == 4 and ITEM_BYTES["bfloat16"] == ITEM_BYTES["float16"] == 2
+
+
+@pytest.mark.parametrize("seed", [1 << 64, -1, True, 1.5, "1"])
+def test_a_seed_that_no_orbit_can_hold_is_refused_before_anything_is_written(problem, tmp_path, seed):
+    with pytest.raises(RecipeError, match=r"seed = .*: a whole number from 0 to 2\*\*64 - 1"):
+        problem.federation(problem.ferret(), seed=seed, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_largest_seed_leaves_an_orbit_that_is_read(problem, tmp_path):
+    run = problem.federation(problem.ferret(), rounds=1, seed=np.uint64(2**64 - 1), out=tmp_path / "run").run()
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    assert orbit.header.seed == 2**64 - 1 and orbit.replay(problem.model()) == run.summary["weights_digest"]
+
+
+def test_a_sweeps_seeds_are_seeds(tmp_path):
+    said = fedseed("compare", "quickstart-fedavg", "--seeds", f"1,{1 << 64}", "--out", tmp_path / "out")
+    assert said.returncode == 2 and "--seeds = 18446744073709551616: a whole number" in said.stderr
+    assert not (tmp_path / "out").exists()

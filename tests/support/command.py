@@ -13,8 +13,6 @@ from unittest import mock
 
 def fedseed(*words, cwd=None):
     """`fedseed WORDS` in this process: its exit code and what it says."""
-    import rich.console
-
     from fedseed.cli import app, main  # noqa: F401  (app: so that the modules are there whose consoles are exchanged)
 
     said, errors = io.StringIO(), io.StringIO()
@@ -26,7 +24,7 @@ def fedseed(*words, cwd=None):
         stack.enter_context(contextlib.redirect_stderr(errors))
         for name, module in list(sys.modules.items()):  # a console knows the width from when it was made
             if name.startswith("fedseed.cli.") and hasattr(module, "console"):
-                stack.enter_context(mock.patch.object(module, "console", rich.console.Console()))
+                stack.enter_context(mock.patch.object(module, "console", type(module.console)()))
         stack.callback(os.chdir, before)
         os.chdir(cwd or before)
         try:

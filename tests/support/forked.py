@@ -1,7 +1,7 @@
 """Processes in milliseconds: forks of one that has imported torch and the command line, in place of new ones that do.
 
-That one has computed nothing, so no thread of torch's or numba's is there yet. A test of what a process imports, or of
-its start, needs a new one.
+No thread of torch's or numba's is there yet (`forked_ready.py`). A test of what a process imports, or of its start,
+needs a new one.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["support.worker_runs", "support.command_line", "fedseed.randomness.kernels.cpu", "torch._dynamo"]
+    ["pytest", "support.worker_runs", "support.command_line", "torch._dynamo", "support.forked_ready"]
 )
 
 

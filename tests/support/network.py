@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from fedseed.federation.protocol import Entry, read_step
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
+from support.forked import CONTEXT
 
 WITHOUT = "FEDSEED_WITHOUT_NATS"  # set it to leave out the tests that need nats-server
 
@@ -88,18 +88,24 @@ class Starter:
     """Starts processes; see network_processes.py."""
 
     def __init__(self):
-        script = Path(__file__).with_name("network_processes.py")
-        self._process = subprocess.Popen([sys.executable, str(script)], stdin=-1, stdout=-1, text=True)
-        assert self._process.stdout.readline() == "ready\n"
+        self._orders, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_take_orders, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
 
     def order(self, **order):
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        self._orders.send(order)
+        return self._orders.recv()
 
     def stop(self):
-        self._process.stdin.close()
-        self._process.wait()
+        self._orders.close()
+        self._process.join()
+
+
+def _take_orders(orders):
+    from support.network_processes import main
+
+    main(orders)
 
 
 class Child:

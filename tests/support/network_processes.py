@@ -1,20 +1,17 @@
-"""Starts coordinators and hosts as processes of their own: python network_processes.py. Driven by network.py.
+"""Starts coordinators and hosts as processes of their own, in a process that has imported all. Driven by network.py.
 
-It imports everything once and forks a child for each process that is wanted, which then starts in milliseconds. The
-parent starts no threads. A line of JSON in says what to do, a line out what came of it.
+It forks a child for each process that is wanted, which then starts in milliseconds, and starts no threads itself. What
+to do comes in over a connection; what came of it is the answer.
 """
 
-import json
 import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-
-os.environ.update(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import torch._dynamo  # these are imported here so that the children need not
@@ -136,20 +133,18 @@ def child(order):
         os._exit(code)
 
 
-def main():
+def main(orders):
+    """Carry out orders until the other end of the connection is closed."""
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "forking is safe without threads only"
-    print("ready", flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
-        if order["role"] == "wait":
-            pid, status = os.waitpid(order["pid"], os.WNOHANG)
-            print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
-            continue
-        pid = os.fork()
-        if not pid:
-            child(order)
-        print(pid, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    with suppress(EOFError):
+        while True:
+            order = orders.recv()
+            if order["role"] == "wait":
+                pid, status = os.waitpid(order["pid"], os.WNOHANG)
+                orders.send(os.waitstatus_to_exitcode(status) if pid else None)
+                continue
+            pid = os.fork()
+            if not pid:
+                orders.close()
+                child(order)
+            orders.send(pid)

@@ -121,6 +121,23 @@ def test_a_loss_that_is_not_finite_stops_the_client():
         train(LocalTraining(), data=[])
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_memory_of_passes_is_given_back_before_an_answer_is_made(streaming, monkeypatch):
+    """What the C library keeps of freed tensors would lie beside the messages: hundreds of MB of a large model's."""
+    given = []
+    monkeypatch.setattr("fedseed.training.client.MANY_BYTES", 0)
+    net = model()
+    monkeypatch.setattr(
+        "fedseed.training.client.give_back", lambda: given.append([p.grad is None for p in net.parameters()])
+    )
+    client = LocalClient(ParameterSpace(net), OBJECTIVE, items(), 1, 2, 3)
+    if streaming:
+        client.project_gradients(TRAINING, Basis("normal", 2), [3])
+    else:
+        client.first_order(TRAINING)
+    assert given == [[True] * 4]  # once, and the gradients were gone by then
+
+
 TRAINING = LocalTraining(learning_rate=0.5, steps=2, batch=4, accumulation=1)
 ONE = [Term(Basis("normal", 1), [0.5])]
 ACTIONS = {

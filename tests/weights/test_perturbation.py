@@ -131,6 +131,7 @@ def test_scripted_models_fall_back_to_a_copy():
     scripted = torch.jit.trace(plain, torch.randn(2, 4))
     x = torch.randn(2, 4)
     assert not can_exchange(scripted)
+    assert not can_exchange(torch.compile(torch.nn.Linear(2, 2)))  # compiled when it is first used
     space, twin = ParameterSpace(scripted), ParameterSpace(plain)
     before = space.digest()
     with torch.no_grad(), space.perturbed(Basis("normal"), 0, 0.5):

@@ -86,3 +86,36 @@ def test_a_piece_of_a_tensor_is_written_as_the_whole(dtype, monkeypatch):
     stochastic.write(pieces[:333], values[:333], (5, 9), 77)
     stochastic.write(pieces[333:], values[333:], (5, 9), 77 + 333)
     assert torch.equal(pieces, whole)
+
+
+@pytest.mark.parametrize("start", [0, 4095, 77_777])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_compiled_kernel_gives_the_bits_of_arrays(dtype, start):
+    """Zeros have no sign, what is beyond the range is infinite; a float16 below 2**-14 has bits to round twice."""
+    from fedseed.randomness import Domain, kernels
+    from fedseed.weights.rounding import stochastic as of_arrays
+
+    count, rng = 50_001, np.random.default_rng(2)
+    values = rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32).copy()
+    values[8:20_000] = rng.normal(size=19_992) * 2.0 ** -rng.integers(0, 60, 19_992)
+    values[:8] = 0.0, -0.0, np.inf, -np.inf, np.nan, 65_519.0, 1e-45, -1e-45
+    out = np.empty(count, dtype=np.uint16)
+    kernels.load("cpu").draw(out, values, dtype, 5, Domain.ROUNDING, 9, start)
+    words = kernels.load("reference").element_words(5, Domain.ROUNDING, 9, start, start + count)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(of_arrays(values, words, dtype)).to(getattr(torch, dtype))
+    found = torch.from_numpy(out.view(np.int16)).view(expected.dtype)
+    number = ~expected.isnan()
+    assert torch.equal(found.isnan(), ~number)
+    assert torch.equal(found.view(torch.int16)[number], expected.view(torch.int16)[number])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_steps_on_outlines_take_memory_of_nobody(dtype):
+    """`bench` follows training with tensors that hold nothing: the kernel is not for them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from fedseed.weights import stochastic
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        stochastic.write(torch.empty(9, dtype=getattr(torch, dtype)), torch.zeros(9), (5, 9), 0)

@@ -50,7 +50,7 @@ def test_add_is_the_reference_rounded_once(dtype, name, blocks, kernels, monkeyp
     bounds = space.layout.boundaries
     change = np.concatenate(
         [
-            reference.combine(reference.prepare([Part(basis.spec, 0, c)], b - a), a, b)
+            reference.combine(reference.prepare([Part(basis.spec_on(space.layout.matrices), 0, c)], b - a), a, b)
             for c, a, b in zip(coefficients, bounds[:-1], bounds[1:], strict=True)
         ]
     ) * np.float32(-0.37)
@@ -91,7 +91,8 @@ def test_project_over_blocks(name):
     assert [len(p) for p in parts] == [3, 1, 16, 2]
     bounds = space.layout.boundaries
     for part, a, b in zip(parts, bounds[:-1], bounds[1:], strict=True):
-        v = np.stack([basis.direction(k, a, b, b - a) for k in range(len(part))]).astype(np.float64)
+        matrices = space.layout.matrices
+        v = np.stack([basis.direction(k, a, b, b - a, matrices) for k in range(len(part))]).astype(np.float64)
         np.testing.assert_allclose(part, v @ delta[a:b].numpy().astype(np.float64), rtol=1e-4, atol=1e-5)
     whole = space.project(delta.numpy(), basis, 3)
     each = space.project(delta, basis, [3] * 4)

@@ -9,7 +9,7 @@ Weighting = Literal["equal", "examples"]
 def client_weights(
     weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
 ) -> list[float]:
-    """The weights of those that answered; they add up to 1.
+    """The weights of those that answered; they add up to 1. Where all claims are 0 they are equal.
 
     Args:
         weighting: "equal", or in proportion to "examples" or to the "terms" of the loss.
@@ -17,6 +17,13 @@ def client_weights(
         terms: how many terms (response tokens, or examples) the loss of each client's update is a mean of; only looked
             at for "terms".
     """
-    counts = {"equal": [1] * len(examples), "examples": examples, "terms": terms}[weighting]
+    counts = claims(weighting, examples, terms)
     total = sum(counts)
-    return [count / total for count in counts]
+    return [count / total for count in counts] if total else [1 / len(counts)] * len(counts)
+
+
+def claims(
+    weighting: Literal["equal", "examples", "terms"], examples: Sequence[int], terms: Sequence[int]
+) -> Sequence[int]:
+    """What clients say that their weights are in proportion to; 1 each where they weigh the same."""
+    return {"equal": [1] * len(examples), "examples": examples, "terms": terms}[weighting]

@@ -34,6 +34,8 @@ from fedseed.cli.common import (
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.cli.status import by_client
 from fedseed.errors import FedseedError, RecipeError, plural, to_install
+from fedseed.reports.screen import Screen
+from fedseed.text import clean
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
 # on a machine that is busy with something else makes short operations ten times slower; sleeping at once makes them
@@ -54,7 +56,7 @@ pages.register(app)
 preview.register(app)
 results.register(app)
 starting.register(app)
-console = Console()
+console = Screen()
 
 
 def _show_version(wanted: bool) -> None:
@@ -119,7 +121,7 @@ def run(
 
     shown.print(comparison_table([(summary["method"], summary)]))
     for line in by_client(summary):
-        shown.print(line, highlight=False, soft_wrap=True, markup=False)
+        shown.print(line, highlight=False, soft_wrap=True)
     shown.print(f"Files: {folder}")
     if as_json:
         answer({**summary, "folder": str(folder)})
@@ -222,13 +224,15 @@ def _sweep(
         runs = [run.model_copy(update={"grid": {**run.grid, **values}}) for run in sweep.runs]
         sweep = sweep.model_copy(update={"runs": runs, "set": [*sweep.set, *overrides]})
     if seeds is not None:
+        from fedseed.randomness.seed import check_seed
+
         try:
-            sweep = sweep.model_copy(update={"seeds": [int(s) for s in seeds.split(",")]})
+            sweep = sweep.model_copy(update={"seeds": [check_seed(int(s), "--seeds") for s in seeds.split(",")]})
         except ValueError as error:
             raise RecipeError(f"--seeds {seeds}: write whole numbers, such as 1,2,3") from error
 
     def say(text: str) -> None:
-        shown.print(text, highlight=False, soft_wrap=True, markup=False)
+        shown.print(text, highlight=False, soft_wrap=True)
 
     sweeping = Sweeping(sweep, out, say, jobs, plugins, trust_plugins, workers, threads, overwrite)
     lines = sweeping.run()
@@ -303,5 +307,5 @@ def _fail(error: Exception, code: int) -> None:
     if _debug:
         traceback.print_exc()
     else:
-        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"fedseed: {clean(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(code)

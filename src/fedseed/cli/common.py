@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedseed.errors import plural
+from fedseed.reports.screen import Screen
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LOGGERS = ("fedseed", "nats")  # those of transformers follow (`fedseed.models.loading.quiet`)
@@ -114,7 +115,7 @@ def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..
 
 def note(line: str) -> None:
     """Say something about a recipe that does not stop anything."""
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True, markup=False, style="yellow")
+    Screen(stderr=True).print(line, highlight=False, soft_wrap=True, style="yellow")
 
 
 def talking(console: Console, as_json: bool = False, quiet: bool = False) -> Console:
@@ -126,8 +127,8 @@ def talking(console: Console, as_json: bool = False, quiet: bool = False) -> Con
         quiet: nowhere.
     """
     if quiet:
-        return Console(quiet=True)
-    return Console(stderr=True) if as_json else console
+        return Screen(quiet=True)
+    return Screen(stderr=True) if as_json else console
 
 
 def answer(result: Any) -> None:

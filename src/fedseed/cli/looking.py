@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,8 +22,9 @@ from fedseed.cli.common import (
 )
 from fedseed.cli.listing import ENDINGS, HEADINGS, LISTED, listing
 from fedseed.errors import RecipeError
+from fedseed.reports.screen import Screen
 
-console = Console()
+console = Screen()
 
 
 def bench(

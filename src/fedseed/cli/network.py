@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, interruptible, note, settings
 from fedseed.cli.status import by_client, describe, follow
 from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.protocol import read_json
+from fedseed.reports.screen import Screen
 from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedseed.reports.prometheus import Exporter
     from fedseed.runs.recipe import Recipe
 
-console = Console()
+console = Screen()
 STATUS_SECONDS = 5.0  # for a coordinator's answer
 JOIN_LINES = 10  # in which a client's process says how far it is, where it has no terminal
 
@@ -77,6 +77,10 @@ def serve(
             summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary
     for line in by_client(summary):
         say(line)
+    if spent := summary.get("privacy"):
+        from fedseed.reports.tables import privacy_spent
+
+        say(f"privacy spent: {privacy_spent(spent)}")
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {folder}")
 
@@ -230,7 +234,7 @@ def access(recipe: "Recipe", url: str | None, key: Path | None, ca: Path | None,
 
 def say(line: str) -> None:
     """Print a line as it is, so that it can be pasted."""
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 @contextmanager

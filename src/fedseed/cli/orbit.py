@@ -13,9 +13,12 @@ from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
 from fedseed.registry import load_plugin
+from fedseed.reports.screen import Screen
+from fedseed.text import shown
 
 app = typer.Typer(help="Look at, check, replay, cut, compare, sign and share orbits.", no_args_is_help=True)
-console = Console()
+console = Screen()
+MOST_SHOWN = 2000  # characters of one of a header's texts; --json has all of it
 
 PathArgument = Annotated[Path, typer.Argument(help="The orbit file.")]
 NewFile = Annotated[Path, typer.Option("--out", help="The new orbit file; must not exist.")]
@@ -58,7 +61,7 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
         rows.append(("final digest", _digest(orbit.parts[-1].digest)))
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, shown(value, MOST_SHOWN))
     console.print(table)
 
 
@@ -78,20 +81,20 @@ def verify(
         raise RecipeError("--signature needs --key, the signer's public key")
     orbit = _open(path, plugin)
     orbit.check_steps()
-    shown = talking(console, as_json)
-    _say(f"{plural(len(orbit), 'step')} up to {orbit.last:,}: checksums, chain and contents are right", shown)
-    _say(_state(orbit), shown)
+    screen = talking(console, as_json)
+    _say(f"{plural(len(orbit), 'step')} up to {orbit.last:,}: checksums, chain and contents are right", screen)
+    _say(_state(orbit), screen)
     found: dict[str, Any] = {"steps": len(orbit), "last": orbit.last, "complete": orbit.complete}
     if key is not None:
         signature.verify(path, key, signed)
         found["signed_by"] = key.name
-        _say(f"the signature is that of {key.name}", shown)
+        _say(f"the signature is that of {key.name}", screen)
     if replay:
         recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
-        digest = _replay(path, orbit, orbit.last, base, device, check_all=True, shown=shown)[2]
+        digest = _replay(path, orbit, orbit.last, base, device, check_all=True, screen=screen)[2]
         found |= {"digests_compared": recorded, "digest": digest}
         right = f"{plural(recorded, 'recorded digest')} {'is' if recorded == 1 else 'are'} right"
-        _say(f"replayed: {right}; the last is {digest}", shown)
+        _say(f"replayed: {right}; the last is {digest}", screen)
     if as_json:
         answer(found)
 
@@ -218,8 +221,8 @@ def _settings(table: dict[str, Any]) -> str:
     return ", ".join(f"{k}={v}" for k, v in table.items())
 
 
-def _say(text: str, shown: Console | None = None) -> None:
-    (shown or console).print(text, highlight=False, soft_wrap=True, markup=False)
+def _say(text: str, screen: Console | None = None) -> None:
+    (screen or console).print(text, highlight=False, soft_wrap=True)
 
 
 def _about(orbit: Orbit) -> dict[str, Any]:
@@ -274,12 +277,12 @@ def _replay(
     base: str | None,
     device: str,
     check_all: bool = False,
-    shown: Console | None = None,
+    screen: Console | None = None,
 ) -> tuple[Any, Any, str]:
     """Load the base and replay onto it, with a bar; returns model, tokenizer and digest."""
     from fedseed.models.loading import quiet
     from fedseed.runs.tuned import replayed
 
     quiet()
-    with stepping(shown or console, count) as tell:
+    with stepping(screen or console, count) as tell:
         return replayed(orbit, path, count, base, device, tell, check_all)

@@ -3,11 +3,11 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedseed.cli.common import PluginOption, SetOption, TrustOption, note
+from fedseed.reports.screen import Screen
 
-console = Console()
+console = Screen()
 
 
 def preview(
@@ -30,24 +30,24 @@ def preview(
     quiet()
     found = look(checked, client, examples, held_out)
     for line in found.notes:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(clients_table(found.clients))
     console.print(
         f"Parts: what is learnt from. Median, longest: their tokens; what is over {found.limit} is left out or cut. "
         "Count: the share of tokens that count for the loss.",
-        highlight=False, markup=False,
+        highlight=False,
     )  # fmt: skip
     console.print()
     for shown in found.shown:
-        console.print(shown.title, style="bold", highlight=False, soft_wrap=True, markup=False)
+        console.print(shown.title, style="bold", highlight=False, soft_wrap=True)
         if shown.pieces:
             console.print(tokens_text(shown.pieces, console.is_terminal), soft_wrap=True)
         if shown.note:
-            console.print(shown.note, highlight=False, soft_wrap=True, markup=False)
+            console.print(shown.note, highlight=False, soft_wrap=True)
         console.print()
     if found.shown:
         how = "green counts for the loss" if console.is_terminal else "[[...]] counts for the loss, | ends a token"
-        console.print(f"{how}; ⏎ is a line's end", highlight=False, markup=False)
+        console.print(f"{how}; ⏎ is a line's end", highlight=False)
 
 
 def register(app: typer.Typer) -> None:

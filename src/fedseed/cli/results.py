@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedseed.cli.common import JsonOption, PluginOption, SetOption, TrustOption, stepping
 from fedseed.errors import RecipeError
 from fedseed.registry import load_plugin
+from fedseed.reports.screen import Screen
+from fedseed.text import clean
 
 if TYPE_CHECKING:
     from fedseed.objectives.generation import Writer, Writing
@@ -125,7 +126,7 @@ def evaluate(
     for name, numbers in results.items():
         for metric, value in numbers.items():
             table.add_row(name, metric, f"{value:.4f}")
-    Console().print(table)
+    Screen().print(table)
 
 
 def generate(
@@ -146,7 +147,7 @@ def generate(
     top_p: Annotated[
         float, typer.Option("--top-p", min=0.0, max=1.0, help="Draw from the likeliest tokens of this probability.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Of what is drawn.")] = 0,
     best: BestOption = None,
     upto: UptoOption = None,
     base: BaseOption = None,
@@ -175,7 +176,7 @@ def generate(
         else:
             text = writer.answer([*opening, *one], writing)
         lines = file is not None and file.suffix == ".jsonl"
-        print(json.dumps({"prompt": one, "response": text}, ensure_ascii=False) if lines else text)
+        print(json.dumps({"prompt": one, "response": text}, ensure_ascii=False) if lines else _seen(text))
 
 
 def register(app: typer.Typer) -> None:
@@ -185,7 +186,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _say(text: str) -> None:
-    Console().print(text, highlight=False, soft_wrap=True, markup=False)
+    Screen().print(text, highlight=False, soft_wrap=True)
 
 
 def _open(
@@ -211,7 +212,7 @@ def _open(
         if not quietly:
             _say(f"round {upto} has the best {best}")
     quiet()
-    with stepping(Console(stderr=True)) as tell:
+    with stepping(Screen(stderr=True)) as tell:
         return open_tuned(source, base, upto, device, tell)
 
 
@@ -252,6 +253,11 @@ def _said(text: str) -> str:
     return text
 
 
+def _seen(text: str) -> str:
+    """What a model has said; a terminal does not obey it."""
+    return clean(text) if sys.stdout.isatty() else text
+
+
 def _talk(writer: "Writer", writing: "Writing", chat: bool, opening: list[dict[str, str]]) -> None:
     """Turn by turn on a terminal, until its end (Ctrl-D) or an empty line."""
     print("Ctrl-D or an empty line ends.", file=sys.stderr)
@@ -265,9 +271,9 @@ def _talk(writer: "Writer", writing: "Writing", chat: bool, opening: list[dict[s
         if not said:
             return
         if not chat:
-            print(writer.after(said, writing))
+            print(_seen(writer.after(said, writing)))
             continue
         turns.append({"role": "user", "content": said})
         answer = writer.answer(turns, writing)
         turns.append({"role": "assistant", "content": answer})
-        print(answer)
+        print(_seen(answer))

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from fedseed.cli.common import JsonOption, PluginOption, answer
 from fedseed.errors import FedseedError, RecipeError, StorageError
+from fedseed.reports.screen import Screen
 
-console = Console()
+console = Screen()
 
 
 def new(

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedseed.federation.protocol import listed
+from fedseed.reports.tables import privacy_spent
 
 
 def by_client(summary: dict[str, Any]) -> list[str]:
@@ -47,6 +48,8 @@ def describe(about: dict[str, Any]) -> list[str]:
         if last.get(key) is not None:
             number = last["round"] if key == "train_loss" else last.get("evaluated", last["round"])
             lines.append(f"{label:<8} {last[key]:.4f} (round {number})")
+    if privacy := about.get("privacy"):
+        lines.append(f"privacy  {privacy_spent(privacy)} (plain composition)")
     if last.get("weights_digest"):
         lines.append(f"digest   {last['weights_digest']}")
     if about["repeated_rounds"]:
@@ -81,7 +84,7 @@ def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, a
             if live is not None:
                 live.update(Text("\n".join(describe(about))), refresh=True)
             elif text != told:
-                console.print(text, highlight=False, soft_wrap=True, markup=False)
+                console.print(text, highlight=False, soft_wrap=True)
                 told = text
             if about.get("ended"):
                 return

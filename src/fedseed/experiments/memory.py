@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from fedseed.errors import RecipeError
-from fedseed.experiments.passes import Passes, length_of
+from fedseed.experiments.passes import Passes
 from fedseed.experiments.rehearsal import Asked, Rehearsed, rehearse
 from fedseed.models import adapters, quantized
 from fedseed.models.architectures import LOADERS, architecture_of
@@ -24,6 +24,7 @@ from fedseed.models.hub import reach
 from fedseed.models.loading import base_config, choose_trainable, locate
 from fedseed.models.outline import outline
 from fedseed.models.placement import find_device
+from fedseed.objectives.batches import length_of, micro_batches
 from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.evaluation import longest_input
 from fedseed.objectives.kinds import KINDS, ExampleKind
@@ -278,7 +279,8 @@ class _Work:
             return max(peak, 2 * trained), parts, made
         training = asked.training
         assert training is not None
-        items = self._examples.longest(training.batch)
+        together = training.batch if training.batch_tokens is None else training.step_examples
+        items = list(next(micro_batches(self._examples.longest(together), training.batch, training.batch_tokens)))
         self._name(items)
         if asked.what == "stream":
             peak = passes.streaming(objective, items, training)

@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from fedseed.objectives.classification import ClassifiedText
-from fedseed.objectives.losses import Blank, Objective, Options
+from fedseed.objectives.losses import Objective, Options
 from fedseed.objectives.seq2seq import Pair
 from fedseed.objectives.tokens import Tokens
 from fedseed.training.client import LocalClient
@@ -126,13 +125,6 @@ def chosen(items: Sequence[Any]) -> int:
     return max(1, count)
 
 
-def length_of(item: Any) -> int:
-    """The tokens that an item's longest sequence has; 0 for what has no tokens."""
-    if isinstance(item, Options):
-        return max(len(sequence.ids) for sequence in item.sequences)
-    return len(item.ids) if isinstance(item, Tokens | Blank | ClassifiedText | Pair) else 0
-
-
 class Passes:
     """Passes through a model's outline.
 
@@ -181,7 +173,8 @@ class Passes:
             items: what goes through the model at a time.
             training: its settings; two steps, of two micro-batches if it has several, show all there is.
         """
-        update = {"epochs": None, "steps": FEW, "accumulation": min(training.accumulation, FEW), "batch": len(items)}
+        several = min(-(-training.step_examples // len(items)), FEW)
+        update = {"epochs": None, "steps": FEW, "accumulation": several, "batch": len(items), "batch_tokens": None}
         short = training.model_copy(update=update)
         live = LiveBytes(self._own, chosen(items))
         with self._mode, live:

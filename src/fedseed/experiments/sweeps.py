@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, plural
 from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
 from fedseed.randomness.seed import Seed
 from fedseed.registry import resolve
@@ -36,6 +36,7 @@ from fedseed.reports.tables import Sheet
 from fedseed.runs.explain import explain
 from fedseed.runs.folder import discard
 from fedseed.runs.recipe import packaged_recipes
+from fedseed.runs.toml import read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]
@@ -165,8 +166,8 @@ def find_sweep(source: str) -> Path | None:
     if not path.is_file():
         return None if source in packaged_recipes() else packaged_sweeps().get(source)
     try:
-        return path if "run" in tomllib.loads(path.read_text(encoding="utf-8")) else None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return path if "run" in read_toml(path) else None
+    except RecipeError:
         return None  # reading it as a recipe says what is wrong
 
 
@@ -176,13 +177,9 @@ def read_sweep(path: Path) -> Sweep:
     Raises:
         RecipeError: it is wrong; names the key.
     """
+    data = read_toml(path)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
         sweep = Sweep.model_validate(data)
-    except OSError as error:
-        raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not valid TOML: {error}") from error
     except ValidationError as error:
         raise RecipeError(f"{path}: {explain(error, data, Sweep)}") from error
     beside = [
@@ -423,7 +420,10 @@ class Sweeping:
         summary = read_summary(job.folder)
         metrics = ", ".join(f"{k} {v:.3f}" for k, v in summary["final"].items() if k in ("loss", "rouge_l", "accuracy"))
         spent = "there already" if there else f"{time.perf_counter() - began:.0f} s"
-        self.say(f"{head}: {metrics} ({spent})")
+        diverged = f", diverged in round {at}" if (at := summary.get("diverged")) is not None else ""
+        if untaken := summary.get("not_taken"):
+            diverged += f", {plural(untaken, 'step')} not taken"
+        self.say(f"{head}: {metrics}{diverged} ({spent})")
         return summary
 
 

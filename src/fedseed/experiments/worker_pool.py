@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.interpreter import command
 from fedseed.runs.recipe import Recipe, read_recipe
 
 STOPPED = "the sweep was stopped"
@@ -111,8 +112,8 @@ class WorkerPool:
             elif self._idle:
                 helper = self._idle.pop()
             else:
-                command = [sys.executable, "-m", "fedseed.experiments.worker_pool"]
-                helper = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=self._environment)
+                words = command(__name__, "main")
+                helper = subprocess.Popen(words, stdin=-1, stdout=-1, text=True, env=self._environment)
                 self._all.append(helper)
         yield helper
         with self._lock:
@@ -140,6 +141,14 @@ def _ask(helper: subprocess.Popen[str], order: str) -> int | None:
         return int(helper.stdout.readline())
     except (OSError, ValueError):  # a closed pipe, or nothing was said
         return None
+
+
+def main() -> None:
+    """What a helper process does."""
+    try:
+        _help()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _help() -> None:
@@ -171,18 +180,18 @@ def _run(order: dict[str, Any]) -> None:
 
     code = 1
     try:
-        log = os.open(Path(order["folder"]) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(Path(order["folder"]) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
         threading.Thread(target=watch, daemon=True).start()
-        from rich.console import Console
 
         from fedseed.reports.progress import Shown
+        from fedseed.reports.screen import Screen
         from fedseed.runs.assembly import build
 
         job = Job(**order)
         checked = job.read()  # plug-ins are loaded here, in the process that runs them
-        shown = Shown(Console(width=120, force_terminal=False))
+        shown = Shown(Screen(width=120, force_terminal=False))
         build(checked, Path(order["folder"]), shown, job.workers, job.threads).run(resume=True)
         code = 0
     except RecipeError as error:
@@ -198,10 +207,3 @@ def _run(order: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # the watching thread never ends by itself
-
-
-if __name__ == "__main__":
-    try:
-        _help()
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -1,4 +1,7 @@
-"""The base's weights, brought by a client: what a coordinator begins with where steps are whole weights."""
+"""The base's weights, brought by a client: what a coordinator begins with where steps are whole weights.
+
+They must have the digest that most clients say theirs have (`agreement`), and come from one that was asked.
+"""
 
 import asyncio
 import base64
@@ -10,6 +13,8 @@ from fedseed.errors import MessageError
 from fedseed.federation.large import fetch
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.session import Session
+from fedseed.orbit import Header
+from fedseed.weights.dense_digest import dense_digest
 
 BRING_SECONDS = 60.0  # for a client to bring them, before another is asked
 
@@ -26,7 +31,10 @@ class BaseWeights:
         self.needed = needed
         self.data: bytes | None = None  # once they are here
         self._session = session
+        self.digest: str | None = None  # what they must have; None: nobody says
         self._ask_again = 0.0  # when to ask another client
+        self._asked: set[str] = set()  # who may bring them
+        self._failed: set[str] = set()  # who has brought something else
         self._fetching: set[asyncio.Task[None]] = set()
 
     @property
@@ -35,7 +43,7 @@ class BaseWeights:
         return self.needed and self.data is None
 
     def hello(
-        self, host: str, about: dict[str, Any], answer: dict[str, Any], size: int, most: int,
+        self, host: str, about: dict[str, Any], answer: dict[str, Any], header: Header | None, most: int,
         reject: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         """A client has said hello, with the weights perhaps; if not, the answer asks for them.
@@ -44,28 +52,42 @@ class BaseWeights:
             host: who it is.
             about: what it said.
             answer: what it will be told.
-            size: bytes of the weights.
+            header: what the run is; None: that is not known yet.
             most: bytes of the largest message that a client may send.
             reject: counts what does not fit.
         """
-        if not self.missing:
-            return
         if about.get("weights") is not None:
-            task = asyncio.create_task(self._take(host, base64.b64decode(about["weights"]), size, most, reject))
+            if host not in self._asked:
+                reject(host, "base weights that it was not asked for")
+                return
+            self._asked.discard(host)
+            if not self.missing or header is None:
+                return  # another was faster
+            task = asyncio.create_task(self._take(host, base64.b64decode(about["weights"]), header, most, reject))
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
-        elif time.monotonic() > self._ask_again:  # one client is enough; another is asked if this one does not
+        elif header is not None and self.missing and host not in self._failed and time.monotonic() > self._ask_again:
+            # one client is enough; another is asked if this one does not
             self._ask_again = time.monotonic() + BRING_SECONDS
+            self._asked.add(host)
             answer["bring"] = "weights"
 
-    async def _take(self, host: str, carried: bytes, size: int, most: int, reject: Callable[[str, str], None]) -> None:
+    async def _take(
+        self, host: str, carried: bytes, header: Header, most: int, reject: Callable[[str, str], None]
+    ) -> None:
         try:
             weights = (await fetch(self._session.end, carried, host, most))[FRAME_BYTES:]
-            if len(weights) != size:
+            if len(weights) != header.layout.dense_bytes:
                 raise MessageError(f"{len(weights)} bytes of weights")
-            self.data = weights
+            digest = self.digest and await asyncio.to_thread(dense_digest, header.layout, weights, header.digest_kind)
+            if digest != self.digest:
+                raise MessageError(f"base weights with the digest {digest}: this run's have {self.digest}")
+            if self.missing:
+                self.data = weights
         except MessageError as error:
             reject(host, str(error))
+            self._failed.add(host)
+            self._ask_again = 0.0
         self._session.stir()
 
     def hand_over(self) -> bytes | None:

@@ -1,22 +1,28 @@
 """The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.aggregation import AggregationRule, Mean
-from fedseed.aggregation.weighting import client_weights
+from fedseed.aggregation.weighting import claims, client_weights
 from fedseed.errors import MessageError
+from fedseed.federation.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers, misfit
+from fedseed.methods.base import Answer, Answers, State, misfit
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.methods.content import Content, content
-from fedseed.methods.payload import Payload
+from fedseed.methods.payload import About, Payload
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
+
+MOST_REJECTED = 1000  # messages that are remembered
+SIZES = "bounds.sizes"  # of the last steps, in what is kept besides the steps
 
 
 @dataclass
@@ -38,6 +44,8 @@ class Round:
     updates: dict[int, Any] = field(default_factory=dict)
     planned: Content = field(default_factory=Content)  # of a plan
     received: dict[int, Content] = field(default_factory=dict)  # of each update that counts
+    sizes: dict[int, float] = field(default_factory=dict)  # the same updates', as they say themselves
+    outliers: dict[int, str] | None = None  # whose updates were out of all proportion, once that was looked at
 
 
 class Coordinator:
@@ -50,6 +58,7 @@ class Coordinator:
         examples: how many training examples each client has; its length is the number of clients.
         per_round: how many clients take part in a round.
         aggregation: how vectors of the clients become one; None: the weighted mean.
+        bounds: how far from the others a client, or a step, may be; None: as by default.
 
     Raises:
         ValueError: the settings do not fit the layout, or the rule does not fit the method.
@@ -63,6 +72,7 @@ class Coordinator:
         examples: Sequence[int],
         per_round: int,
         aggregation: AggregationRule | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self.method = method
         self.seed = seed
@@ -72,7 +82,11 @@ class Coordinator:
         if problem := misfit(method, self.aggregation):
             raise ValueError(problem)
         self.state = method.start(layout, seed)
-        self.rejected: list[RejectedMessage] = []
+        self.steps = 0  # that were made, counted here: what privacy they have spent hangs on nothing else
+        self.rejected: deque[RejectedMessage] = deque(maxlen=MOST_REJECTED)
+        self.untaken: str | None = None  # why the last round's step was not taken
+        self.bounds = bounds or Bounds()
+        self._steps = LastSteps(self.bounds)
         self._open: Round | None = None
         self._closed = Content()
 
@@ -144,36 +158,97 @@ class Coordinator:
                 raise MessageError(f"attempt {current.attempt} is open, this answers attempt {message.attempt}")
             if sender not in current.clients:
                 raise MessageError(f"client {sender} takes no part in round {current.number}")
+            if current.outliers is not None:
+                raise MessageError(f"round {current.number} is being closed")
             if sender in current.updates:
                 raise MessageError(f"client {sender} has answered round {current.number} already")
             update = self.method.decode_update(self.state, current.number, message.payload)
+            size = update.size(About(self.method, self.state, "update", current.number))
             current.received[sender] = self._content(update, message.payload)
-            current.updates[sender] = update
+            current.updates[sender], current.sizes[sender] = update, size
         except MessageError as error:
             self.rejected.append(RejectedMessage(current.number, sender, str(error)))
             raise
 
-    def close(self) -> bytes:
-        """End the round: combine the answers into a step, for everybody."""
+    def screen(self) -> dict[int, str]:
+        """Refuse the updates that are out of all proportion to the others, once all have come that will be waited for.
+
+        Returns:
+            Whose they are, and why; the same if it is asked again.
+        """
         current = self._current()
+        if current.outliers is None:
+            clients = sorted(current.updates)
+            said = dict(zip(clients, claims(*self._said(current, clients)), strict=True))
+            current.outliers = self.bounds.outliers(current.sizes, said)
+            for client, reason in current.outliers.items():
+                del current.updates[client], current.received[client], current.sizes[client]
+                self.rejected.append(RejectedMessage(current.number, client, reason))
+        return current.outliers
+
+    def close(self) -> bytes:
+        """End the round: combine the answers into a step, for everybody; `untaken` says if it is an empty one instead.
+
+        A step that is not finite, or out of all proportion to those before, is not taken: nothing is remembered of the
+        round's answers, as if nobody had answered.
+        """
+        current = self._current()
+        self.screen()
         answers = self._weighted(current)
-        self.state = self.method.remember(self.state, answers)
-        payload = self.method.aggregate(self.state, answers).encode()
-        # go on from the encoded step: the coordinator knows exactly what everybody else will read
-        step = self.method.decode_step(self.state, payload)
+        self.untaken = None
+        try:
+            self.state, payload, step, size = self._step(answers)
+        except MessageError as error:
+            if not answers:
+                raise
+            self.untaken = str(error)
+            self.state, payload, step, size = self._step(replace(answers, answers=()))
+        self._steps.take(size)
         self._closed = self._content(step, payload)
         self.state = self.method.advance(self.state, step)
+        self.steps += 1
         self._open = None
         return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
+
+    def _step(self, answers: Answers) -> tuple[State, bytes, Payload, float]:
+        """What follows from answers: the state with what is kept of them, the step's bytes and content, its size.
+
+        Raises:
+            MessageError: it can't be taken; the text says why.
+        """
+        with np.errstate(all="ignore"):  # what is not finite is found below
+            state: State = self.method.remember(self.state, answers)
+            payload = self.method.aggregate(state, answers).encode()
+        # go on from the encoded step: the coordinator knows exactly what everybody else will read
+        step: Payload = self.method.decode_step(state, payload)
+        if not answers:
+            return state, payload, step, 0.0
+        for name, kept in state.state_dict().items():
+            if not np.isfinite(kept).all():
+                raise MessageError(f"what the server's optimiser keeps ({name}) would not be finite")
+        size = self._size(answers, state, step)
+        if problem := self._steps.problem(size) or too_far(self.method.change(state, step), state.layout):
+            raise MessageError(problem)
+        return state, payload, step, size
+
+    def _size(self, answers: Answers, state: State, step: Payload) -> float:
+        """How large a step is; of whole weights, how large the largest update is: Adam's steps are all of one size."""
+        if self.method.catch_up == "newest":
+            return max(self._current().sizes[answer.client] for answer in answers)
+        return step.size(About(self.method, state, "step"))
 
     def _weighted(self, current: Round) -> Answers:
         """The round's answers with the clients' weights."""
         clients = sorted(current.updates)
+        weights = client_weights(*self._said(current, clients)) if clients else []
+        answers = tuple(Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True))
+        return Answers(current.number, answers, self.aggregation)
+
+    def _said(self, current: Round, clients: Sequence[int]) -> tuple[Any, list[int], list[int]]:
+        """How clients weigh, and what they say of themselves: their examples, and the terms of their losses."""
         updates = [current.updates[client] for client in clients]
         terms = [getattr(u, u.weight_terms) if u.weight_terms else 0 for u in updates]
-        weights = client_weights(self.method.weighting, [self.examples[c] for c in clients], terms) if clients else []
-        answers = tuple(Answer(c, w, u) for c, w, u in zip(clients, weights, updates, strict=True))
-        return Answers(current.number, answers, self.aggregation)
+        return self.method.weighting, [self.examples[c] for c in clients], terms
 
     def catch_up(self, payloads: Iterable[bytes]) -> list[Content]:
         """Go on after steps of an earlier session, given as an orbit holds them; returns what each holds.
@@ -185,7 +260,10 @@ class Coordinator:
         for payload in payloads:
             step = self.method.decode_step(self.state, payload)
             contents.append(self._content(step, payload))
+            if self.method.catch_up != "newest":  # whole weights do not say how large the steps to them were
+                self._steps.take(step.size(About(self.method, self.state, "step")))
             self.state = self.method.advance(self.state, step)
+            self.steps += 1
         return contents
 
     # -- what travels ----------------------------------------------------------------------------------------------
@@ -229,11 +307,14 @@ class Coordinator:
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """What the coordinator remembers besides the steps, as arrays by name; most methods have nothing."""
         arrays: dict[str, NDArray[Any]] = self.state.state_dict()
+        if self.method.catch_up == "newest":
+            arrays = {**arrays, SIZES: self._steps.sizes}
         return arrays
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `state_dict`. Raises LookupError or ValueError if it does not fit."""
-        self.state = self.state.load_state_dict(arrays)
+        self.state = self.state.load_state_dict({name: array for name, array in arrays.items() if name != SIZES})
+        self._steps.load(arrays.get(SIZES, ()))
 
     def figures(self) -> dict[str, NDArray[Any]]:
         """What of the state a person would like to see: 1-D arrays by name."""

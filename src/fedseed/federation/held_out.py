@@ -5,15 +5,15 @@ that begin with "validation_". The mean weighs each client by that number.
 """
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from fedseed.errors import MessageError
+from fedseed.federation.report import MOST_EXAMPLES, MOST_METRICS, metric_name, real, short
+from fedseed.text import shown
 
 HELD_OUT = "held_out"
 VALIDATION = "validation"
 COUNTS = (HELD_OUT, VALIDATION)
-MOST_FIGURES = 100  # of one client
 
 Figures = dict[str, float]
 
@@ -44,15 +44,18 @@ def read_figures(data: Any) -> Figures:
     Raises:
         MessageError: not numbers by name, too many, or a number of examples that can't be.
     """
-    if not isinstance(data, dict) or len(data) > MOST_FIGURES:
+    if not isinstance(data, dict) or len(data) > MOST_METRICS:
         raise MessageError("figures that are no table of numbers")
     figures: Figures = {}
     for name, value in data.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise MessageError(f"figures: {str(name)[:20]!r} is no number")
-        if name in COUNTS and not (isfinite(value) and value >= 0 and value == int(value)):
-            raise MessageError(f"figures: {value} examples")
-        figures[str(name)] = int(value) if name in COUNTS else float(value)
+            raise MessageError(f"figures: '{shown(name, 20)}' is no number")
+        if name in COUNTS:
+            if not (0 <= value <= MOST_EXAMPLES and value == int(value)):
+                raise MessageError(f"figures: {short(value) if isinstance(value, int) else value} examples")
+            figures[name] = int(value)
+        else:
+            figures[metric_name(name)] = real(value, f"figures: {shown(name, 20)}")
     if HELD_OUT not in figures:
         raise MessageError("figures without a number of examples")
     return figures

@@ -1,19 +1,28 @@
 """Asking the clients about their weights: digests, what their work cost, and for evaluations: one of them, or each."""
 
-import time
 from collections import Counter
+from collections.abc import Mapping, Set
+from statistics import median_low
 from typing import Any
 
 from fedseed.errors import MessageError
 from fedseed.federation.cost import Cost
 from fedseed.federation.held_out import Figures, averaged, read_figures
-from fedseed.federation.membership import Roster
+from fedseed.federation.membership import Host, Roster
 from fedseed.federation.protocol import ask_message, listed
+from fedseed.federation.report import MOST_ROUND, Phases, Report, add_metrics, read_report, whole
 from fedseed.federation.session import RESEND_SECONDS, Session
+from fedseed.orbit.record import NO_DIGEST
+from fedseed.text import shown
+
+Reports = Mapping[str, Report]  # by host
 
 
 class Inquiry:
     """Asks, and takes beats and reports.
+
+    Nobody is waited for without end: a process that lets the deadline pass is not waited for any more until it reports
+    again, and one that was to evaluate is followed by the next.
 
     Args:
         session: the conversation.
@@ -23,36 +32,57 @@ class Inquiry:
     def __init__(self, session: Session, roster: Roster) -> None:
         self.session = session
         self.roster = roster
-        self.drifted: set[str] = set()  # hosts whose weights were others than most hosts'
+        self.drifted: set[str] = set()  # hosts whose weights were others than most clients'
+        self.awaited: list[str] = []  # hosts that the open question waits for
+        self._refused: set[str] = set()  # hosts whose answer to the open question was refused
+        self._late: set[str] = set()  # hosts that have let a deadline pass since they last reported
+        self._idle: set[str] = set()  # hosts that were to evaluate and let a deadline pass since they last did
+        self._asked: set[str] = set()  # hosts that were to evaluate after this round
+        self._tried: set[str] = set()  # those of them that need not be asked before all others have been
+        self._phases = Phases()
+
+    # -- what comes in -----------------------------------------------------------------------------------------------
 
     def beat(self, name: str, about: dict[str, Any], report: bool) -> None:
-        """A sign of life, maybe with a report. Raises what a report of wrong types raises."""
+        """A sign of life, maybe with a report. Raises MessageError if it is not valid."""
         host = self.roster.membership.hosts.get(name)
         if host is None or not host.fits or about.get("epoch") != self.session.incarnation:
             self.session.stranger = True  # it is called, and says hello
             self.session.stir()
             return
+        at = whole(about.get("at"), "at", MOST_ROUND)
         host.heard = self.session.clock()
-        host.at = int(about["at"])
+        host.at = at
         if report:
-            digest = bytes.fromhex(str(about["digest"])).hex()
-            metrics = {str(k): float(v) for k, v in (about.get("metrics") or {}).items()}
-            spent = Cost(**about["spent"])
-            Cost().add(spent)  # types fit
-            found: dict[str, Any] = {"metrics": metrics, "by_client": self._figures(name, about.get("by_client"))}
-            found["evaluated"] = about.get("metrics") is not None
-            host.report = {**about, "round": int(about["round"]), "digest": digest, "spent": spent, **found}
+            self._take(name, host, about)
             self.session.stir()
 
-    def _figures(self, host: str, by_client: dict[str, Any] | None) -> dict[str, Figures] | None:
-        """What a process says its clients have measured; None: it has not been asked. Raises MessageError."""
-        if by_client is None:
-            return None
+    def _take(self, name: str, host: Host, about: dict[str, Any]) -> None:
+        try:
+            found = read_report(about, lambda figures: self._figures(name, figures))
+            self._phases.check(found.spent.seconds)
+            if found.metrics and not self.session.settings.each_evaluates:
+                for needed in self.session.settings.measures:
+                    if needed not in found.metrics:
+                        raise MessageError(f"an evaluation without {needed}")
+        except MessageError as error:
+            self._refused.add(name)
+            raise MessageError(f"report: {error}") from error
+        self._late.discard(name)
+        self._refused.discard(name)
+        if found.metrics:
+            self._idle.discard(name)
+        host.report = found
+
+    def _figures(self, host: str, by_client: Mapping[str, Any]) -> dict[str, Figures]:
+        """What a process says its clients have measured. Raises MessageError."""
         host_of = self.roster.membership.host_of
         for client in by_client:
             if client not in self.roster.numbers or host_of(client) != host:
-                raise MessageError(f"it evaluates for client {str(client)[:40]}")
+                raise MessageError(f"it evaluates for client {shown(client, 40)}")
         return {client: read_figures(figures) for client, figures in by_client.items()}
+
+    # -- asking ------------------------------------------------------------------------------------------------------
 
     async def ask(self, line: dict[str, Any], evaluate: bool, digest: bool = True) -> str | None:
         """Ask all who are there about the weights after a round, and add to its line of metrics what they say.
@@ -63,76 +93,131 @@ class Inquiry:
             digest: whether they hash their weights.
 
         Returns:
-            The weights' digest: that of most of them; None where they are not hashed.
+            The weights' digest: that of most clients; None where they are not hashed, or no digest is that of most.
         """
         number = line["round"]
         reports = await self._reports(number, evaluate, digest)
-        found = str(Counter(report["digest"] for report in reports.values()).most_common(1)[0][0])
-        drifted = {name for name, report in reports.items() if report["digest"] != found}
-        if drifted and digest:
+        found = self._compare(number, reports) if digest else None
+        if evaluate and self.session.settings.each_evaluates:
+            self._add_figures(line, reports)
+        elif evaluate:
+            evaluated = [report for name, report in reports.items() if report.metrics and name in self._asked]
+            best = next((report for report in evaluated if report.digest == found), evaluated[0])
+            add_metrics(line, best.metrics or {})
+            line["seconds"]["evaluation"] = best.seconds
+        if number:
+            self._add_costs(line, reports)
+        line["weights_digest"] = found
+        return found
+
+    def _compare(self, number: int, reports: Reports) -> str | None:
+        """The digest of more than half of the clients, by the processes that speak for them."""
+        speaks_for = Counter(map(self.roster.membership.host_of, self.roster.names))
+        votes: Counter[str] = Counter()
+        for name, report in reports.items():
+            if report.digest != NO_DIGEST:
+                votes[report.digest] += speaks_for[name]
+        found = next((one for one, count in votes.items() if 2 * count > votes.total()), None)
+        if found is None:
+            said = ", ".join(f"{name} has {report.digest}" for name, report in list(reports.items())[:8])
+            self.session.progress.warn(f"round {number}: no weights are those of most clients: {said}")
+            return None
+        drifted = {name for name, report in reports.items() if report.digest not in (found, NO_DIGEST)}
+        if drifted:
             self.drifted |= drifted
             self.session.progress.warn(
                 f"round {number}: {listed(drifted)} has other weights: it repairs itself by replay"
             )
-        if evaluate and self.session.settings.each_evaluates:
-            self._add_figures(line, reports)
-        elif evaluate:
-            evaluated = [report for report in reports.values() if report["metrics"]]
-            best = [report for report in evaluated if report["digest"] == found] or evaluated
-            line.update(best[0]["metrics"])
-            line["seconds"]["evaluation"] = float(best[0].get("seconds", 0.0))
-        if number:
-            self._add_costs(line, reports)
-        hashed = found if digest else None
-        line["weights_digest"] = hashed
-        return hashed
+        return found
 
-    def _add_figures(self, line: dict[str, Any], reports: dict[str, dict[str, Any]]) -> None:
+    def _add_figures(self, line: dict[str, Any], reports: Reports) -> None:
         """What each client has measured on its own, and their mean."""
-        found = {
-            client: figures for report in reports.values() for client, figures in (report["by_client"] or {}).items()
-        }
+        found = {client: figures for report in reports.values() for client, figures in (report.by_client or {}).items()}
         line["by_client"] = {name: found[name] for name in self.roster.names if name in found}
-        line.update(averaged(line["by_client"]))
-        line["seconds"]["evaluation"] = max(float(report.get("seconds") or 0.0) for report in reports.values())
+        add_metrics(line, averaged(line["by_client"]))
+        line["seconds"]["evaluation"] = max(report.seconds for report in reports.values())
 
-    async def _reports(self, number: int, evaluate: bool, digest: bool) -> dict[str, dict[str, Any]]:
+    async def _reports(self, number: int, evaluate: bool, digest: bool) -> Reports:
         """The reports about a round by host: all hosts' that are there, or as many as come before the deadline."""
-        for host in self.roster.membership.hosts.values():
+        session, membership = self.session, self.roster.membership
+        for host in membership.hosts.values():
             host.report = None
-        each = evaluate and self.session.settings.each_evaluates
+        self._refused, self._asked, self._tried = set(), set(), set()
+        each = evaluate and session.settings.each_evaluates
         evaluator: str | None = None
-        asked = 0.0
-        deadline = self.session.clock() + self.session.settings.deadline
+        told, again, resend = False, False, session.clock()
+        deadline = evaluate_by = session.clock() + session.settings.deadline
         while True:
-            alive = self.roster.membership.alive()
-            reports = {n: h.report for n, h in alive.items() if h.report is not None and h.report["round"] == number}
+            alive = membership.alive()
+            now = session.clock()
+            reports = {n: h.report for n, h in alive.items() if h.report is not None and h.report.round == number}
             if each:
-                reports = {name: report for name, report in reports.items() if report["evaluated"]}
-            evaluated = not evaluate or each or any(report["metrics"] for report in reports.values())
-            if alive and len(reports) == len(alive) and evaluated:
+                reports = {name: report for name, report in reports.items() if report.metrics is not None}
+            evaluated = not evaluate or each or any(reports[name].metrics for name in self._asked & reports.keys())
+            late = alive.keys() - reports.keys() - self._refused - self._late
+            if reports and evaluated and (not late or now > deadline):
+                self._give_up(number, late)
+                self.awaited = []
                 return reports
-            if reports and evaluated and self.session.clock() > deadline:
-                return reports
-            if not evaluated and (evaluator not in alive or evaluator in reports):
-                evaluator = min(alive, key=lambda name: self.roster.numbers.get(name, 1 << 32), default=None)
-                asked = 0.0
-            now = time.monotonic()
-            if now > asked + (RESEND_SECONDS if alive else 0.5):
+            if not evaluated and (evaluator not in alive or evaluator in self._refused or now > evaluate_by):
+                before, again = evaluator, again or (bool(self._tried) and not alive.keys() - self._tried)
+                evaluator = self._next_evaluator(number, alive.keys(), before, now > evaluate_by)
+                evaluate_by = now + session.settings.deadline
+                if evaluator != before and not again:  # those who are asked once more are so in their time
+                    resend = now
+            elif now > deadline and not reports and not told:
+                told = True
+                session.progress.warn(f"round {number}: no report has come: waiting for {listed(alive)}")
+            self.awaited = sorted(late if evaluated or evaluator is None else {*late, evaluator})
+            if now >= resend:
                 if alive:
-                    await self.session.end.broadcast(ask_message(number, each or evaluator, digest))
+                    await session.end.broadcast(ask_message(number, each or evaluator, digest))
                 else:
-                    await self.session.call()
-                asked = now
-            await self.session.pause(0.25)
+                    await session.call()
+                resend = now + (RESEND_SECONDS if alive else 0.5)
+            await session.pause(0.25)
 
-    def _add_costs(self, line: dict[str, Any], reports: dict[str, dict[str, Any]]) -> None:
+    def _give_up(self, number: int, late: Set[str]) -> None:
+        """The deadline is over for these: until they report again they are not waited for."""
+        self._late |= late
+        if late:
+            patience = self.session.settings.deadline
+            self.session.progress.warn(f"round {number}: no report of {listed(late)} within {patience:g} s")
+
+    def _next_evaluator(self, number: int, alive: Set[str], before: str | None, over: bool) -> str | None:
+        """Who evaluates: the first by number that has not been tried after this round; the idle come last.
+
+        Args:
+            number: the round.
+            alive: the hosts that can be reached.
+            before: who was asked last.
+            over: whether its time is over.
+        """
+        if over and before is not None:
+            self._idle.add(before)
+        if not alive - self._tried:
+            self._tried, self._refused = set(), set()
+        left = alive - self._tried - {before} or alive
+        chosen = min(
+            left, key=lambda name: (name in self._idle, self.roster.numbers.get(name, MOST_ROUND)), default=None
+        )
+        if before is not None and over:
+            patience = self.session.settings.deadline
+            follows = "it is waited for" if chosen in (None, before) else f"{chosen} is asked"
+            self.session.progress.warn(f"round {number}: {before} has not evaluated within {patience:g} s: {follows}")
+        if chosen is not None:
+            self._asked.add(chosen)
+            self._tried.add(chosen)
+        return chosen
+
+    def _add_costs(self, line: dict[str, Any], reports: Reports) -> None:
         """What the clients' work since the last line has cost."""
         spent = Cost()
         for report in reports.values():
-            spent.add(report["spent"])
-            if report.get("ratio") is not None:
-                line["step_over_weights"] = float(report["ratio"])
+            spent.add(report.spent)
+        ratios = [report.ratio for report in reports.values() if report.ratio is not None]
+        if ratios:
+            line["step_over_weights"] = median_low(ratios)
         line.update(spent.about())
         line["processes"] = len(reports)  # whose seconds are added up
         for phase, seconds in spent.seconds.items():

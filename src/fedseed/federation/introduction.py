@@ -46,6 +46,7 @@ class Introduction:
         self._call = asyncio.Event()  # the coordinator calls, or an interruption is over
         self._beat_seconds = RETRY_SECONDS
         self._bring_weights = False
+        self._begins: str | None = None  # the digest of the weights that the coordinator may ask for
         self._wants_blobs = replica.applying.large
         self._has_blobs = False
         self._told = ""
@@ -109,8 +110,9 @@ class Introduction:
     async def _hello(self) -> bool:
         """Say hello once; whether it was answered. Raises FedseedError if this process does not fit."""
         hosted = self.replica.hosted
+        private = hosted.worker.method.privacy is not None  # how many examples there are is not told
         for name, items in hosted.items.items():
-            about: dict[str, Any] = {"client": name, "host": hosted.host, "examples": len(items)}
+            about: dict[str, Any] = {"client": name, "host": hosted.host, "examples": 0 if private else len(items)}
             await self.end.send(name, "attach", json.dumps(about).encode())
         about = {
             "host": hosted.host,
@@ -121,6 +123,10 @@ class Introduction:
             "time": time.time(),
             "bucket": self._wants_blobs,
         }
+        if self.replica.applying.large:
+            if self._begins is None:  # the first hello is before the first step
+                self._begins = await self._thread.do(hosted.worker.space.digest)
+            about["begins"] = self._begins
         if self._bring_weights:
             self._bring_weights = False
             frame = Message(MessageKind.STEP, hosted.worker.method.code, 0, 0, b"").encode()

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from fedseed.federation.report import Report
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Host:
 
     heard: float
     at: int = 0
-    report: dict[str, Any] | None = None
+    report: Report | None = None
     fits: bool = False
 
 
@@ -50,6 +51,10 @@ class Membership:
         """The host of a client; a client that nobody has spoken for is its own."""
         return self._host_of.get(client, client)
 
+    def hosted(self) -> dict[str, str]:
+        """The host of each client that somebody has spoken for."""
+        return dict(self._host_of)
+
     def alive(self) -> dict[str, Host]:
         """The hosts that can be reached."""
         since = self.now() - self.dead_after
@@ -78,6 +83,8 @@ class Roster:
         self.names: list[str] = []  # in the order of their numbers; none: not known yet
         self.numbers: dict[str, int] = {}
         self.examples: dict[str, int] = {}
+        self.outvoted: set[str] = set()  # clients whose process has another base or layout than most
+        self.goes_without = False  # whether the start waits for these no longer
         self.membership = Membership(dead_after, now)
         self.name(names)
         self.open = enrols
@@ -104,7 +111,26 @@ class Roster:
 
     def wanted(self, start_with: int | None) -> int:
         """How many clients must be there before the first round; 0 while that is not known."""
-        return start_with or len(self.names)
+        wanted = start_with or len(self.names)
+        if not self.goes_without or not self.names:
+            return wanted
+        return max(1, min(wanted, len(self.names) - len(self.outvoted)))
+
+    def spoken_for(self) -> dict[str, int]:
+        """Of each process that can be reached, how many of the clients it speaks for; of all while none is known."""
+        alive = self.membership.alive()
+        found: dict[str, int] = {}
+        for client, host in self.membership.hosted().items():
+            if host in alive and (not self.names or client in self.numbers):
+                found[host] = found.get(host, 0) + 1
+        return found
+
+    def outvote(self, host: str, out: bool) -> None:
+        """The clients of a process do not fit what most have, or do again."""
+        theirs = {client for client, where in self.membership.hosted().items() if where == host}
+        self.outvoted = self.outvoted | theirs if out else self.outvoted - theirs
+        if out and host in self.membership.hosts:
+            self.membership.hosts[host].fits = False
 
     def away(self) -> list[str]:
         """Who can't be reached, or has not come yet."""

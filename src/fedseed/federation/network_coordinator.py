@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError, NetworkError, RecipeError
 from fedseed.federation.base_weights import BaseWeights
+from fedseed.federation.bounds import Bounds
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
@@ -56,7 +58,7 @@ class NetworkCoordinator:
         self.inquiry = Inquiry(self.session, self.roster)
         self.log = StepLog(end, replacing)
         self.rounds: Rounds | None = None  # once it is known who the clients are
-        self.line: dict[str, Any] = {}  # the newest line of metrics, for the status
+        self.line: dict[str, Any] = {}  # what the status shows of the newest lines of metrics
         self.began = time.time()
         self._guard: asyncio.Task[None] | None = None
 
@@ -119,12 +121,13 @@ class NetworkCoordinator:
                 return
             seen = there
 
-    async def open(self, per_round: int, aggregation: AggregationRule) -> Coordinator:
+    async def open(self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None) -> Coordinator:
         """Make the coordinator, and let the clients know.
 
         Args:
             per_round: clients in a round.
             aggregation: how their answers become one.
+            bounds: how far from the others a client, or a step, may be.
 
         Raises:
             RecipeError: that can't be, or the method does not fit the model.
@@ -137,7 +140,7 @@ class NetworkCoordinator:
         assert reception.header is not None
         try:
             layout = reception.header.layout
-            made = Coordinator(reception.method, layout, reception.seed, examples, per_round, aggregation)
+            made = Coordinator(reception.method, layout, reception.seed, examples, per_round, aggregation, bounds)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         reception.coordinator = made
@@ -195,6 +198,10 @@ class NetworkCoordinator:
             self.session.progress.warn(f"{sender} can't be answered now: {error}")
         return None
 
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """A line of metrics is known, or more of it."""
+        self.line.update({key: line[key] for key in SHOWN if key in line})
+
     # -- how it is going -------------------------------------------------------------------------------------------
 
     def _answer(self) -> bytes:
@@ -210,6 +217,14 @@ class NetworkCoordinator:
             "drifted": sorted(self.inquiry.drifted),
         }
 
+    def _privacy(self) -> dict[str, float] | None:
+        """What the steps have spent so far, by plain composition; None: the method is not private."""
+        mechanism, coordinator = self.reception.method.privacy, self.reception.coordinator
+        if mechanism is None:
+            return None
+        made = 0 if coordinator is None else coordinator.steps
+        return mechanism.counted(max(made, len(self.log.steps)))  # the log's, until they are taken up
+
     def status(self) -> dict[str, Any]:
         """What `fedseed status` shows."""
         here, names = self.roster.present(), self.roster.names
@@ -222,16 +237,17 @@ class NetworkCoordinator:
             "began": self.began,
             "round": current.number if current is not None else self.line.get("round", 0),
             "rounds": self.total,
-            "waiting_for": [names[number] for number in missing[:MOST_NAMED]],
+            "waiting_for": [names[number] for number in missing[:MOST_NAMED]] or self.inquiry.awaited[:MOST_NAMED],
             "clients": len(names),
             "alive": len(here),
             "away": self.roster.away()[:MOST_NAMED],
             "waiting": self.reception.waiting,
             "ended": self.log.ended,
             "behind": {name: host.at for name, host in self.roster.membership.alive().items()},
-            "last": {key: self.line[key] for key in SHOWN if key in self.line},
+            "last": dict(self.line),
             "repeated_rounds": figures["repeated_rounds"],
             "refusals": figures["refusals"],
+            "privacy": self._privacy(),
             "skewed_clocks": sorted(self.reception.skewed),
             "drifted": figures["drifted"],
             "memory_bytes": resident_memory(),

@@ -23,6 +23,7 @@ from typing import Any
 from fedseed.errors import MessageError
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
+from fedseed.text import shown
 
 _PICKED = struct.Struct("<I")
 _SILENT = struct.Struct("<2sIH")
@@ -30,7 +31,9 @@ _MARK = struct.Struct("<I")
 ALL = 0xFFFFFFFF
 SILENT = b"FN"
 STORED = b"FO"
+MOST_PARTS = 250_000  # values and keys of a message in JSON: a hello of so many clients, a report of their figures
 _REASON_BYTES = 200
+_NAME_CHARACTERS = 100  # of each that is listed
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -172,7 +175,7 @@ def read_silent(data: bytes) -> tuple[int, int, str]:
         raise MessageError(f"{len(data)} bytes where a client says that it sends nothing")
     _, number, attempt = _SILENT.unpack_from(data)
     reason = data[_SILENT.size :].decode(errors="replace")
-    return number, attempt, "".join(c if c.isprintable() else "?" for c in reason)
+    return number, attempt, shown(reason)
 
 
 @dataclass(frozen=True)
@@ -212,12 +215,15 @@ def read_json(data: bytes) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        MessageError: not valid.
+        MessageError: not valid, or so many parts that reading it would take far more memory than it has bytes.
     """
+    parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))  # two bytes of it can become an object of seventy
+    if parts > MOST_PARTS:
+        raise MessageError(f"not valid JSON: about {parts:,} values, at most {MOST_PARTS:,} are read")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"not valid JSON: {error}") from error
+        raise MessageError(f"not valid JSON: {shown(error)}") from error
     if not isinstance(value, dict):
         raise MessageError("a JSON object is expected")
     return value
@@ -225,6 +231,6 @@ def read_json(data: bytes) -> dict[str, Any]:
 
 def listed(names: Collection[str], most: int = 8) -> str:
     """Names for a person: all of them, or the first few and how many more."""
-    ordered = sorted(names)
+    ordered = [shown(name, _NAME_CHARACTERS) for name in sorted(names)]
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return ", ".join(ordered[:most]) + more

@@ -2,25 +2,37 @@
 
 import base64
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
-from fedseed.errors import MessageError, OrbitError
+from fedseed.errors import MessageError, OrbitError, RecipeError
+from fedseed.federation.agreement import Agreement, Claim
 from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import listed
+from fedseed.federation.report import MOST_EXAMPLES, MOST_ROUND, real, whole
 from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
 from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
+from fedseed.orbit.header import START
+from fedseed.orbit.record import LINK_BYTES
+from fedseed.text import shown
 
 REMEDY = "name the clients in its recipe (federation.clients), or serve --clients-from KEYS"
 CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 16 << 20  # of a message of scalars, and of a client's blobs besides the messages
+MOST_CLIENTS = 100_000  # of a run, and in a hello
+MOST_NAME = 200  # characters of a client's name
+MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 60 MiB when decoded
+MOST_PLACE = 4096  # characters of a base's name or folder
+MOST_REFUSAL = 1000  # characters of the reason that a process is told
 
 
 def check_header(
@@ -30,7 +42,7 @@ def check_header(
 
     Args:
         header: the client's.
-        first: that of the first client that fitted; None: there was none yet.
+        first: that of the run; None: it is not known yet.
         method: the recipe's method.
         seed: the recipe's seed.
         settings: the recipe's, about clients.
@@ -46,6 +58,36 @@ def check_header(
     differences = header.differences(expected)
     if differences:
         raise MessageError(f"another recipe or model: {differences[0]} here")
+
+
+def read_start(data: bytes, source: str) -> Header:
+    """How somebody's orbit begins. No steps may follow: they would be read, and cost what they like.
+
+    Args:
+        data: the header with its link.
+        source: what errors call it.
+
+    Raises:
+        OrbitError: the header is not usable.
+        MessageError: it has another length than it says.
+    """
+    if len(data) < START.size or len(data) != START.size + START.unpack_from(data)[-1] + LINK_BYTES:
+        raise MessageError(f"{source}: a header of another length than it says, or none")
+    if len(data) > MOST_START:
+        raise MessageError(f"{source}: a header of {len(data):,} bytes: at most {MOST_START:,} are read")
+    header = scan(data, source)[0].header
+    if not re.fullmatch(r"[0-9a-f]{32}", header.base_digest):
+        raise MessageError(f"{source}: the base's digest is not 32 hexadecimal digits")
+    if max(map(len, (header.base, header.base_folder, header.dtype))) > MOST_PLACE:
+        raise MessageError(f"{source}: where the base is takes more than {MOST_PLACE:,} characters")
+    return header
+
+
+def client_name(name: Any) -> str:
+    """A client's name as a message has it. Raises MessageError if it can't be one."""
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or not name.isprintable():
+        raise MessageError(f"{shown(json.dumps(name), 40)} is no name of a client")
+    return name
 
 
 class Reception:
@@ -64,28 +106,32 @@ class Reception:
         self.roster = roster
         self.method = method
         self.seed = seed
-        self.header: Header | None = None  # that of the log, or of the first client
+        self.header: Header | None = None  # that of the log, or of most clients
+        self.agreement = Agreement()
         self.base = base
         self.coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
         self.skewed: set[str] = set()  # hosts whose clocks are wrong
         self._assembling = False
+        self._decided = False  # whether most clients have said what the run is
+        self._ready_since: float | None = None  # when all were here but those that do not fit
 
     async def assemble(self) -> None:
         """Wait until the clients that the recipe asks for have said hello, and somebody has brought what is needed.
 
         Raises:
-            RecipeError: the recipe asks for what can't be with the clients that there are.
+            RecipeError: the recipe asks for what can't be with the clients that there are, or they do not agree on what
+                the run is about.
         """
         roster, settings = self.roster, self.session.settings
         told, called = "", 0.0
         while True:
+            self._decide()
             if (now := time.monotonic()) >= called + RESEND_SECONDS:  # not at each hello: it would call forth the next
                 called = now
                 await self.session.call()
             if roster.names and not roster.open:
                 settings.check(len(roster.names))
-            here, wanted = roster.present(), roster.wanted(settings.start_with)
-            if self.header is not None and len(here) >= wanted and not self.base.missing:
+            if self.header is not None and self._all_here(len(roster.present())) and not self.base.missing:
                 roster.close()
                 self._assembling = False
                 return
@@ -94,6 +140,61 @@ class Reception:
                 self.session.progress.note(f"waiting for clients: {self.waits}")
                 told = self.waits
             await self.session.pause(RESEND_SECONDS)
+
+    def _decide(self) -> None:
+        """See what most clients say that the run is about, unless that is known.
+
+        Raises:
+            RecipeError: there is no majority, and nobody is to come who could bring one.
+        """
+        roster, settings = self.roster, self.session.settings
+        if self._decided or (self.header is not None and not self.base.missing):
+            return
+        clients = roster.spoken_for()
+        everybody = 0 if roster.open else len(roster.names)
+        found = self.agreement.decided(clients, everybody, roster.wanted(settings.start_with))
+        if found is None:
+            heard = sum(clients.values())
+            if everybody and heard >= everybody:
+                raise RecipeError(
+                    f"the clients do not agree on what the run is about: {self.agreement.describe(clients)}; there is "
+                    "no majority: name the right one in the recipe (federation.base_digest, and of methods that send "
+                    "weights federation.weights_digest)"
+                )
+            return
+        self._decided = True
+        self.header, self.base.digest = self.header or found.header, found.weights
+        if found.names is not None:
+            roster.name(found.names)
+        (most, _), *others = self.agreement.groups(clients)
+        for host in (host for _, hosts in others for host in hosts):
+            try:
+                self._compare(self.agreement.claims[host])
+                what = "another list of clients"
+            except MessageError as error:
+                what = str(error)
+            self.session.rejected.add(host, f"{what} ({most} of {sum(clients.values())} clients agree)")
+            roster.outvote(host, True)
+
+    def _all_here(self, here: int) -> bool:
+        """Whether the first round can begin: without those that do not fit, if they do not mend that in time."""
+        roster, settings = self.roster, self.session.settings
+        wanted = roster.wanted(settings.start_with)
+        if here >= wanted:
+            return True
+        enough = roster.outvoted and here + len(roster.outvoted) >= wanted and here >= settings.minimum
+        if not enough:
+            self._ready_since = None
+            return False
+        now = self.session.clock()
+        if self._ready_since is None:
+            self._ready_since = now
+            self.session.progress.warn(
+                f"{listed(roster.outvoted)} has another base, layout or first weights than most: in "
+                f"{settings.deadline:g} s (federation.deadline) the run begins without"
+            )
+        roster.goes_without = now >= self._ready_since + settings.deadline
+        return roster.goes_without
 
     @property
     def waiting(self) -> dict[str, int] | None:
@@ -116,14 +217,15 @@ class Reception:
 
     def attach(self, sender: str, about: dict[str, Any]) -> None:
         """A client says which process hosts it, and how many examples it has. Raises MessageError."""
-        client, host, examples = str(about["client"]), str(about["host"]), int(about["examples"])
+        client, host = client_name(about.get("client")), client_name(about.get("host"))
+        examples = whole(about.get("examples"), "examples", MOST_EXAMPLES)
         if client != sender:
             raise MessageError(f"it speaks for client {client}")
-        if examples < 0:
-            raise MessageError(f"{examples} examples")
         number = self.roster.numbers.get(client)
         if self.roster.names and number is None and not self.roster.open:
             raise MessageError(f"this run has no client {client}")
+        if client not in self.roster.examples and len(self.roster.examples) >= MOST_CLIENTS:
+            raise MessageError(f"more than {MOST_CLIENTS:,} clients")
         self.roster.membership.attach(client, host)
         self.roster.examples[client] = examples
         if number is not None and self.coordinator is not None:
@@ -140,27 +242,55 @@ class Reception:
         Raises:
             MessageError: it is not a hello, or in another's name.
         """
-        host = str(about["host"])
+        host = client_name(about.get("host"))
         if host != sender:
             raise MessageError(f"it speaks for client {host}")
+        at, there = whole(about.get("at"), "at", MOST_ROUND), real(about.get("time"), "time")
+        names, start, begins = about.get("names"), about.get("header"), about.get("begins")
+        if not isinstance(start, str):
+            raise MessageError("header is no text")
+        if not isinstance(names, list) or len(names) > MOST_CLIENTS:
+            raise MessageError(f"names: no list of at most {MOST_CLIENTS:,} clients")
+        all_of_them = bool(about.get("names_matter", True))
         try:
-            header = scan(base64.b64decode(about["header"]), "hello")[0].header
-            self.check(header)
-            self._compare_names(host, [str(name) for name in about["names"]], bool(about.get("names_matter", True)))
+            header = read_start(base64.b64decode(start), "hello")
+            known = [client_name(name) for name in names]
+            listing = tuple(known) if all_of_them and not self.roster.names and not self.roster.open else None
+            claim = Claim(header, None if begins is None else str(begins)[:64], listing)
+            self._check_claim(host, claim)
+            self._compare_names(host, known, all_of_them)
         except (OrbitError, MessageError) as error:
             reject(host, str(error))
-            return json.dumps({"refused": str(error)}).encode()
-        if self.header is None:
-            self.header = header
+            return json.dumps({"refused": shown(error, MOST_REFUSAL)}).encode()
+        self.agreement.say(host, claim)
+        self.roster.outvote(host, False)
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
-        self._compare_clocks(host, float(about["time"]), answer)
-        self.roster.membership.hello(host, int(about["at"]))
+        self._compare_clocks(host, there, answer)
+        self.roster.membership.hello(host, at)
         answer.update({"waits": self.waits} if self._assembling else {"clients": len(self.roster.names)})
-        if about.get("bucket"):
+        if about.get("bucket") and self.header is not None:
             await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
-        self.base.hello(host, about, answer, self.header.layout.dense_bytes, self.largest_message(), reject)
+        most = 0 if self.header is None else self.largest_message()
+        self.base.hello(host, about, answer, self.header, most, reject)
         self.session.stir()
         return json.dumps(answer).encode()
+
+    def _check_claim(self, host: str, claim: Claim) -> None:
+        """Whether what a process has is what the run is about, as far as that is known. Raises MessageError."""
+        check_header(claim.header, None, self.method, self.seed, self.session.settings)
+        try:
+            self._compare(claim)
+        except MessageError:
+            self.roster.outvote(host, True)
+            raise
+
+    def _compare(self, claim: Claim) -> None:
+        """Whether base, layout and first weights are those of the run, or of the recipe. Raises MessageError."""
+        self.check(claim.header)
+        pinned = self.session.settings.weights_digest
+        wanted = pinned or (self.base.digest if self.base.missing else None)
+        if wanted is not None and claim.weights is not None and claim.weights != wanted:
+            raise MessageError(f"other first weights: their digest is {claim.weights}, this run's have {wanted}")
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
         """Whether a process knows who takes part, or, of a run of parties, may itself. Raises MessageError.
@@ -178,7 +308,7 @@ class Reception:
                 raise MessageError("clients enrol in this run: federation.enrolment is not set in the recipe there")
             roster.enrol(host, names)
         elif all_of_them and not roster.names:
-            roster.name(names)
+            pass  # it is one opinion (`agreement`)
         elif all_of_them and names != roster.names:
             there = f"{listed(names)} there, {listed(roster.names)} here"
             order = " in another order" if sorted(names) == sorted(roster.names) else ""
@@ -191,7 +321,7 @@ class Reception:
 
     def _compare_clocks(self, host: str, there: float, answer: dict[str, Any]) -> None:
         skew = there - time.time()
-        if abs(skew) <= CLOCK_SKEW_SECONDS:
+        if abs(skew) <= CLOCK_SKEW_SECONDS or not isfinite(skew):
             return
         answer["skew"] = skew
         if host not in self.skewed:

@@ -13,6 +13,7 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SILENT, Stored, plan_message, read_silent
 from fedseed.federation.session import RESEND_SECONDS, Session
+from fedseed.privacy.base import WITHHELD
 
 
 @dataclass
@@ -59,6 +60,19 @@ class OpenRound:
     bytes_up: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass
+class LeftOut:
+    """A client that is there and has let a deadline pass.
+
+    Args:
+        until: when it is asked again.
+        seconds: how long it is left out; twice as long each time in a row.
+    """
+
+    until: float
+    seconds: float
+
+
 class Rounds:
     """Opens rounds and takes what clients answer.
 
@@ -79,6 +93,7 @@ class Rounds:
         self._largest = largest
         self._running = False  # whether a round was begun here
         self._idle: set[int] = set()  # who has sent nothing before
+        self._left_out: dict[int, LeftOut] = {}  # who has let a deadline pass since its last answer that counts
         self._fetching: set[asyncio.Task[None]] = set()
 
     # -- what comes in -----------------------------------------------------------------------------------------------
@@ -111,6 +126,7 @@ class Rounds:
             self.open.refused[number] = reason
 
     def _count(self, current: OpenRound, number: int, size: int) -> None:
+        self._left_out.pop(number, None)
         current.bytes_up[number] = size - FRAME_BYTES
         if current.silent.pop(number, None) is None:
             self._one_less(current)
@@ -127,6 +143,7 @@ class Rounds:
             raise MessageError(f"round {number} attempt {attempt} is not open")
         if client not in current.clients or client in self.coordinator.answered or client in current.silent:
             raise MessageError(f"client {client} has answered round {number} already, or takes no part in it")
+        self._left_out.pop(client, None)
         current.silent[client] = reason
         self._one_less(current)
 
@@ -167,12 +184,16 @@ class Rounds:
         """Open a round, as often as it takes, and gather what counts."""
         minimum, attempt = self.session.settings.minimum, 0
         while True:
-            clients = self.coordinator.open(number, attempt, await self._enough())
+            clients = self.coordinator.open(number, attempt, self._asked(await self._enough()))
             plans = self.coordinator.plans()
             self._running = True
             self.open = current = OpenRound(number, attempt, frozenset(clients), len(clients))
             reason = await self._ask(current, plans)
-            answered = len(self.coordinator.answered) + len(current.silent)
+            outliers = self.coordinator.screen()  # they have answered: asked again they would say the same
+            for client, why in outliers.items():
+                del current.bytes_up[client]
+                self._refuse(self.roster.names[client], client, why)
+            answered = len(self.coordinator.answered) + len(current.silent) + len(outliers)
             if answered >= minimum:
                 break
             attempt += 1
@@ -197,7 +218,8 @@ class Rounds:
         """Why a client's update does not count; it is said aloud, too."""
         name, number = self.roster.names[client], current.number
         if client in current.silent:
-            why = current.silent[client]
+            private = self.coordinator.method.privacy is not None  # a reason would depend on the client's data
+            why = WITHHELD if private else current.silent[client]
             if self.coordinator.examples[client] or client not in self._idle:  # once, if it has nothing to learn from
                 self.session.progress.warn(f"round {number}: {name} sends nothing: {why}")
             self._idle.add(client)
@@ -235,6 +257,7 @@ class Rounds:
                 break
             now = clock()
             if now >= deadline:
+                self._leave_out(current)
                 return f"no answer within {self.session.settings.deadline:g} s"
             missing = self.missing(current)
             if not missing & self.roster.present():
@@ -245,6 +268,30 @@ class Rounds:
                         await self.session.end.broadcast(plan_message(again, False, carried))
                 resend = now + RESEND_SECONDS
         return ""
+
+    def _asked(self, here: frozenset[int]) -> frozenset[int]:
+        """Those of the clients that are here who may be drawn: all but those left out, unless too few would be left."""
+        now = self.session.clock()
+        out = {client for client in here if client in self._left_out and now < self._left_out[client].until}
+        return here - out if len(here - out) >= self.session.settings.minimum else here
+
+    def _leave_out(self, current: OpenRound) -> None:
+        """The deadline is over: whoever is there and has sent nothing that counts would cost every round that much.
+
+        It is asked again when it has been left out for as long as it was waited for, and, each time in a row that it
+        lets a deadline pass, for twice as long.
+        """
+        settings, now = self.session.settings, self.session.clock()
+        if not self.coordinator.answered and not current.silent:
+            return  # nobody has answered: that is no reason to prefer one to another
+        for client in sorted(self.missing(current) & self.roster.present()):
+            before = self._left_out.get(client)
+            seconds = settings.deadline if before is None else 2 * before.seconds
+            self._left_out[client] = LeftOut(now + seconds, seconds)
+            self.session.progress.warn(
+                f"round {current.number}: nothing of {self.roster.names[client]} that counts has come within "
+                f"{settings.deadline:g} s: it is not asked for {seconds:g} s"
+            )
 
     async def _enough(self) -> frozenset[int]:
         """Wait until enough clients are there for a round; who they are."""

@@ -25,13 +25,15 @@ class CoordinatorSettings:
         minimum: answers that a round needs; with fewer it is begun again.
         start_with: clients that must be there before the first round; None: all.
         dead_after: seconds of silence after which a client is taken for dead.
-        base_digest: digest that the clients' base must have; None: that of the first client to come.
+        base_digest: digest that the clients' base must have; None: that of most clients.
         copies: of the run's log, where there are several servers.
         digest_kind: how base and weights are hashed.
         names: the clients, where they are known before anybody comes.
         enrols: whoever comes before the start takes part.
         each_evaluates: every client evaluates on what it holds out, not one for all.
+        measures: metrics that an evaluation must have, because the run looks at them.
         check: whether the run can be with so many clients; raises RecipeError.
+        weights_digest: digest that the trained tensors must begin with; None: what most clients have.
     """
 
     deadline: float = 600.0
@@ -44,7 +46,9 @@ class CoordinatorSettings:
     names: tuple[str, ...] = ()
     enrols: bool = False
     each_evaluates: bool = False
+    measures: tuple[str, ...] = ()
     check: Callable[[int], None] = lambda clients: None
+    weights_digest: str | None = None
 
 
 @dataclass

@@ -15,6 +15,7 @@ from fedseed.methods import Method
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
+from fedseed.privacy.base import WITHHELD
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 from fedseed.training.client import ClientCost, LocalClient
@@ -33,7 +34,7 @@ class Answer:
     Args:
         message: the update's bytes, or None if the client sends nothing.
         reason: why it sends nothing.
-        cost: what the work cost.
+        cost: what the work cost; of a private method nothing, for it depends on the client's data.
         within: payload bytes that its part of another client's message would have alone; None: it speaks for itself.
     """
 
@@ -75,6 +76,7 @@ class Worker:
         self.seed = seed
         self.joint = joint
         self.apart = apart
+        self.private = method.privacy is not None  # nothing is told that depends on data, but what the method sends
         self.state = method.start(self.space.layout, seed)
         if method.from_base:
             self.space.keep_base(offload_base, method.rebuilds_often)
@@ -155,16 +157,17 @@ class Worker:
     def _answer(self, message: Message, client: LocalClient, spoken: int) -> Answer:
         """One client's answer; `spoken`: payload bytes of the message that another one's part may be in."""
         plan = self.method.decode_plan(self.state, message.payload)
+        cost = ClientCost() if self.private else client.cost
         try:
             payload = self.method.train(self.state, plan, client).encode()
         except NonFiniteError as error:
-            return Answer(None, str(error), client.cost)
+            return Answer(None, WITHHELD if self.private else str(error), cost)
         except InAnothersMessage:
-            return Answer(None, None, client.cost, within=spoken)
+            return Answer(None, None, cost, within=spoken)
         finally:
             client.put_back()
         reply = Message(MessageKind.UPDATE, self.method.code, message.round, client.number, payload, message.attempt)
-        return Answer(reply.encode(), None, client.cost)
+        return Answer(reply.encode(), None, cost)
 
     def corrupt(self, update: bytes, kind: AttackKind) -> bytes:
         """What a Byzantine client sends in place of its honest update (simulation)."""

@@ -1,6 +1,5 @@
 """A run whose clients are Flower's nodes: the rounds of `runs.loop` over the Grid. Free of torch, models and data."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,10 +9,10 @@ from typing import Any
 
 from fedseed.errors import FedseedError, MessageError, RecipeError
 from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.cost import Cost
 from fedseed.federation.held_out import averaged, read_figures
 from fedseed.federation.messages import FRAME_BYTES
-from fedseed.federation.protocol import listed
+from fedseed.federation.protocol import listed, read_json
+from fedseed.federation.report import Phases, add_metrics, read_cost, read_metrics, read_seconds, real
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
 from fedseed.flower import wire
@@ -28,6 +27,7 @@ from fedseed.runs.loop import Backend
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
 from fedseed.runs.settings import RunSettings
+from fedseed.text import shown
 
 MOST_FAILED = 3  # attempts at a round in a row to which no node had an answer
 MOST_TURNS = 3  # of one question to a node that lacks steps
@@ -65,7 +65,7 @@ class FlowerBackend(Backend):
             raise RecipeError(f"federation.per_round = {per_round}: there are {len(self.names)} clients")
         try:
             self.coordinator = Coordinator(
-                recipe.method, self.header.layout, recipe.seed, examples, per_round, recipe.aggregation
+                recipe.method, self.header.layout, recipe.seed, examples, per_round, recipe.aggregation, recipe.bounds
             )
         except ValueError as error:
             raise RecipeError(str(error)) from error
@@ -75,6 +75,7 @@ class FlowerBackend(Backend):
         self._ledger: Ledger | None = None
         self._repeated = 0
         self._drifted: set[str] = set()
+        self._phases = Phases()
 
     def _weigh(self, name: str, examples: int) -> None:
         """A client has come after the start: so many examples it has."""
@@ -137,8 +138,12 @@ class FlowerBackend(Backend):
         while True:
             clients = self.coordinator.open(number, attempt, self._enough().keys())
             gathered, reasons = self._attempt(number, clients)
+            outliers = self.coordinator.screen()
+            for client, why in outliers.items():
+                gathered.refused += 1
+                reasons[client] = ("refused", f"refused: {why}")
             silent = [client for client, (kind, _) in reasons.items() if kind == "silent"]
-            if len(self.coordinator.answered) + len(silent) >= self._asks.minimum:
+            if len(self.coordinator.answered) + len(silent) + len(outliers) >= self._asks.minimum:
                 break
             attempt += 1
             self._repeated += 1
@@ -207,7 +212,7 @@ class FlowerBackend(Backend):
         """A node's updates for the clients that it was asked for."""
         for client, update, reason in zip(clients, table["updates"], table["reasons"], strict=True):
             if not update:
-                reasons[client] = ("silent", str(reason)[:200])
+                reasons[client] = ("silent", shown(str(reason)))
                 continue
             gathered.update_bytes.append(len(update) - FRAME_BYTES)
             try:
@@ -215,7 +220,8 @@ class FlowerBackend(Backend):
             except MessageError as error:
                 gathered.refused += 1
                 reasons[client] = ("refused", f"refused: {error}")
-        spent = Cost(**json.loads(table["spent"]))
+        spent = read_cost(read_json(table["spent"].encode()))
+        self._phases.check(spent.seconds)
         gathered.spent.add(spent)
 
     def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
@@ -232,11 +238,13 @@ class FlowerBackend(Backend):
         if not (digest or evaluate):
             return
         reports: dict[int, wire.Table] = {}
-        evaluated = False
+        evaluated, bad = False, set[int]()  # nodes whose answers were refused
         while not reports or (evaluate and not evaluated):
             self._enough()
             here = self._members.here()
-            one = min(here, key=lambda node: min(map(list(self.names).index, here[node].clients), default=1 << 32))
+            number_of = {name: at for at, name in enumerate(self.names)}
+            left = here.keys() - bad or here.keys()
+            one = min(left, key=lambda node: min((number_of[name] for name in here[node].clients), default=1 << 32))
             asked = {
                 node: {"digest": digest, "evaluate": evaluate and (self._asks.each_evaluates or node == one)}
                 for node in here
@@ -249,8 +257,13 @@ class FlowerBackend(Backend):
             ) -> None:
                 if reply.table is None:
                     problems.append(reply.problem)
-                else:
+                    return
+                try:
+                    check_report(reply.table)
                     reports[node] = reply.table
+                except (MessageError, KeyError, TypeError, ValueError, AttributeError) as error:
+                    bad.add(node)
+                    problems.append(f"refused: {shown(error)}")
 
             self._ask("evaluate", asked, number, take)
             evaluated = any(table["metrics"] for table in reports.values())
@@ -265,7 +278,7 @@ class FlowerBackend(Backend):
             self._add_figures(line, reports)
         for table in reports.values():
             if "ratio" in table:
-                line["step_over_weights"] = float(table["ratio"])
+                line["step_over_weights"] = real(table["ratio"], "ratio")
 
     def _compare(self, number: int, reports: Mapping[int, wire.Table]) -> str:
         """The digest of most nodes; the others begin again from the base."""
@@ -289,14 +302,14 @@ class FlowerBackend(Backend):
             found = {
                 name: read_figures(figures)
                 for node, table in reports.items()
-                for name, figures in json.loads(table["by_client"] or "{}").items()
+                for name, figures in read_json((table["by_client"] or "{}").encode()).items()
                 if name in here[node].clients
             }
             line["by_client"] = {name: found[name] for name in self.names if name in found}
-            line.update(averaged(line["by_client"]))
+            add_metrics(line, averaged(line["by_client"]))
         else:
-            line.update({str(k): float(v) for k, v in json.loads(measured[0]["metrics"]).items()})
-        line["seconds"]["evaluation"] = max(float(table["seconds"]) for table in measured)
+            add_metrics(line, read_metrics(read_json(measured[0]["metrics"].encode())))
+        line["seconds"]["evaluation"] = max(read_seconds(table["seconds"], "seconds") for table in measured)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -334,3 +347,19 @@ def _settings(recipe: Recipe, out: Path) -> CoordinatorSettings:
         each_evaluates=recipe.of_parties and not recipe.task.shares_evaluation,
         check=partial(check_counts, wanted),
     )  # fmt: skip
+
+
+def check_report(table: wire.Table) -> None:
+    """Whether what a node says about its weights can be used. Raises what a table of other types raises, too.
+
+    Raises:
+        MessageError: it is out of its bounds.
+    """
+    if table["metrics"]:
+        read_metrics(read_json(table["metrics"].encode()))
+    for figures in read_json((table["by_client"] or "{}").encode()).values():
+        read_figures(figures)
+    read_seconds(table["seconds"], "seconds")
+    if "ratio" in table:
+        real(table["ratio"], "ratio")
+    bytes.fromhex(table["digest"])

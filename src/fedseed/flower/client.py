@@ -159,12 +159,13 @@ def _answer(message: Any, context: Any, recipe: Path | str, load: Load | None) -
     place = place_of(context.node_config)
     site, mine = _site(context.run_id, place, recipe, context.run_config, load, bool(asked.get("anew")))
     hosted = site.hosted
+    private = hosted.worker.method.privacy is not None  # how many examples there are is not told
     if what == "query":
         known = {
             "header": hosted.start,
             "names": list(hosted.names),
             "clients": mine,
-            "examples": [len(hosted.items[name]) for name in mine],
+            "examples": [0 if private else len(hosted.items[name]) for name in mine],
         }
         if asked.get("weights"):
             if site.at:  # only the base is asked for

@@ -7,13 +7,13 @@ from typing import Any
 
 from fedseed.errors import FedseedError, MessageError, OrbitError
 from fedseed.federation.protocol import listed
-from fedseed.federation.reception import check_header
+from fedseed.federation.reception import check_header, client_name, read_start
+from fedseed.federation.report import MOST_EXAMPLES, whole
 from fedseed.federation.session import CoordinatorSettings
 from fedseed.flower import wire
 from fedseed.flower.post import Post, Reply
 from fedseed.methods import Method
 from fedseed.orbit import Header
-from fedseed.orbit.file import scan
 from fedseed.reports.progress import Progress
 
 AGAIN_SECONDS = 10.0  # until a node that does not fit is asked again
@@ -103,11 +103,11 @@ class Members:
 
     def _welcome(self, number: int, about: wire.Table) -> None:
         """A node has said what it has. Raises MessageError if that does not fit the run."""
-        header = scan(about["header"], "a node's answer")[0].header
+        header = read_start(about["header"], "a node's answer")
         check_header(header, self.header, self._method, self._seed, self._settings)
-        names = [str(name) for name in about.get("clients", [])]
-        examples = [int(count) for count in about.get("examples", [])]
-        if len(names) != len(examples) or any(count < 0 for count in examples):
+        names = [client_name(name) for name in about.get("clients", [])]
+        examples = [whole(count, "examples", MOST_EXAMPLES) for count in about.get("examples", [])]
+        if len(names) != len(examples):
             raise MessageError("its clients and their examples do not fit together")
         taken = {name for node in self.here().values() for name in node.clients}
         if both := sorted(taken & set(names)):
@@ -115,7 +115,7 @@ class Members:
         if self.open:
             self.names = sorted({*self.names, *names})
         elif not self.names:  # the task names its clients, the same everywhere
-            self.names = [str(name) for name in about.get("names", [])]
+            self.names = [client_name(name) for name in about.get("names", [])]
         if strangers := [name for name in names if name not in self.names]:
             raise MessageError(f"this run has no client {listed(strangers)}: it has {listed(self.names)}")
         self.header = self.header or header

@@ -9,6 +9,7 @@ from fedseed.flower.config import recipe_of
 from fedseed.reports.log import Logged
 from fedseed.reports.progress import Progress, Shown
 from fedseed.reports.results import read_metrics, read_summary
+from fedseed.reports.screen import Screen
 from fedseed.runs.folder import compare_recipes
 from fedseed.runs.loop import Loop
 from fedseed.runs.result import RunResult
@@ -31,13 +32,11 @@ def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress |
     Raises:
         FedseedError: what a run can fail of; the same line goes to the log.
     """
-    from rich.console import Console
-
-    console = Console(force_terminal=False, soft_wrap=True)
+    console = Screen(force_terminal=False, soft_wrap=True)
     try:
         return _coordinate(grid, context, recipe, console, progress)
     except FedseedError as error:
-        console.print(f"fedseed: {' '.join(str(error).split())}", highlight=False, markup=False)
+        console.print(f"fedseed: {' '.join(str(error).split())}", highlight=False)
         raise
 
 

@@ -220,7 +220,11 @@ class Method(Renamed, ABC):
 
     @property
     def privacy(self) -> Mechanism | None:
-        """The mechanism that makes its steps private."""
+        """The mechanism that makes its steps private.
+
+        Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no losses, no
+        counts, no reasons, no seconds of clients' work; `train` should answer whatever the data is.
+        """
         return None
 
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:

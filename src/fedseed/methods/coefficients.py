@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fedseed.errors import MessageError
 from fedseed.methods.payload import About, Floats, Many, Payload, Ragged, Scalar
+from fedseed.methods.sizes import moved
 from fedseed.randomness import Domain, derive
 
 
@@ -32,6 +33,10 @@ class Coefficients(Payload):
             if self.seed != planned:
                 raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
 
+    def size(self, about: About) -> float:
+        """How far it moves the weights, at a global rate of 1."""
+        return moved(about.method, about.state.layout, [self.gammas])
+
 
 @dataclass(frozen=True)
 class FerretStep(Payload):
@@ -43,3 +48,7 @@ class FerretStep(Payload):
         """One part where clients share a seed."""
         if about.lookup("shared") and len(self.parts) > 1:
             raise MessageError(f"{len(self.parts)} parts in a step whose clients share a seed")
+
+    def size(self, about: About) -> float:
+        """How far all parts together move the weights."""
+        return moved(about.method, about.state.layout, [part.gammas for part in self.parts])

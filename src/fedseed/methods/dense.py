@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
 from fedseed.methods.base import Answers, CatchUp, Method, State
-from fedseed.methods.payload import Floats, Payload, Tensors, from_floats, to_floats
+from fedseed.methods.payload import About, Floats, Payload, Tensors, from_floats, to_floats
+from fedseed.methods.sizes import distance
 from fedseed.optimizers.moments import Moments
 from fedseed.optimizers.rules import Rule
 from fedseed.randomness import Domain, derive, kernels
@@ -38,6 +39,11 @@ class Weights(Payload):
     """All trainable tensors in order, in their own dtypes; no bytes: unchanged (nobody answered)."""
 
     data: Annotated[bytes, Tensors()]
+
+    def size(self, about: About) -> float:
+        """How far they are from the weights before."""
+        held = about.lookup("weights")
+        return distance(about.state.layout, self.data, None if held is None else held.data)
 
 
 def _nothing() -> Floats:

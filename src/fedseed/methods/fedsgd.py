@@ -25,6 +25,7 @@ from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.dense import Dense, DenseState
 from fedseed.methods.payload import About, Nothing, Payload, Scalar, Tensors
+from fedseed.methods.sizes import gradient_size
 from fedseed.optimizers.schedule import Schedule, factor_of
 
 
@@ -46,6 +47,10 @@ class Gradient(Payload):
         """Of at least one term."""
         if self.terms < 1:
             raise MessageError("a gradient of a loss with no terms")
+
+    def size(self, about: About) -> float:
+        """The root of the mean square of its entries."""
+        return gradient_size(about.state.layout, self.data)
 
 
 class FedSGD(Dense):

@@ -9,8 +9,11 @@ Communication Overhead of One Bit", 2025.
     DP:    f drawn by the exponential mechanism                       Eq. 21 (`fedseed.privacy.sign`)
 
 Ties, and projections of exactly zero, are settled by the step's coin from the shared stream, so that a bit is enough.
+In DP-FeedSign the clients' votes reach the coordinator as they are, and its draw is what is private. There a client
+never abstains: that its losses are not usable would be told by its silence, so it votes as the coin fell.
 """
 
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.attacks.updates import Attack
+from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import Bits, Nothing, Payload
@@ -68,10 +72,17 @@ class FeedSign(Stepwise):
         return self.votes_per_round
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Votes:
-        """The signs of the client's projections (Eq. 2); a loss that is not finite makes the client abstain."""
-        items = next(client.batches(self.batch))
-        basis = self.directions(state.seed)
-        rho = np.array([self.two_point(client, basis, k, items).rho for k in self.indices(client.round)])
+        """The signs of the client's projections (Eq. 2); a loss that is not finite makes the client abstain.
+
+        With `epsilon` it votes the coin where a loss is not usable, or where it has no example.
+        """
+        rho = np.zeros(self.votes_per_round)
+        with suppress(NonFiniteError) if self.epsilon is not None else nullcontext():
+            items = next(client.batches(self.batch))
+            basis = self.directions(state.seed)
+            for number, k in enumerate(self.indices(client.round)):
+                with suppress(NonFiniteError) if self.epsilon is not None else nullcontext():
+                    rho[number] = self.two_point(client, basis, k, items).rho
         return Votes(np.where(rho == 0, self.coins(state, client.round), np.sign(rho)).astype(np.int8))
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:

@@ -25,7 +25,7 @@ from fedseed.methods.coefficients import Coefficients, FerretPlan, FerretStep
 from fedseed.methods.least_squares import least_squares
 from fedseed.methods.payload import Floats
 from fedseed.randomness import Basis, Domain, derive
-from fedseed.randomness.basis import MAX_SIZE
+from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Add, Change, Term
 from fedseed.weights.layout import BlockRule, Layout
@@ -45,6 +45,7 @@ class Ferret(Method):
         directions: K. For allocation "norm" the count of the block with the largest update, otherwise the total.
         basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well and costs the same
             for any number of directions (benchmarks/README.md).
+        basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
         blocks: "one", "tensor", "packed" (published) or a number.
         allocation: K_l per block (`fedseed.methods.allocation`); "norm" is published.
         seeds: "per-client" (published; the step carries every client's seed and coefficients) or "shared".
@@ -60,12 +61,14 @@ class Ferret(Method):
     """
 
     name: Literal["ferret"] = "ferret"
+    later: ClassVar[frozenset[str]] = frozenset({"basis_rank"})
     code: ClassVar[int] = 1
     about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
     plan_type, update_type, step_type = FerretPlan, Coefficients, FerretStep
 
     directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
-    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "hadamard"
+    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "hadamard"
+    basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
     blocks: BlockRule = "packed"
     allocation: Allocation = "norm"
     seeds: Literal["per-client", "shared"] = "per-client"
@@ -123,7 +126,10 @@ class Ferret(Method):
         """gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
         bounds, sizes = state.layout.boundaries, state.layout.block_sizes
         if self.exact:
-            return [least_squares(basis, block, products[block], a, b) for block, (a, b) in enumerate(pairwise(bounds))]
+            on = state.layout.matrices
+            return [
+                least_squares(basis, block, products[block], a, b, on) for block, (a, b) in enumerate(pairwise(bounds))
+            ]
         return [
             (p.astype(np.float64) / (basis.variance(size) * len(p))).astype(np.float32)
             for p, size in zip(products, sizes, strict=True)
@@ -185,7 +191,7 @@ class Ferret(Method):
 
     def directions_of(self, seed: int) -> Basis:
         """The basis of a seed."""
-        return Basis(self.basis, seed, size=self.most)
+        return Basis(self.basis, seed, self.most, self.basis_rank)
 
     @property
     def incomparable(self) -> str | None:

@@ -5,12 +5,15 @@ from numpy.typing import NDArray
 
 from fedseed.methods.payload import Floats
 from fedseed.randomness import Basis
+from fedseed.randomness.matrices import Matrices
 
 EXACT_LIMIT = 512  # K_l^2 inner products of length d_l and K_l^2 numbers of memory are needed
 GRAM_PIECE = 1 << 17  # elements of each direction held at a time
 
 
-def least_squares(basis: Basis, block: int, products: Floats, start: int, stop: int) -> Floats:
+def least_squares(
+    basis: Basis, block: int, products: Floats, start: int, stop: int, matrices: Matrices | None = None
+) -> Floats:
     """gamma = (V^T V)^-1 V^T Delta, in double precision.
 
     Args:
@@ -19,6 +22,7 @@ def least_squares(basis: Basis, block: int, products: Floats, start: int, stop: 
         products: V^T Delta, shape (K_l,).
         start: where the block begins in the parameter vector.
         stop: where it ends.
+        matrices: where the vector's matrices lie.
 
     Raises:
         ValueError: more than EXACT_LIMIT directions.
@@ -29,7 +33,7 @@ def least_squares(basis: Basis, block: int, products: Floats, start: int, stop: 
     gram = np.zeros((count, count))
     for a in range(start, stop, GRAM_PIECE):
         b = min(a + GRAM_PIECE, stop)
-        v = np.stack([basis.direction(k, a, b, stop - start) for k in range(count)]).astype(np.float64)
+        v = np.stack([basis.direction(k, a, b, stop - start, matrices) for k in range(count)]).astype(np.float64)
         gram += v @ v.T
     solution: NDArray[np.floating] = np.linalg.lstsq(gram, products.astype(np.float64), rcond=None)[0]
     return solution.astype(np.float32)

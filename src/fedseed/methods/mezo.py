@@ -16,6 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Nothing, Payload
+from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
 from fedseed.weights.change import Change, Floats
@@ -31,6 +32,10 @@ class Estimates(Payload):
         """Whether a loss can have given them."""
         if about.kind == "update":
             check_scalars(self.scalars)
+
+    def size(self, about: About) -> float:
+        """That of the largest estimate."""
+        return largest(self.scalars)
 
 
 class MeZO(Stepwise):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedseed.methods.base import Method, State
 
 Floats = NDArray[np.float32]
+LARGEST = 1e6  # no honest projection, gradient or move of the weights is larger
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class Payload:
 
     def check(self, about: About) -> None:
         """What the types do not say. Raises MessageError."""
+
+    def size(self, about: About) -> float:
+        """How large an update or a step is, to be laid beside others (`fedseed.methods.sizes`); 0: it says nothing."""
+        return 0.0
 
     def attacked(self, attack: "Attack", drawn: NDArray[np.uint32], method: "Method") -> "Payload":
         """What a Byzantine client sends in place of this update (simulation).
@@ -198,13 +203,17 @@ class Bits(Codec):
             return np.zeros(0, dtype=np.int8)
         return self.unpacked(reader.take(reader.left), about.lookup(self.length))
 
-    def unpacked(self, data: bytes, count: int) -> NDArray[np.int8]:
-        """The inverse of `write`. Raises MessageError: not so many bytes, or a padding bit is set."""
+    def check(self, data: bytes, count: int) -> None:
+        """Raises MessageError: not so many bytes, or a padding bit is set."""
         if len(data) != -(-count // 8):
             raise MessageError(f"{len(data)} bytes of votes: {count} votes take {-(-count // 8)}")
-        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
-        if bits[count:].any():
+        if count % 8 and data[-1] >> count % 8:
             raise MessageError(f"more than {count} votes: a padding bit is set")
+
+    def unpacked(self, data: bytes, count: int) -> NDArray[np.int8]:
+        """The inverse of `write`. Raises MessageError: not so many bytes, or a padding bit is set."""
+        self.check(data, count)
+        bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
         return np.where(bits[:count] > 0, 1, -1).astype(np.int8)
 
 
@@ -331,10 +340,18 @@ def unpack(method: "Method", data: bytes, count: int) -> list[bytes]:
     if bits is not None:
         each = getattr(method, bits.length)
         return [bits.write(part) for part in bits.unpacked(data, count * each).reshape(count, each)]
-    if count < 1 or len(data) % count:
-        raise MessageError(f"{len(data)} bytes can't be {count} steps of equal length")
+    check_pack(method, data, count)
     size = len(data) // count
     return [data[i * size : (i + 1) * size] for i in range(count)]
+
+
+def check_pack(method: "Method", data: bytes, count: int) -> None:
+    """Whether `unpack` can read it, without making the steps. Raises MessageError."""
+    bits = _bits(method.step_type)
+    if bits is not None:
+        bits.check(data, count * getattr(method, bits.length))
+    elif count < 1 or len(data) % count:
+        raise MessageError(f"{len(data)} bytes can't be {count} steps of equal length")
 
 
 def _bits(step: type[Payload]) -> Bits | None:

@@ -18,6 +18,7 @@ from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.methods.payload import About, Array, Floats, Many, Nested, Payload, Scalar, Tensors
 from fedseed.methods.personal import distances_of_norms
+from fedseed.methods.sizes import distance, largest
 from fedseed.methods.zeroth import check_scalars
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import NOTHING, Add, Average, Change, Term
@@ -49,6 +50,11 @@ class Tuned(Payload):
     loss: Loss
     data: Annotated[bytes, Tensors()]
 
+    def size(self, about: About) -> float:
+        """How far the weights are from those before."""
+        held = about.lookup("weights")
+        return distance(about.state.layout, self.data, None if held is None else held.data)
+
 
 @dataclass(frozen=True)
 class Trace(Payload):
@@ -63,7 +69,11 @@ class Trace(Payload):
     def check(self, about: About) -> None:
         """Whether losses can have given them."""
         largest_rate = about.lookup("learning_rate") * (1 + about.lookup("alpha"))
-        check_scalars((self.scalars / np.float64(largest_rate)).astype(np.float32))
+        check_scalars(self.scalars / np.float64(largest_rate))
+
+    def size(self, about: About) -> float:
+        """That of the largest projection."""
+        return largest(self.scalars / np.float64(about.lookup("learning_rate")))
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Other scalars on the same directions."""
@@ -97,6 +107,10 @@ class Branches(Payload):
         for before, client in pairwise(numbers):
             if client <= before:
                 raise MessageError(f"client {client} stands after client {before}")
+
+    def size(self, about: About) -> float:
+        """The mean of its branches'."""
+        return sum(branch.weight * branch.trace.size(about) for branch in self.branches)
 
 
 def steps_again(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Change:

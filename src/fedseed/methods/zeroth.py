@@ -8,20 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
+from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
-from fedseed.randomness.basis import MAX_SIZE
+from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
-from fedseed.weights.change import Floats
 from fedseed.weights.layout import Layout
 
 # A projection beyond this is no measurement of a loss: it is refused, so that one client can't destroy the model.
-LARGEST_SCALAR = 1e6
+LARGEST_SCALAR = LARGEST
 Draw = TypeVar("Draw")
 Estimated = TypeVar("Estimated")
 
@@ -44,6 +45,7 @@ class ZerothOrder(Method):
     Args:
         basis: where directions come from. "normal" is published; "rademacher" tunes as well at less cost.
         basis_size: for "hadamard", the number of directions of one basis (B is the next power of two).
+        basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
         learning_rate: eta, the rate of a step.
         scale: eps, how far the weights are perturbed (FeedSign calls it mu).
         batch: examples an estimate is made on.
@@ -58,10 +60,11 @@ class ZerothOrder(Method):
     """
 
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule"})
+    later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule", "basis_rank"})
 
-    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard"] = "rademacher"
+    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
+    basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
     learning_rate: PositiveFloat
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 1
@@ -91,7 +94,7 @@ class ZerothOrder(Method):
 
     def directions(self, seed: int) -> Basis:
         """The basis of a seed."""
-        return Basis(self.basis, seed, self.basis_size)
+        return Basis(self.basis, seed, self.basis_size, self.basis_rank)
 
     def factor(self, number: int) -> float:
         """What the learning rate is multiplied by in a round."""
@@ -158,7 +161,7 @@ class ZerothOrder(Method):
             raise NonFiniteError(f"no local step was usable: {reason}")
 
 
-def check_scalars(values: Floats) -> None:
+def check_scalars(values: NDArray[np.floating[Any]]) -> None:
     """Refuse projections that no loss can have given.
 
     Raises:

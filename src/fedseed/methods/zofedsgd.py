@@ -22,6 +22,7 @@ from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Nothing, Payload
+from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
 from fedseed.randomness import Domain, derive
@@ -79,6 +80,10 @@ class Projections(Payload):
             raise MessageError(f"{len(self.scalars)} projections in {about.kind} of {about.method.name}, not 1")
         if about.kind == "update":
             check_scalars(self.scalars)
+
+    def size(self, about: About) -> float:
+        """That of an update's projection; of a step's, with the weights multiplied in, their sum."""
+        return largest(self.scalars if about.kind == "update" else np.abs(self.scalars).sum(keepdims=True))
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Another projection on the same direction."""

@@ -1,8 +1,8 @@
 """Loading models: the project's own bases, a local folder, or a hub name."""
 
-import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 
 from fedseed.errors import RecipeError, closest, to_install
 from fedseed.models.architectures import LOADERS, Architecture, Loader, architecture_of
+from fedseed.models.foreign import check_files, own_code
 from fedseed.models.heads import Head
 from fedseed.models.hub import reach
 from fedseed.models.placement import deal_out, find_device, spread
@@ -22,7 +23,6 @@ from fedseed.models.quantized import Quantization, settings_of, settle
 from fedseed.weights.layout import DigestKind
 
 PACKAGED = ("small", "digits")  # the project's own bases: a language model, an image classifier
-CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")  # what a model's own code is saved as
 
 
 def locate(base: str) -> str:
@@ -79,12 +79,13 @@ def load_model(
     place = reach(locate(base))
     config = base_config(base)
     if not trust_remote_code:
-        code = _own_code(place, config)
+        code = own_code(place, config)
         if code:
             raise RecipeError(
                 f'model.base = "{base}": it comes with code of its own ({code}), which is not run unless '
                 "model.trust_remote_code = true; read the code first"
             )
+    check_files(base, place)
     classes = [str(name) for name in config.get("architectures") or ()]
     wanted = architecture or architecture_of(config, head is not None)
     loader = LOADERS[wanted]
@@ -115,6 +116,11 @@ def load_model(
                 output_loading_info=True,
                 **options,
             )
+    except (pickle.UnpicklingError, EOFError) as error:  # torch's own advice would be to run it
+        raise RecipeError(
+            f'model.base = "{base}": its weights are a pickle of more than tensors, or damaged; nothing of it is run. '
+            "Ask for model.safetensors"
+        ) from error
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         if attention is not None and _about_attention(error):
             raise RecipeError(
@@ -200,30 +206,9 @@ def base_config(base: str) -> dict[str, Any]:
     place = reach(locate(base))
     try:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _not_loadable(base, place, error) from error
     return config
-
-
-def _own_code(place: str, config: Mapping[str, Any]) -> str:
-    """The code that comes with a model, "" if there is none."""
-    return ", ".join(sorted(set(_code_names(Path(place), config))))
-
-
-def _code_names(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json"):
-        path = folder / name
-        if path.is_file():
-            try:
-                settings = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:
-                continue  # who loads it will say what is wrong
-            if isinstance(settings, dict) and settings.get("auto_map"):
-                yield f"auto_map in {name}"
-    if config.get("auto_map"):
-        yield "auto_map in config.json"
-    for pattern in CODE_FILES:
-        yield from (path.name for path in folder.glob(pattern))
 
 
 def _wrong_kind(base: str, what: str, loader: Loader) -> RecipeError:

@@ -19,6 +19,8 @@ class EvaluationSettings(BaseModel):
             the beginning, but not into the last answer. "right": they are cut at the end. "split": texts without a
             prompt become several examples, others are left out.
         metrics: scores of generated answers besides the task's own, by name (`fedseed list metrics`).
+        disclose: of a method that is private: evaluate nevertheless. What held-out examples give is told as it is,
+            without noise, and no epsilon counts it: for held-out examples that need no protection.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -30,3 +32,4 @@ class EvaluationSettings(BaseModel):
     max_length: PositiveInt = 1024
     truncate: Literal["drop", "left", "right", "split"] = "drop"
     metrics: list[str] = []
+    disclose: bool = False

@@ -10,7 +10,7 @@ packed (FeedSign: a bit each); the digest is that of the weights after the last 
 steps says that the run is over and the file whole. Free of torch but for `replay`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from zlib import crc32
 from fedseed.durable import replacing
 from fedseed.errors import MessageError, OrbitError
 from fedseed.orbit.header import FORMAT, MAGIC, START, Header
-from fedseed.orbit.record import DIGEST_BYTES, FRAME, HEAD, LINK_BYTES, PackedRecord, Record, link
+from fedseed.orbit.record import DIGEST_BYTES, FRAME, HEAD, LINK_BYTES, PackedRecord, Record, Steps, link
 from fedseed.randomness.stream import STREAM_VERSION
 
 if TYPE_CHECKING:
@@ -75,13 +75,9 @@ class Orbit:
         """All steps."""
         return tuple(self.steps())
 
-    def steps(self, upto: int | None = None) -> Iterator[Record]:
+    def steps(self, upto: int | None = None) -> Steps:
         """The steps one after the other, up to and with number `upto`."""
-        for part in self.parts:
-            for record in part.unpack(self.header.method):
-                if upto is not None and record.round > upto:
-                    return
-                yield record
+        return Steps(self.parts, self.header.method, upto)
 
     @classmethod
     def open(cls, path: str | Path) -> "Orbit":
@@ -254,8 +250,7 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
     if header.first > 1 and (steps != 1 or step != header.first):
         return damage(f"step {step}: a compacted orbit holds one step")
     try:
-        for _ in part.unpack(header.method):
-            break
+        part.check(header.method)
     except MessageError as error:
         return damage(f"step {step}: {error}")
     return part

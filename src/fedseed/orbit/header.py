@@ -14,12 +14,21 @@ from fedseed.methods.base import State
 from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.renaming import orbit_dump, quietly
+from fedseed.text import shown
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 MAGIC = b"fedorbit"
 FORMAT = 2
 START = struct.Struct("<8sHHI")
-_INFLATION = 256  # a header's JSON is at most this many times longer than it is compressed
+# So much a header may hold besides what every one may: each of its compressed bytes becomes so many of JSON, with so
+# many values. Of real models there are at most 30 and 3 (47,000 tensors, a block each). What is made of a header in
+# memory is bounded by its length, and nothing is made of one that is above these.
+_INFLATION, _FREE_TEXT, _MOST_TEXT = 64, 1 << 16, 1 << 25
+_VALUES, _FREE_VALUES, _MOST_VALUES = 4, 1 << 12, 1 << 21
+_LARGEST = 1 << 63  # numbers in a layout are below
+_MOST_SIDES = 64
+_SHOWN = 1000  # characters of what is wrong with one
+_MOST_SETTINGS = 1 << 16  # characters of a method's settings, and of an adapter's
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,11 @@ class Header:
     base_folder: str = ""
 
     def encode(self) -> bytes:
-        """The header's bytes, without the link."""
+        """The header's bytes, without the link.
+
+        Raises:
+            OrbitError: nobody could read them.
+        """
         data: dict[str, Any] = {
             "base": self.base,
             "base_digest": self.base_digest,
@@ -89,7 +102,14 @@ class Header:
             data["digest_kind"] = self.digest_kind
         if self.base_folder:
             data["base_folder"] = self.base_folder
-        packed = zlib.compress(json.dumps(data, sort_keys=True, separators=(",", ":")).encode(), 9)
+        text = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+        packed = zlib.compress(text, 9)
+        try:
+            self.check()
+        except ValueError as error:
+            raise OrbitError(f"no orbit can be written: {error}") from error
+        if problem := _too_much(packed, text):
+            raise OrbitError(f"no orbit can be written: its header has {problem}")
         return START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
 
     @classmethod
@@ -101,10 +121,14 @@ class Header:
         """
         try:
             inflate = zlib.decompressobj()
-            text = inflate.decompress(packed, _INFLATION * len(packed) + 1)
+            text = inflate.decompress(packed, _most_text(packed) + 1)
             if not inflate.eof:
                 raise OrbitError(f"orbit header: cut short, or more than {_INFLATION} times its compressed length")
+            if problem := _too_much(packed, text):
+                raise OrbitError(f"orbit header: {problem}")
             data: dict[str, Any] = json.loads(text)
+            _check_numbers(data["layout"])
+            _check_settings(data)
             name = data["method"]["name"]
             kind = REGISTRY.find(name)
             if kind is None:
@@ -129,7 +153,7 @@ class Header:
             return header
         except (zlib.error, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError,
                 ValidationError) as error:  # fmt: skip
-            raise OrbitError(f"orbit header is not valid: {error}") from error
+            raise OrbitError(f"orbit header is not valid: {shown(error, _SHOWN)}") from error
 
     def check(self) -> None:
         """Check what the types do not say.
@@ -140,6 +164,8 @@ class Header:
         if self.digest_kind not in get_args(DigestKind):
             known = ", ".join(get_args(DigestKind))
             raise ValueError(f"digests of kind {self.digest_kind!r}; this version of fedseed knows {known}")
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"a base of dtype {shown(self.dtype)}: one of {', '.join(ITEM_BYTES)} is expected")
         unknown = {t.dtype for t in self.layout.tensors} - set(ITEM_BYTES)
         if unknown:
             raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
@@ -147,7 +173,7 @@ class Header:
             raise ValueError("a tensor with a negative side")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed {self.seed}: from 0 to 2**64 - 1")
-        if self.first < 1 or (self.first > 1 and self.method.catch_up != "plan"):
+        if not 1 <= self.first < 1 << 32 or (self.first > 1 and self.method.catch_up != "plan"):
             raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
 
     def start(self) -> State:
@@ -184,6 +210,40 @@ class Header:
             else:
                 lines.append(f"{field.name}: {a}, {b}")
         return lines
+
+
+def _most_text(packed: bytes) -> int:
+    return min(_FREE_TEXT + _INFLATION * len(packed), _MOST_TEXT)
+
+
+def _too_much(packed: bytes, text: bytes) -> str | None:
+    """What of a header is more than it may be, before anything is made of it."""
+    if len(text) > _most_text(packed):
+        return f"{len(text):,} bytes of text in {len(packed):,} compressed ones"
+    values = sum(map(text.count, (b",", b"[", b"{", b":")))
+    if values > min(_FREE_VALUES + _VALUES * len(packed), _MOST_VALUES):
+        return f"{values:,} values in {len(packed):,} compressed bytes"
+    return None
+
+
+def _check_numbers(layout: dict[str, Any]) -> None:
+    """Raises ValueError for a layout whose products would take long."""
+    for _, shape, _ in layout["tensors"]:
+        if not isinstance(shape, list) or len(shape) > _MOST_SIDES or not all(map(_is_small, shape)):
+            raise ValueError(f"a tensor's shape: at most {_MOST_SIDES} numbers from 0 to 2**63 - 1")
+    if not all(map(_is_small, layout["boundaries"])):
+        raise ValueError("block boundaries: numbers from 0 to 2**63 - 1")
+
+
+def _check_settings(data: dict[str, Any]) -> None:
+    """Raises ValueError for more settings than anything has: each that is unknown becomes a line of an error."""
+    for key in ("method", "adapter"):
+        if len(json.dumps(data.get(key))) > _MOST_SETTINGS:
+            raise ValueError(f"{key}: more than {_MOST_SETTINGS:,} characters of settings")
+
+
+def _is_small(number: object) -> bool:
+    return type(number) is int and 0 <= number < _LARGEST
 
 
 def _unknown_method(name: object) -> str:

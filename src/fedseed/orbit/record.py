@@ -3,12 +3,12 @@
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fedseed.errors import MessageError
 from fedseed.methods import Method
-from fedseed.methods.payload import pack, unpack
+from fedseed.methods.payload import check_pack, pack, unpack
 
 LINK_BYTES = 16
 DIGEST_BYTES = 16
@@ -18,7 +18,7 @@ FRAME = HEAD.size + DIGEST_BYTES + LINK_BYTES  # a record's bytes besides its pa
 MOST_PACKED = 1 << 16  # steps in a record, and bytes of their payloads before packing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """One step.
 
@@ -33,7 +33,7 @@ class Record:
     digest: str = NO_DIGEST
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PackedRecord:
     """A record as the file has it: one step, or many packed.
 
@@ -59,22 +59,56 @@ class PackedRecord:
         head = struct.pack("<III", len(self.payload), self.first, self.steps)
         return head + struct.pack("<I", zlib.crc32(head)) + self.payload + bytes.fromhex(self.digest)
 
+    def check(self, method: Method) -> None:
+        """Whether the payload can be that many steps; none of them is made.
+
+        Raises:
+            MessageError: it can't.
+        """
+        if self.steps == 1 or (self.steps == 0 and not self.payload):
+            return
+        if not 1 <= self.steps <= MOST_PACKED or not 0 < len(self.payload) <= MOST_PACKED:
+            raise MessageError(f"{self.steps} steps in {len(self.payload)} bytes")
+        check_pack(method, self.payload, self.steps)
+
     def unpack(self, method: Method) -> Iterator[Record]:
         """Its steps.
 
         Raises:
             MessageError: the payload can't be that many steps.
         """
-        if self.steps == 0 and not self.payload:
+        self.check(method)
+        if self.steps <= 1:
+            if self.steps:
+                yield Record(self.first, self.payload, self.digest)
             return
-        if self.steps == 1:
-            yield Record(self.first, self.payload, self.digest)
-            return
-        if not 1 <= self.steps <= MOST_PACKED or not self.payload:
-            raise MessageError(f"{self.steps} steps in {len(self.payload)} bytes")
         payloads = unpack(method, self.payload, self.steps)
         for number, payload in enumerate(payloads, start=self.first):
             yield Record(number, payload, self.digest if number == self.last else NO_DIGEST)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of records, made one after the other each time they are gone through: a bit may be a step.
+
+    Args:
+        parts: the records.
+        method: the method.
+        upto: number of the last step; None: all.
+    """
+
+    parts: Sequence[PackedRecord]
+    method: Method
+    upto: int | None = None
+
+    def __iter__(self) -> Iterator[Record]:
+        for part in self.parts:
+            if self.upto is not None and part.first > self.upto:
+                return
+            for record in part.unpack(self.method):
+                if self.upto is not None and record.round > self.upto:
+                    return
+                yield record
 
 
 def link(previous: bytes, data: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Replay: the one place where recorded steps become weights. Needs torch; the rest of the orbit does not."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,9 @@ from fedseed.weights.space import ParameterSpace
 if TYPE_CHECKING:
     from fedseed.orbit.file import Orbit
     from fedseed.orbit.header import Header
+
+USUAL = 4096  # ranks and virtual tokens of an adapter up to this cost no more than a base does
+LARGE = 1 << 30  # bytes of an adapter besides those of its base
 
 OnStep = Callable[[int], None]
 
@@ -55,12 +58,26 @@ def equip(header: "Header", model: torch.nn.Module) -> torch.nn.Module:
     check_base(header, base_digest(model, header.digest_kind))
     if header.adapter is None:
         return model
+    _check_adapter(header, model)
     equipped: torch.nn.Module = adapters.install(model, header.adapter.settings, header.seed, header.base)
     choose_trainable(equipped, header.trainable)
     found = ParameterSpace(equipped, digest_kind=header.digest_kind).digest()
     if found != header.adapter.digest:
         raise OrbitError(f"the adapter starts with digest {found}, the run's started with {header.adapter.digest}")
     return equipped
+
+
+def _check_adapter(header: "Header", model: torch.nn.Module) -> None:
+    """Raise OrbitError if the adapter is larger than what the header says of its tensors, or than any base needs."""
+    assert header.adapter is not None
+    numbers = header.adapter.settings.model_dump(include={"rank", "virtual_tokens", "hidden"})
+    sides = {side for tensor in header.layout.tensors for side in tensor.shape}
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    for name, number in numbers.items():
+        if number is not None and number > USUAL and (number not in sides or header.layout.dense_bytes > held + LARGE):
+            raise OrbitError(
+                f"the orbit's adapter has {name} = {number:,}, which does not fit its tensors or this base"
+            )
 
 
 def check_base(header: "Header", found: str) -> None:
@@ -83,7 +100,7 @@ def catch_up(
         method: the method.
         state: the state before the first of them.
         space: the parameter space, at the weights before the first of them.
-        records: the steps.
+        records: the steps; they are gone through twice, so of an iterator a list is made.
         progress: called with the number of each step applied.
         check_all: compare with every recorded digest, not with the last one only.
 
@@ -93,25 +110,10 @@ def catch_up(
     Raises:
         OrbitError: a step is not valid, or the weights differ from those of the run.
     """
-    steps = list(records)
-    known = [i for i, record in enumerate(steps) if record.digest != NO_DIGEST]
-    done = 0
-    for stop in known if check_all else known[-1:]:
-        state = apply_run(method, state, space, steps[done : stop + 1], progress)
-        done = stop + 1
-        digest, recorded = space.digest(), steps[stop].digest
-        if digest != recorded:
-            number = steps[stop].round
-            raise OrbitError(f"after step {number} the weights' digest is {digest}, the run recorded {recorded}")
-    return apply_run(method, state, space, steps[done:], progress)
-
-
-def apply_run(
-    method: Method, state: State, space: ParameterSpace, run: Sequence[Record], progress: OnStep | None
-) -> State:
-    """Apply steps that follow each other; nobody looks at the weights in between."""
-    pending = Pending(space)  # many steps in one pass over the weights
-    for record in run:
+    again = list(records) if isinstance(records, Iterator) else records
+    last = max((i for i, record in enumerate(again) if record.digest != NO_DIGEST), default=-1)
+    pending = Pending(space)  # many steps in one pass over the weights, where nobody looks at them in between
+    for i, record in enumerate(again):
         try:
             step = method.decode_step(state, record.payload)
         except MessageError as error:
@@ -120,5 +122,12 @@ def apply_run(
         state = method.advance(state, step)
         if progress is not None:
             progress(record.round)
+        if i == last or (check_all and record.digest != NO_DIGEST):
+            pending.flush()
+            digest = space.digest()
+            if digest != record.digest:
+                raise OrbitError(
+                    f"after step {record.round} the weights' digest is {digest}, the run recorded {record.digest}"
+                )
     pending.flush()
     return state

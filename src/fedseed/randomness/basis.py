@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedseed.randomness import kernels, truncation
 from fedseed.randomness.kernels.reference import Spec, hadamard_transform
+from fedseed.randomness.matrices import Matrices
 from fedseed.randomness.stream import split_seed
 
 BASES = {
@@ -15,9 +16,12 @@ BASES = {
     "truncated_normal": "N(0, 1) cut to [-1/sqrt(d_l), 1/sqrt(d_l)]: Ferret as published",
     "rademacher": "+1 or -1, one random bit an entry: same mean and covariance as normal, less work",
     "hadamard": "rows of a Hadamard matrix under random signs: all directions together cost as much as one",
+    "lowrank": "outer products of signs on each matrix: a pass over a batch can look along many directions",
 }
+FLAT = ("normal", "truncated_normal", "rademacher", "hadamard")  # those that know nothing of tensors' shapes
 MAX_SIZE = 1 << 20
 MAX_DIRECTIONS = 1 << 32
+MAX_RANK = 64
 
 
 @dataclass(frozen=True)
@@ -25,20 +29,24 @@ class Basis:
     """A family of pseudo-random directions; a direction is named by the seed and its index, and never stored.
 
     An entry depends only on (seed, direction index, element index): not on tensors, tiling, device, threads or dtype.
+    Those of "lowrank" depend on the tensors' shapes, too.
 
     Args:
-        name: "normal", "truncated_normal", "rademacher" or "hadamard".
+        name: "normal", "truncated_normal", "rademacher", "hadamard" or "lowrank".
         seed: 64-bit seed.
         size: for "hadamard", how many directions there are; it fixes B, the smallest power of two >= size. Index k
             means row k mod B of the basis with number k div B, which has signs of its own. Other bases ignore it.
+        rank: for "lowrank", r: a direction is sum_j u_j w_j^T / sqrt(r) over j < r on each matrix, with u_j and w_j of
+            random signs; on tensors of one dimension as "rademacher". Other bases ignore it.
 
     Raises:
-        ValueError: unknown name, or seed or size out of range.
+        ValueError: unknown name, or seed, size or rank out of range.
     """
 
     name: str
     seed: int = 0
     size: int = 4096
+    rank: int = 1
 
     def __post_init__(self) -> None:
         if self.name not in BASES:
@@ -46,6 +54,8 @@ class Basis:
         split_seed(self.seed)
         if not 1 <= self.size <= MAX_SIZE:
             raise ValueError(f"size = {self.size}: from 1 to {MAX_SIZE}")
+        if not 1 <= self.rank <= MAX_RANK:
+            raise ValueError(f"rank = {self.rank}: from 1 to {MAX_RANK}")
 
     @property
     def tile(self) -> int:
@@ -54,17 +64,37 @@ class Basis:
 
     @property
     def spec(self) -> Spec:
-        """The basis as the kernels take it."""
-        return Spec(self.name, self.seed, self.tile)
+        """The basis as the kernels take it. Raises ValueError for "lowrank": see `spec_on`."""
+        return self.spec_on(None)
+
+    def spec_on(self, matrices: Matrices | None) -> Spec:
+        """The basis as the kernels take it, on a vector whose matrices lie there.
+
+        Raises:
+            ValueError: "lowrank", and it is not said where they lie.
+        """
+        if self.name != "lowrank":
+            return Spec(self.name, self.seed, self.tile)
+        if matrices is None:
+            raise ValueError("lowrank needs the tensors' shapes: `matrices`")
+        return Spec(self.name, self.seed, self.tile, self.rank, matrices)
 
     def variance(self, length: int) -> float:
         """rho: the variance of an entry in a block of `length` parameters (1 but for "truncated_normal")."""
         return truncation.variance(length) if self.name == "truncated_normal" else 1.0
 
     def kurtosis(self, length: int) -> float:
-        """kappa: the fourth moment of an entry over its squared variance."""
+        """kappa: the fourth moment of an entry over its squared variance.
+
+        For "lowrank", on matrices, 3 - 2/r: an entry is a sum of r signs over sqrt(r). Its entries are independent in
+        pairs only, yet E (v.x)^2 |v|^2 = (d + kappa - 1) |x|^2 as if all were, and that is what the expected cosine
+        needs: the pairs (p, q) of outer products in |v|^2 meet those in (v.x)^2 only where both rows and both columns
+        are the same. (E (v.x)^4 is larger: up to 9 |x|^4 for an x of rank one, where it is 3 |x|^4 otherwise.)
+        """
         if self.name == "truncated_normal":
             return truncation.kurtosis(length)
+        if self.name == "lowrank":
+            return 3 - 2 / self.rank
         return 3.0 if self.name == "normal" else 1.0
 
     def expected_cosine(self, length: int, count: int) -> float:
@@ -88,7 +118,9 @@ class Basis:
         pairs = hadamard_transform(hadamard_transform((np.arange(tile) < count).astype(np.float64)) ** 2) / tile
         return count * sqrt(length) / sqrt(float(np.dot(pairs, product**2)))
 
-    def direction(self, k: int, start: int, stop: int, length: int | None = None) -> NDArray[np.float32]:
+    def direction(
+        self, k: int, start: int, stop: int, length: int | None = None, matrices: Matrices | None = None
+    ) -> NDArray[np.float32]:
         """Elements start..stop of direction k.
 
         Args:
@@ -96,12 +128,13 @@ class Basis:
             start: index of the first element in the parameter vector.
             stop: one past the last.
             length: size of the block the elements belong to; "truncated_normal" needs it.
+            matrices: where the vector's matrices lie; "lowrank" needs it.
 
         Returns:
             float32 array of shape (stop - start,).
 
         Raises:
-            ValueError: an index is out of range, or `length` is missing.
+            ValueError: an index is out of range, or `length` or `matrices` is missing.
         """
         if not 0 <= k < MAX_DIRECTIONS:
             raise ValueError(f"k = {k}: a direction index is from 0 to 2**32 - 1")
@@ -111,4 +144,4 @@ class Basis:
             if self.name == "truncated_normal":
                 raise ValueError("truncated_normal needs length, the block's number of parameters")
             length = max(stop, 1)
-        return kernels.current().direction(self.spec, k, start, stop, length)
+        return kernels.current().direction(self.spec_on(matrices), k, start, stop, length)

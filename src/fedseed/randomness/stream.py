@@ -42,6 +42,8 @@ class Domain(IntEnum):
     ADAPTER = 16  # the weights an adapter starts from
     RATE = 17  # FedMeZO's random learning rates
     HEAD = 18  # the weights a new classifier head starts from
+    LEFT = 19  # u of lowrank directions: a sign for each row of a matrix
+    RIGHT = 20  # w of lowrank directions: a sign for each column
 
 
 Words = NDArray[np.uint32]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.errors import FedseedError
+from fedseed.interpreter import command
 
 
 def draw_apart(folder: Path, name: str, probabilities: list[float] | None) -> None:
@@ -20,21 +21,21 @@ def draw_apart(folder: Path, name: str, probabilities: list[float] | None) -> No
     Raises:
         FedseedError: it can't be drawn; the text says why.
     """
-    command = [sys.executable, "-m", __name__, str(folder), name]
+    words = command(__name__, "main", str(folder), name)
     given = json.dumps(probabilities)
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise FedseedError(f"{folder / 'metrics.png'}: can't be drawn: {why}")
 
 
-def main() -> None:
+def main(place: str, name: str) -> None:
     """What the other process does."""
     from fedseed.durable import replacing
     from fedseed.reports.plots import LABELS, draw_probabilities, draw_runs
     from fedseed.reports.results import read_metrics
 
-    folder, name = Path(sys.argv[1]), sys.argv[2]
+    folder = Path(place)
     probabilities: Any = json.load(sys.stdin)
     metrics = read_metrics(folder)
     if any(label in metrics[0] for label in LABELS):
@@ -43,7 +44,3 @@ def main() -> None:
     if probabilities is not None:
         with replacing(folder / "probabilities.png") as picture:
             draw_probabilities(probabilities, picture)
-
-
-if __name__ == "__main__":
-    main()

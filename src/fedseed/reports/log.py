@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedseed.durable import append_to
 from fedseed.reports.progress import Progress
 
 NAME = "log.txt"
@@ -30,7 +31,7 @@ class Logged:
         if folder is None or self._file is not None:
             return
         with suppress(OSError):
-            self._file = open(folder / NAME, "a", encoding="utf-8")  # noqa: SIM115
+            self._file = open(folder / NAME, "a", encoding="utf-8", opener=append_to)  # noqa: SIM115
         for line in early:
             self._put(line)
 

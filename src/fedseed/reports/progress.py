@@ -7,9 +7,11 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from fedseed.errors import plural
 from fedseed.reports.results import SCORES
+from fedseed.reports.screen import Screen
 
 
 class Progress(Protocol):
@@ -61,7 +63,7 @@ def shown_by(progress: "Progress | bool | None") -> Progress:
     """What shows a run: as given; True: a console; False: nothing; None: a console if somebody sees it."""
     if not isinstance(progress, bool) and progress is not None:
         return progress
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     wanted = console.is_terminal or console.is_jupyter if progress is None else progress
     return Shown(console) if wanted else Silent()
 
@@ -129,8 +131,8 @@ class Shown:
 
     def note(self, text: str) -> None:
         """Print a line."""
-        self.console.print(f"  {text}", highlight=False, soft_wrap=True, markup=False)
+        self.console.print(f"  {text}", highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self.console.print(f"[yellow]warning[/yellow] {text}", highlight=False, soft_wrap=True)
+        self.console.print(Text.assemble(("warning", "yellow"), f" {text}"), highlight=False, soft_wrap=True)

@@ -22,6 +22,11 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def privacy_spent(spent: Mapping[str, float]) -> str:
+    """What a private run has spent, of its summary or status, for a person: "epsilon per vote 0.5, votes 48"."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in spent.items())
+
+
 def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:
     """The names of an evaluation's metrics that tables show: all but perplexity, which is the loss once more."""
     return [name for name in metrics if not name.endswith("perplexity") and not name.startswith("validation_")]
@@ -66,6 +71,9 @@ def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Tabl
     table.caption = "Bytes: payload per client and round in which it takes part."
     if any(name.startswith("unseen_") for name in names):
         table.caption += " Unseen: tasks that no client holds."
+    for name, summary in summaries:
+        if spent := summary.get("privacy"):
+            table.caption += f" Privacy spent by {name}: {privacy_spent(spent)}."
     table.caption_justify = "left"
     return table
 

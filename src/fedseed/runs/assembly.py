@@ -22,6 +22,8 @@ from fedseed.tasks.data import ClientData, TaskData
 
 logger = logging.getLogger(__name__)
 
+UNEVALUATED = "a private run: nothing is evaluated (evaluation.disclose is not set)"
+
 
 class Federation(Simulation):
     """A simulated federation (`Simulation` has the arguments), also from a recipe."""
@@ -140,7 +142,11 @@ def _put_together(
     began = time.perf_counter()
     equipment = equip(recipe, data)
     logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
-    if parts is None or recipe.task.shares_evaluation:
+    evaluate: Evaluation | None = None
+    notes: list[str] = []
+    if not recipe.evaluates:
+        notes = [UNEVALUATED]
+    elif parts is None or recipe.task.shares_evaluation:
         evaluate, notes = evaluation_of(recipe, equipment, data)
     else:
         evaluate, notes = evaluation_of_parties(recipe, equipment, parts)
@@ -172,6 +178,7 @@ def _put_together(
         progress=progress,
         joint=recipe.federation.joint,
         aggregation=recipe.aggregation,
+        bounds=recipe.bounds,
         trackers=recipe.tracking,
         digest_kind=settings.digest,
         digest_every=recipe.evaluation.digest_every,

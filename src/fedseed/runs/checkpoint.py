@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 from fedseed.durable import replacing
 from fedseed.errors import OrbitError, StorageError
+from fedseed.federation.coordinator import SIZES
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
 from fedseed.renaming import orbit_dump, quietly
@@ -46,9 +48,11 @@ def save(path: Path, space: ParameterSpace, header: Header, at: Checkpoint) -> N
         StorageError: they can't be written; the older ones are still there.
     """
     named = {e.name: p.detach() for e, p in zip(space.layout.tensors, space.parameters, strict=True)}
-    named.update({KEPT + name: torch.from_numpy(array) for name, array in at.kept.items()})
+    # a method that keeps no tensors leaves a file that any model can load: sizes stand beside it
+    sizes = [float(size) for size in at.kept.get(SIZES, ())]
+    named.update({KEPT + name: torch.from_numpy(array) for name, array in at.kept.items() if name != SIZES})
     about = {
-        "round": at.round, "changed": at.changed, "run": _run(header), "digest": space.digest(),
+        "round": at.round, "changed": at.changed, "run": _run(header), "digest": space.digest(), "sizes": sizes,
         **dense_files.about_run(header),
     }  # fmt: skip
     with replacing(path) as temporary:
@@ -75,8 +79,9 @@ def load(path: Path, space: ParameterSpace, header: Header) -> Checkpoint:
                     parameter.copy_(file.get_tensor(entry.name))
             names = [name for name in list(file.keys()) if name.startswith(KEPT)]
             kept = {name.removeprefix(KEPT): file.get_tensor(name).numpy() for name in names}
+            kept[SIZES] = np.array(about.get("sizes", ()), dtype=np.float64)
         at = Checkpoint(int(about["round"]), int(about["changed"]), kept)
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise OrbitError(f"{path}: not a checkpoint of a run, or damaged: {error}") from error
     if space.digest() != about["digest"]:
         raise OrbitError(f"{path}: the weights' digest differs from the one written with them")
@@ -105,7 +110,7 @@ def open_weights(path: Path) -> tuple[Header, int, str, Mapping[str, torch.Tenso
         raise OrbitError(
             f"{path}: it does not say which run it is of (an older fedseed has written it): run the recipe again"
         ) from error
-    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise OrbitError(f"{path}: not a checkpoint of a run, or damaged: {error}") from error
 
 

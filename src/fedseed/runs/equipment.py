@@ -118,7 +118,7 @@ def kind_for(
         config: of the model that is there already; None: that of the recipe's base.
 
     Raises:
-        RecipeError: it can't, or its base can't be had, or there are no answers to score.
+        RecipeError: it can't, or its base can't be had, or there are no answers to score, or no tokens to count.
     """
     from fedseed.models.architectures import architecture_of
     from fedseed.models.loading import base_config
@@ -137,6 +137,12 @@ def kind_for(
         raise RecipeError(
             f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" has no generated '
             "answers to score; leave it out"
+        )
+    tokens = getattr(getattr(recipe.method, "training", None), "batch_tokens", None)
+    if tokens is not None and kind.architecture == "image":
+        raise RecipeError(
+            f'method.training.batch_tokens = {tokens}: pictures (task.name = "{recipe.task.name}") have no tokens; '
+            "leave it out and set method.training.batch"
         )
     return kind, classes
 

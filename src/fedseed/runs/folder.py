@@ -47,6 +47,7 @@ KEPT_INSIDE = ("progress.jsonl", "tracking.json")  # of use to this run only
 # model is computed on.
 TRANSPORT_KEYS = (
     "nats", "key", "ca", "run", "replicas", "deadline", "minimum", "start_with", "dead_after", "base_digest",
+    "weights_digest",
 )  # fmt: skip
 # Nor where a copy of the base is kept, or what backward passes keep: neither changes a bit.
 ELSEWHERE = ("plugins", "tracking", "model.device", "model.offload_base", "model.activation_checkpointing")

@@ -19,11 +19,12 @@ from fedseed.runs.assembly import check_per_round, host
 from fedseed.runs.equipment import Equipment, evaluation_of, evaluation_of_parties
 from fedseed.runs.parties import load_site
 from fedseed.runs.recipe import Recipe
-from fedseed.runs.roster import name_problem
 from fedseed.runs.simulation import Evaluation, Simulation
 from fedseed.tasks.data import ClientData, OwnData, TaskData
 from fedseed.tasks.own import FilesTask
+from fedseed.text import shown
 from fedseed.transport.base import Transport
+from fedseed.transport.subjects import name_problem
 
 
 def joining(
@@ -109,7 +110,7 @@ class Loading:
         roster = self.recipe.federation.clients
         for name in clients if roster is None else ():
             if problem := name_problem(name):
-                raise RecipeError(f"--client {name}: {problem}; patterns need federation.clients in the recipe")
+                raise RecipeError(f"--client {shown(name)}: {problem}; patterns need federation.clients in the recipe")
         if roster is None and self.recipe.attack is not None:
             raise RecipeError("attack: which clients are Byzantine is not known without federation.clients")
         self.hosted = list(dict.fromkeys(clients)) if roster is None else matching(clients, roster)
@@ -131,6 +132,8 @@ class Loading:
         task, parts = self.recipe.task, self._parts
 
         def evaluate(model: torch.nn.Module) -> dict[str, Any]:
+            if not self.recipe.evaluates:
+                return {}  # of a private run, whatever a coordinator asks
             if not made:
                 first = self._evaluation is None
                 if parts is not None and not task.shares_evaluation:

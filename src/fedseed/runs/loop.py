@@ -148,8 +148,10 @@ class Loop:
         began = time.perf_counter()
         self.progress.write("began", command())
         with self.progress.running(self.settings.method.name, self.settings.rounds):
+            # notes are about clients' data: of a private run whoever has that sees them, and no file does
+            say = self.progress.shown.note if self.settings.private else self.progress.note
             for note in self.settings.notes:
-                self.progress.note(note)
+                say(note)
             done = 0  # the last round that counts
             if folder is not None:
                 done = self._take_up(folder)
@@ -179,10 +181,11 @@ class Loop:
                     continue
                 line: dict[str, Any] = merge_rounds(pending) if pending else {"round": 0, "seconds": {}}
                 pending = []
-                self.backend.examine(line, evaluate)
+                self.backend.examine(line, evaluate and settings.measures)
                 if number == 0:
                     stopping.check(line, settings.patience)
                 self._warn_of_noise(line)
+                self._warn_of_divergence([*metrics, line])
                 if "weights_moved" in line:  # in the first round
                     self.progress.warn(f"round {line['round']}: {rounding_warning(line['weights_moved'])}")
                 metrics.append(line)
@@ -239,6 +242,9 @@ class Loop:
             "attacked": [self.backend.names[c] for c in gathered.clients if c in self.settings.attackers],
             "seconds": seconds,
         }
+        if coordinator.untaken is not None:
+            line["not_taken"] = [{"round": number, "reason": coordinator.untaken}]
+            self.progress.warn(f"round {number}: the step is not taken: {coordinator.untaken}")
         self.backend.apply(step, line, log)
         if folder is not None:  # in this order: what the round cost is written before it counts
             folder.add_progress(line)
@@ -252,6 +258,13 @@ class Loop:
             self.progress.warn(
                 f"round {line['round']}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
                 f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
+            )
+
+    def _warn_of_divergence(self, metrics: list[dict[str, Any]]) -> None:
+        if stopping.diverged(metrics) == metrics[-1]["round"]:
+            self.progress.warn(
+                f"round {metrics[-1]['round']}: the run has diverged: its loss is {metrics[-1]['loss']:.3g}; lower the "
+                "rates, or look at who sends what (its metrics say what was refused)"
             )
 
     # -- at the end ----------------------------------------------------------------------------------
@@ -287,12 +300,13 @@ class Loop:
             "aggregation": self.backend.coordinator.aggregation.model_dump(),
             "rounds": metrics[-1]["round"],
             "stopped": stopping.describe(metrics, settings.patience, settings.rounds),
+            "diverged": stopping.diverged(metrics),
             "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),
             "parameters": layout.size,
             "blocks": len(layout.block_sizes),
             "clients": len(self.backend.names),
             "clients_per_round": self.backend.coordinator.per_round,
-            "data_notes": list(settings.notes),
+            "data_notes": [] if settings.private else list(settings.notes),
             "baseline": {name: metrics[0][name] for name in measured},
             "final": {name: final[name] for name in measured},
             "best": best_rounds(metrics),
@@ -308,8 +322,9 @@ class Loop:
             "skipped": sum(len(line["skipped"]) for line in rounds),
             "skipped_steps": sum(line["skipped_steps"] for line in rounds),
             "refused": sum(line["refused"] for line in rounds),
+            "not_taken": sum(len(line.get("not_taken", ())) for line in rounds),
             "attack": attack,
-            "privacy": None if (p := settings.method.privacy) is None else p.spent(metrics[-1]["round"]),
+            "privacy": None if (p := settings.method.privacy) is None else p.spent(self.backend.coordinator.steps),
             "seconds": phases,
             "seconds_per_client": seconds_per_client(rounds),
             "base_digest": header.base_digest,
@@ -363,6 +378,8 @@ def merge_rounds(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for key in ("clients", "attacked"):
         merged[key] = sorted({name for line in lines for name in line[key]})
     merged["skipped"] = [{**s, "round": line["round"]} for line in lines for s in line["skipped"]]
+    if untaken := [one for line in lines for one in line.get("not_taken", ())]:
+        merged["not_taken"] = untaken
     losses = [line["train_loss"] for line in lines if line["train_loss"] is not None]
     merged["train_loss"] = sum(losses) / len(losses) if losses else None
     phases = {phase for line in lines for phase in line["seconds"]}

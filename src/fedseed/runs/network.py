@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedseed.errors import FedseedError, NetworkError
+from fedseed.federation.cost import Cost
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
@@ -22,6 +23,7 @@ from fedseed.reports.log import Logged
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, Silent
 from fedseed.reports.prometheus import Exporter
+from fedseed.runs import stopping
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.network_store import STORES, NetworkStore
@@ -102,7 +104,7 @@ class NetworkBackend(Backend):
     def _remedy(self) -> str:
         """What to do when the server has lost the run."""
         if self.settings.method.catch_up == "newest":
-            return "the weights were there: begin again with another --out, or replace the server's store by a copy"
+            return "the weights were there: begin again with another --out"
         return "start `fedseed serve` again with the same --out, it puts the log there again from the orbit"
 
     async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:
@@ -113,7 +115,9 @@ class NetworkBackend(Backend):
         dealings = CoordinatorSettings(
             wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
-            recipe.of_parties and not recipe.task.shares_evaluation, partial(check_counts, wanted),
+            recipe.of_parties and not recipe.task.shares_evaluation,
+            () if self.settings.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
+            weights_digest=wanted.weights_digest,
         )  # fmt: skip
         end = await transport.coordinator(self._refused)
         if end.unproven is not None:
@@ -124,7 +128,7 @@ class NetworkBackend(Backend):
         if enrolled is not None and wanted.enrolment == "open" and not there:
             enrolled.parent.mkdir(parents=True, exist_ok=True)
             write_names(enrolled, self.names)
-        self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation)
+        self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation, recipe.bounds)
         if recipe.attack is not None:
             self.settings.attackers = frozenset(range(len(self.names) - recipe.attack.clients, len(self.names)))
 
@@ -165,7 +169,7 @@ class NetworkBackend(Backend):
         if self._store is not None:
             self._store.before(number)
         self._wait(self.talk.log.publish(number, step))
-        self.talk.line.update(line)
+        self.talk.tell(line)
         if self._exporter is not None:
             self._exporter.count(line)
         if self._store is not None:
@@ -176,7 +180,9 @@ class NetworkBackend(Backend):
     def examine(self, line: dict[str, Any], evaluate: bool) -> None:
         """Ask the clients about their weights."""
         digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.settings.digests(line["round"])))
-        self.talk.line.update(line)
+        if self.settings.private and line["round"]:
+            line.update(Cost().about())  # whatever a client says of its work
+        self.talk.tell(line)
         if evaluate:
             self.talk.line["evaluated"] = line["round"]
         if digest is not None:

@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import RecipeError, closest
+from fedseed.federation.bounds import Bounds
 from fedseed.methods import Method
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
@@ -33,6 +34,7 @@ from fedseed.renaming import Renamed, changed
 from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
 from fedseed.runs.named import ByName
 from fedseed.runs.roster import roster_problem
+from fedseed.runs.toml import read_toml
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind
@@ -114,11 +116,14 @@ class FederationSettings(_Table):
         ca: file with the certificates to trust; encryption is compulsory then.
         run: the run's name on the server; the recipe's name by default.
         replicas: of the run's stream, in a cluster of servers.
-        deadline: seconds after which a round does without those that have not answered.
+        deadline: seconds after which a round does without those that have not answered, a line of metrics without those
+            that have not reported, and another client is asked to evaluate.
         minimum: answers that a round needs; with fewer it is begun again.
         start_with: clients that must be there before the first round; all by default.
         dead_after: seconds of silence after which a client is taken for dead.
-        base_digest: digest that the clients' base must have; by default that of the first client to come.
+        base_digest: digest that the clients' base must have; by default that of most clients.
+        weights_digest: of methods that send weights: digest that the trained tensors must begin with; by default that
+            of most clients.
     """
 
     per_round: PositiveInt | None = None
@@ -136,6 +141,7 @@ class FederationSettings(_Table):
     start_with: PositiveInt | None = None
     dead_after: PositiveFloat = 6.0
     base_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    weights_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "FederationSettings":
@@ -195,6 +201,7 @@ class Recipe(_Table):
         federation: who takes part in a round, and the network.
         method: which of the methods; the other keys are its settings.
         aggregation: how the answers of a round are combined.
+        bounds: how far from the others a client, or a step, may be.
         attack: Byzantine clients.
         evaluation: when and how to evaluate.
         stopping: early stopping; without this table there is none.
@@ -210,6 +217,7 @@ class Recipe(_Table):
     federation: FederationSettings = FederationSettings()
     method: AnyMethod
     aggregation: AnyRule = Mean()
+    bounds: Bounds = Bounds()
     attack: AttackSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
     stopping: StoppingSettings | None = None
@@ -234,6 +242,11 @@ class Recipe(_Table):
         for key, value in _whole_numbers(self.model_dump()):
             if value > LARGEST and key.rpartition(".")[2] != "seed":
                 raise _told(f"{key} = {value}: at most {LARGEST:,}")
+        if self.stopping is not None and not self.evaluates:
+            raise _told(
+                f"stopping: {self.method.name} is private here, and nothing is evaluated; leave it out, or let the "
+                "validation loss be told with evaluation.disclose = true, which no epsilon counts"
+            )
         quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter
         if quantization is not None and adapter is None:
             raise _told(
@@ -252,6 +265,11 @@ class Recipe(_Table):
     def of_parties(self) -> bool:
         """Whether each client names its own data, so that only the coordinator knows who else takes part."""
         return self.federation.names_parties or self.task.each_its_own
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether anything is evaluated: of a private run only what the recipe discloses."""
+        return self.method.privacy is None or self.evaluation.disclose
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""
@@ -305,12 +323,7 @@ def read_recipe(
         if str(source) not in packaged:
             raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name; {_instead(path)}")
         path = packaged[str(source)]
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not valid TOML: {error}") from error
+    data = read_toml(path)
     settings = [_setting(pair) for pair in overrides]
     for pair, keys, value in settings:
         if keys == ["plugins"]:  # first, as they decide what else there can be

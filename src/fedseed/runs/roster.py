@@ -9,31 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.federation.protocol import listed
+from fedseed.transport.subjects import RESERVED, name_problem
 
 if TYPE_CHECKING:
     from fedseed.runs.recipe import FederationSettings, Recipe
 
 ROSTER_FILE = "clients.json"  # in the folder of `fedseed keys`, and in that of a run whose clients enrolled
-RESERVED = ("coordinator", "watcher")
-_SPECIAL = "/=,*?[]"  # of paths, of `--client NAME=A,B`, of patterns
 WHO = (
     "who takes part is not said, and no site sees the others' files: name the clients in the recipe "
     '(federation.clients = ["north", "south"]), take them from the keys (serve --clients-from KEYS), or let them enrol '
     '(federation.enrolment = "open" with federation.start_with)'
 )
-
-
-def name_problem(name: str) -> str | None:
-    """What keeps a text from being a client's name."""
-    if not name.strip() or name != name.strip():
-        return "a name is a text without spaces around it"
-    if name in RESERVED:
-        return "this name is taken"
-    if any(c in _SPECIAL or not c.isprintable() for c in name):
-        return f"a name has none of {' '.join(_SPECIAL)}"
-    return None
 
 
 def roster_problem(settings: "FederationSettings") -> str | None:
@@ -144,7 +133,7 @@ def clients_of_keys(folder: Path) -> list[str]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return [str(name) for name in found.values() if name not in RESERVED]
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise RecipeError(f"--clients-from {folder}: no {ROSTER_FILE} there that `fedseed keys` has made") from error
 
 
@@ -152,7 +141,7 @@ def read_names(path: Path) -> list[str]:
     """A list of names in a file. Raises RecipeError."""
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: can't be read: {error}") from error
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise RecipeError(f"{path}: a list of names is expected")
@@ -161,4 +150,4 @@ def read_names(path: Path) -> list[str]:
 
 def write_names(path: Path, names: Sequence[str]) -> None:
     """The inverse of `read_names`."""
-    path.write_text(json.dumps(list(names), indent=1) + "\n", encoding="utf-8")
+    write_whole(path, (json.dumps(list(names), indent=1) + "\n").encode())

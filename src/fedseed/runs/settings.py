@@ -29,6 +29,7 @@ class RunSettings:
         attackers: their numbers.
         trackers: where else the metrics go.
         digest_every: rounds between digests of the weights, besides those after evaluations.
+        measures: whether evaluations measure anything; of a private run only if the recipe discloses it.
     """
 
     method: Method
@@ -43,6 +44,7 @@ class RunSettings:
     attackers: frozenset[int] = frozenset()
     trackers: Sequence[Tracker] = ()
     digest_every: int = 1
+    measures: bool = True
 
     @classmethod
     def of(cls, recipe: "Recipe", out: Path | None) -> "RunSettings":
@@ -58,7 +60,13 @@ class RunSettings:
             attack=None if recipe.attack is None else recipe.attack.kind,
             trackers=recipe.tracking,
             digest_every=recipe.evaluation.digest_every,
+            measures=recipe.evaluates,
         )  # fmt: skip
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing is told that depends on clients' data, but what the method makes private."""
+        return self.method.privacy is not None
 
     def evaluates(self, number: int) -> bool:
         """Whether there is an evaluation after a round."""

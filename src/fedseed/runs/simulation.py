@@ -15,6 +15,7 @@ import torch
 from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import MessageError, RecipeError
+from fedseed.federation.bounds import Bounds
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
@@ -31,6 +32,7 @@ from fedseed.optimizers.schedule import lasting
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
+from fedseed.randomness.seed import check_seed
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.folder import RunFolder
@@ -82,6 +84,7 @@ class Simulation(Backend):
         joint: clients that look along common directions share forward passes: faster, and the same but for the float
             noise of another batch size.
         aggregation: how the clients' answers become one; the weighted mean by default.
+        bounds: how far from the others a client, or a step, may be.
         trackers: where else the metrics go.
         digest_kind: how base and weights are hashed (`fedseed.weights.digest`).
         digest_every: rounds between digests of the weights, besides those after evaluations.
@@ -117,6 +120,7 @@ class Simulation(Backend):
         progress: Progress | bool | None = None,
         joint: bool = True,
         aggregation: AggregationRule | None = None,
+        bounds: Bounds | None = None,
         trackers: Sequence[Tracker] = (),
         digest_kind: DigestKind = "blake2b",
         digest_every: int = 1,
@@ -124,6 +128,7 @@ class Simulation(Backend):
         workers: Workers | Team | None = None,
         threads: int | None = None,
     ) -> None:
+        seed = check_seed(seed)
         try:
             method = lasting(method, rounds)
         except ValueError as error:
@@ -145,7 +150,7 @@ class Simulation(Backend):
         )  # fmt: skip
         try:
             sizes = [len(items) for items in self.items]
-            self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round, aggregation)
+            self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round, aggregation, bounds)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
@@ -264,12 +269,18 @@ class Simulation(Backend):
             try:
                 self.coordinator.receive(message, client)
             except MessageError as error:
-                gathered.refused += 1
-                gathered.skipped.append((client, f"refused: {error}"))
-                self.progress.warn(f"round {number}: the update of {name} is refused: {error}")
+                self._refuse(gathered, number, client, str(error))
+        for client, reason in self.coordinator.screen().items():
+            self._refuse(gathered, number, client, reason)
         if self.team is not None:
             gathered.spent.fit(time.perf_counter() - start)
         return gathered
+
+    def _refuse(self, gathered: Gathered, number: int, client: int, reason: str) -> None:
+        """A client's update does not count."""
+        gathered.refused += 1
+        gathered.skipped.append((client, f"refused: {reason}"))
+        self.progress.warn(f"round {number}: the update of {self.names[client]} is refused: {reason}")
 
     def _begin(self, number: int) -> tuple[list[int], list[bytes]]:
         """Open a round, if it is not open yet, and deal it out: who takes part, and their plans."""

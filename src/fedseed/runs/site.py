@@ -15,7 +15,6 @@
 Paths are relative to the file's folder. What the command line says goes before it.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedseed.errors import RecipeError
 from fedseed.runs.explain import explain
+from fedseed.runs.toml import read_toml
 from fedseed.tasks.data import OwnData
 
 
@@ -95,12 +95,7 @@ def read_site(file: Path | None) -> Site:
     """
     if file is None:
         return Site()
-    try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError(f"--local {file}: can't be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"--local {file}: not valid TOML: {error}") from error
+    data = read_toml(file, "--local ")
     try:
         site = Site.model_validate(data)
     except ValidationError as error:

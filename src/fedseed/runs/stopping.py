@@ -9,12 +9,13 @@ It looks at the lines of metrics and at nothing else, so a run that is taken up 
 """
 
 from collections.abc import Mapping, Sequence
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from typing import Any
 
 from fedseed.errors import RecipeError
 
 VALIDATION_LOSS = "validation_loss"
+DIVERGED = 1000.0  # times the base's loss, or times 1 if that is less
 Lines = Sequence[Mapping[str, Any]]
 
 
@@ -35,6 +36,18 @@ def over(metrics: Lines, patience: int | None) -> bool:
         return False
     number, _ = best(metrics)
     return sum(at > number for at, _ in _evaluated(metrics)) >= patience
+
+
+def diverged(metrics: Lines) -> int | None:
+    """The first round with a loss that is not finite, or DIVERGED times the base's; None: there is none.
+
+    A run whose base has no finite loss says nothing.
+    """
+    found = [(line["round"], line["loss"]) for line in metrics if isinstance(line.get("loss"), float)]
+    if not found or not isfinite(found[0][1]):
+        return None
+    most = DIVERGED * max(1.0, found[0][1])
+    return next((number for number, loss in found if not loss <= most), None)
 
 
 def check(line: Mapping[str, Any], patience: int | None) -> None:

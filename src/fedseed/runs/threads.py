@@ -6,20 +6,18 @@ from contextlib import contextmanager
 
 @contextmanager
 def limited(threads: int | None) -> Iterator[None]:
-    """Inside, torch and numba compute with so many threads; None: with as many as before.
+    """Inside, torch and numba compute with so many threads each; None: with as many as torch had before.
 
     Sums in torch are split by threads, so their last bits depend on the number. numba's kernels have the same bits with
-    any number.
+    any number; with more threads than torch they would have two on a core, which halves its cache, where torch has one.
     """
-    if threads is None:
-        yield
-        return
     import numba
     import torch
 
     before = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(threads)
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    wanted = before[0] if threads is None else threads
+    torch.set_num_threads(wanted)
+    numba.set_num_threads(min(wanted, numba.config.NUMBA_NUM_THREADS))
     try:
         yield
     finally:

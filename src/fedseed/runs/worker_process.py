@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 GONE = 3  # exit code of a worker whose run is gone
 
 
-def main(handle: int) -> None:
+def main(handle: int | str) -> None:
     """Do what comes in over a socket, until it is closed. Does not return.
 
     Args:
         handle: the socket's file descriptor.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, whose end is this one's, too
-    connection: Connection[Reply, Order] = Connection(handle)
+    connection: Connection[Reply, Order] = Connection(int(handle))
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
     try:

@@ -9,12 +9,10 @@ dead one was working on is dealt again.
 A thread hears the workers: it takes results, deals out and replaces, also while the main thread evaluates.
 """
 
-import json
 import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.interpreter import command
 from fedseed.orbit.record import NO_DIGEST, Record
 from fedseed.runs.orders import Apply, CatchUp, Done, Failed, Load, Loaded, Order, Reply, Work
 
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted
 
 MOST_DEATHS = 5  # of one worker, or over one piece of work, without a result in between: it will not get better
-START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from fedseed.runs.worker_process import main; main(int(sys.argv[2]))"
-)
 
 
 class Workers:
@@ -106,9 +101,8 @@ class _Seat:
         self.loaded, self.ready = None, False
         self.connection, theirs = Pipe()
         handle = theirs.fileno()
-        path = json.dumps([str(entry) for entry in sys.path])  # it must find the modules that this process found
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START, path, str(handle)],
+            command("fedseed.runs.worker_process", "main", str(handle)),
             stdin=subprocess.DEVNULL,
             pass_fds=[handle],
             process_group=0,  # a terminal's Ctrl-C is for the run, which ends its workers

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Chat, ChatStyle
-from fedseed.tasks.files import Record
+from fedseed.tasks.files import Record, parse_json
 
 Message = Mapping[str, Any]
 ROLES = {
@@ -113,7 +113,7 @@ def _shared(turn: Record) -> Message:
     if given != "function_call":
         return {"role": FROM[given], "content": text}
     try:
-        calls = json.loads(text)
+        calls = parse_json(text)
     except ValueError as error:
         raise RecipeError(f'{turn.where}: "value" of a function_call is no JSON: {error}') from error
     calls = calls if isinstance(calls, list) else [calls]
@@ -142,7 +142,7 @@ def _call(call: Record) -> Message:
     arguments = function.values.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = parse_json(arguments)
         except ValueError as error:
             raise RecipeError(f'{function.where}: "arguments" is no JSON: {error}') from error
     return {"type": "function", **made, "function": {**function.values, "arguments": arguments or {}}}
@@ -153,7 +153,7 @@ def _parsed(row: Record, name: str) -> Record:
     value = row.values.get(name)
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            return Record(row.where, {**row.values, name: json.loads(value)})
+            return Record(row.where, {**row.values, name: parse_json(value)})
         except ValueError as error:
             raise RecipeError(f'{row.where}: "{name}" is no valid JSON: {error}') from error
     return row

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.errors import RecipeError
+from fedseed.text import shown
 
 KIND_NAMES: dict[type, str] = {
     str: "text",
@@ -74,7 +75,12 @@ class Record:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
+        text = type(value).__name__
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -144,9 +150,17 @@ def read_json(path: Path, hint: str = "") -> Any:
     """
     text = read_text(path, hint)
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise RecipeError(f"{path}: not valid JSON: {error}") from error
+
+
+def parse_json(text: str) -> Any:
+    """What a JSON text says. Raises ValueError: it is none, or lists in lists without an end, or a number without."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its lists and objects are nested too deeply") from error
 
 
 def read_records(path: Path) -> list[Record]:
@@ -187,7 +201,7 @@ def each_record(path: Path) -> Iterator[Record | RecipeError]:
 
 def _json(path: Path, text: str) -> Iterator[Record | RecipeError]:
     try:
-        rows = json.loads(text)
+        rows = parse_json(text)
     except ValueError as error:
         raise RecipeError(f"{path}: not valid JSON: {error}") from error
     if not rows:
@@ -203,16 +217,20 @@ def _tsv(rows: list[tuple[str, str]]) -> Iterator[Record | RecipeError]:
 def as_record(where: str, columns: Sequence[str], fields: Sequence[str]) -> Record | RecipeError:
     """A row of a table with a header, or what is wrong with it."""
     if len(fields) != len(columns):
-        return RecipeError(f"{where}: {len(fields)} columns, the header has {len(columns)}: {', '.join(columns)}")
+        return RecipeError(f"{where}: {len(fields)} columns, the header has {len(columns)}: {_columns(columns)}")
     return Record(where, dict(zip(columns, fields, strict=True)))
+
+
+def _columns(columns: Sequence[str]) -> str:
+    return shown(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
 
 
 def _json_line(row: tuple[str, str]) -> Record | RecipeError:
     where, line = row
     try:
-        return _record(where, json.loads(line))
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg} at column {error.colno}"
+        return _record(where, parse_json(line))
+    except ValueError as error:
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         return RecipeError(f"{where}: not valid JSON: {reason}; each line must be one JSON object")
 
 

@@ -7,6 +7,7 @@ from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
 from fedseed.tasks.files import Record
 from fedseed.tasks.forms import FORMS, Form, Made, Style, ToLabel, form_of
+from fedseed.text import shown
 
 SHOWN = 5  # bad lines and repeated examples that are named
 
@@ -96,7 +97,7 @@ class Reader:
             )
         if self.form is None and found is None:
             known = "; ".join(form.fields for form in FORMS)
-            has = ", ".join(row.values) or "no field"
+            has = shown(", ".join(row.values)) or "no field"
             raise RecipeError(f"{row.where}: it has {has}, which is none of the known forms: {known}")
         if self.form is None:
             self.form, self.first = found, row.where

@@ -2,12 +2,14 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedseed.errors import RecipeError, to_install
+from fedseed.errors import RecipeError
 from fedseed.tasks.files import Record, as_record, each_record, read_text
 from fedseed.tasks.hub import hub_rows, is_saved, saved_rows
+from fedseed.tasks.parquet import read_parquet
 
 CLIENT_ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")  # of a client's file; .json is often something else's settings
 ENDINGS = (*CLIENT_ENDINGS, ".json")
@@ -99,7 +101,7 @@ def _table(path: Path) -> Iterator[Record | RecipeError]:
                 yield as_record(where, columns, fields)
                 continue
             columns = [field.strip() for field in fields]
-            twice = sorted({name for name in columns if columns.count(name) > 1})
+            twice = sorted(name for name, times in Counter(columns).items() if times > 1)
             if twice:
                 raise RecipeError(f'{where}: two columns are called "{twice[0]}"')
     except csv.Error as error:  # nobody knows where the next row begins
@@ -109,14 +111,7 @@ def _table(path: Path) -> Iterator[Record | RecipeError]:
 
 
 def _parquet(path: Path) -> list[Record]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise RecipeError(f"{path}: a parquet file is read by pyarrow: {to_install('parquet')}") from error
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except (ArrowException, OSError) as error:
-        raise RecipeError(f"{path}: not a parquet file, or damaged ({str(error).splitlines()[0]})") from error
+    rows = read_parquet(path)[0]
     if not rows:
         raise RecipeError(f"{path}: it is empty")
     return [Record(f"{path} row {number}", values) for number, values in enumerate(rows, 1)]

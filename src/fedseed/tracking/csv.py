@@ -3,9 +3,9 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from fedseed.durable import Appender, write_whole
 from fedseed.errors import FedseedError
@@ -16,13 +16,13 @@ class CSV(Tracker):
     """Numbers of each line of metrics in columns; of lists (clients, skipped) their length.
 
     Args:
-        file: its name in the run's folder.
+        file: its name in the run's folder; it ends in .csv.
     """
 
     name: Literal["csv"] = "csv"
     about: ClassVar[str] = "metrics.csv in the run's folder, for a spreadsheet"
 
-    file: str = "metrics.csv"
+    file: Annotated[str, Field(pattern=r"^\w[\w .+-]*\.csv$")] = "metrics.csv"  # it is written anew, so no other file
 
     _columns: list[str] = PrivateAttr(default_factory=list)
     _rows: list[dict[str, float]] = PrivateAttr(default_factory=list)

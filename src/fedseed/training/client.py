@@ -1,7 +1,7 @@
 """The client's side of a round: batches in a reproducible order, first-order training, what it cost."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedseed.errors import NonFiniteError
+from fedseed.objectives.batches import micro_batches
 from fedseed.objectives.losses import Objective
 from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.settings import Autocast, LocalTraining
@@ -138,6 +139,10 @@ class LocalClient:
         while self._undo:
             self._undo.pop()()
         self._start = self._finer = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Let go of what gradients and activations have left behind, before an answer or another client needs room."""
         if self.cost.backward_passes and self.space.layout.dense_bytes >= MANY_BYTES:
             give_back()
 
@@ -222,7 +227,8 @@ class LocalClient:
             nonlocal taken
             while True:
                 steps.clear()
-                loss = self._accumulate_gradient(items, training.batch, steps.scale.value, training.autocast)
+                parts = micro_batches(items, training.batch, training.batch_tokens)
+                loss = self._accumulate_gradient(items, parts, steps.scale.value, training.autocast)
                 if not isfinite(loss):
                     return loss
                 if steps.step():
@@ -240,6 +246,7 @@ class LocalClient:
                 f"(at a loss scale of {steps.scale.value:g})"
             )
         self._measure(steps)
+        self._give_back()
 
     def _measure(self, steps: Steps) -> None:
         """In the first round: how many of the weights have moved, where they lose small steps."""
@@ -280,7 +287,7 @@ class LocalClient:
             with self.phase("local"), torch.random.fork_rng(gpus(self.space.devices)):
                 torch.manual_seed(derive(self.seed, Domain.DROPOUT, self.round, self.number) >> 1)
                 self.space.model.train()
-                loss = self._accumulate_gradient(items, micro_batch, share)
+                loss = self._accumulate_gradient(items, micro_batches(items, micro_batch), share)
         finally:
             with torch.no_grad():  # batch norm's statistics are local
                 for buffer, saved in zip(self.space.model.buffers(), buffers, strict=True):
@@ -331,12 +338,11 @@ class LocalClient:
 
         # weight decay moves all rows of an embedding, so they are taken whole then
         with gradients_taken(self.space.parameters, take, None if decay else take_rows):
-            self._train(
-                training, lambda items: self._accumulate_gradient(items, training.batch, scale, training.autocast)
-            )
+            self._train(training, lambda items: self._accumulate_gradient(items, [items], scale, training.autocast))
         self.cost.seconds["local"] -= spent
         self.cost.seconds["projection"] = self.cost.seconds.get("projection", 0.0) + spent
         self._measure(steps)
+        self._give_back()
         return projection.finish()
 
     def _train(self, training: LocalTraining, step: Callable[[Sequence[Any]], float]) -> None:
@@ -356,14 +362,18 @@ class LocalClient:
                 self.cost.losses.append(loss)
 
     def _accumulate_gradient(
-        self, items: Sequence[Any], micro_batch: int, share: float = 1.0, autocast: Autocast | None = None
+        self,
+        items: Sequence[Any],
+        parts: Iterable[Sequence[Any]],
+        share: float = 1.0,
+        autocast: Autocast | None = None,
     ) -> float:
-        """`share` times the gradient of the mean loss over all terms of `items`, in micro-batches; returns the loss."""
+        """`share` times the gradient of the mean loss over all terms of `items`, part by part; returns the loss."""
         terms = sum(self.objective.weight(item) for item in items)
         total = 0.0
-        for at in range(0, len(items), micro_batch):
+        for part in parts:
             with self.autocast(autocast):
-                losses = self.objective.losses(self.space.model, items[at : at + micro_batch])
+                losses = self.objective.losses(self.space.model, part)
             loss = (losses if autocast is None else losses.float()).sum() / terms
             (loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())

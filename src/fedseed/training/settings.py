@@ -46,7 +46,7 @@ class LocalTraining(Renamed):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"small_steps", "autocast", "loss_scale", "schedule"})
+    later: ClassVar[frozenset[str]] = frozenset({"small_steps", "autocast", "loss_scale", "schedule", "batch_tokens"})
 
     optimizer: Literal["sgd", "adam", "adamw", "adagrad", "adamax", "nadam", "radam", "rmsprop"] = Field(
         "sgd", description="torch's optimiser of this name"
@@ -56,6 +56,11 @@ class LocalTraining(Renamed):
     epochs: PositiveInt | None = Field(None, description="passes over the client's examples instead of steps")
     batch: PositiveInt = Field(1, description="examples in a micro-batch")
     accumulation: PositiveInt = Field(4, description="micro-batches a step")
+    batch_tokens: PositiveInt | None = Field(
+        None,
+        description="most tokens of a micro-batch, padding included: a step's batch times accumulation examples go "
+        "through the model in their order, as many at a time as fit, and a longer one alone; not set: batch of them",
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="for sgd and rmsprop")
     weight_decay: NonNegativeFloat = Field(0.0, description="as the optimiser has it")
     clip: PositiveFloat | None = Field(None, description="largest gradient norm; longer gradients are shortened")
@@ -107,6 +112,8 @@ class LocalTraining(Renamed):
             yield 'training.optimizer = "sgd" without momentum'
         if self.accumulation != 1:
             yield "training.accumulation = 1 (use training.batch)"
+        if self.batch_tokens is not None:
+            yield "no training.batch_tokens (it makes several micro-batches of a step)"
         if self.clip is not None:
             yield "no training.clip (it needs the norm of the whole gradient)"
 

@@ -22,6 +22,7 @@ from fedseed.weights import stochastic
 from fedseed.weights.moving import PIECE
 from fedseed.weights.vector import Vector, flat, write_back
 
+CACHED = 1 << 20  # elements that a CPU rounds at a time; averages of fewer would lie in holes that passes need again
 FIRST_SCALE = 65536.0  # of the loss, where it adapts
 _SENDING = 0  # the words that weights are sent with; those of steps are counted from 1
 
@@ -303,7 +304,7 @@ class StochasticSteps(Steps):
         known = self._optimizers.get((index, lo))
         holder: torch.nn.Parameter = torch.nn.Parameter(piece) if known is None else known.param_groups[0]["params"][0]
         holder.data = piece
-        holder.grad = gradients[lo:hi].float() * factor
+        holder.grad = self._copy(gradients[lo:hi], 1).mul_(factor)
         if known is None:
             known = self._optimizers[index, lo] = self.optimizer([holder])
         _advance(known)
@@ -316,11 +317,18 @@ class StochasticSteps(Steps):
         p = self.vector.parameters[index]
         elements = flat(p)
         self._rounder.begin(index)
-        for lo in range(0, len(elements), PIECE):
-            hi = min(lo + PIECE, len(elements))
-            values = act(lo, hi, elements[lo:hi].float() if p.dtype != torch.float32 else elements[lo:hi].clone())
-            self._rounder.put(index, elements[lo:hi], lo, values)
+        step = CACHED if p.is_cpu else PIECE
+        for lo in range(0, len(elements), step):
+            hi = min(lo + step, len(elements))
+            self._rounder.put(index, elements[lo:hi], lo, act(lo, hi, self._copy(elements[lo:hi], 0)))
         write_back(p, elements)
+
+    def _copy(self, piece: torch.Tensor, place: int) -> torch.Tensor:
+        """A piece in float32; a CPU's lie in one of two places that are used again, as new memory is slow to come."""
+        if not piece.is_cpu:
+            return piece.to(torch.float32, copy=True)
+        room = self.vector.scratch(torch.float32, 2 * CACHED)
+        return room[place * CACHED : place * CACHED + len(piece)].copy_(piece)
 
     def unscaled(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """In float32."""
@@ -365,8 +373,18 @@ def steps_of(
 
 def norm_of(gradients: Sequence[torch.Tensor]) -> float:
     """The Euclidean norm of all of them, summed up in float32; not finite if a value is not."""
+    most = min(PIECE, max((g.numel() for g in gradients), default=0))
+    room: dict[torch.device, torch.Tensor] = {}  # used again for each piece, as a CPU's new memory is slow to come
+
+    def in_float32(piece: torch.Tensor) -> torch.Tensor:
+        if piece.dtype == torch.float32:
+            return piece
+        if piece.device not in room:
+            room[piece.device] = torch.empty(most, device=piece.device)
+        return room[piece.device][: len(piece)].copy_(piece)
+
     norms = [
-        torch.linalg.vector_norm(flat(g)[lo : lo + PIECE].float())
+        torch.linalg.vector_norm(in_float32(flat(g)[lo : lo + PIECE]))
         for g in gradients
         for lo in range(0, g.numel(), PIECE)
     ]

@@ -9,6 +9,7 @@ import datetime
 import ipaddress
 import json
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -17,8 +18,11 @@ from pathlib import Path
 import nkeys
 
 from fedseed.errors import FedseedError, RecipeError, to_install
+from fedseed.text import shown
 from fedseed.transport.signatures import key_file
-from fedseed.transport.subjects import Subjects
+from fedseed.transport.subjects import Subjects, name_problem
+
+_HOST = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def make(
@@ -49,14 +53,16 @@ def make(
 
     Raises:
         FedseedError: the folder exists, or the library for certificates is missing.
-        RecipeError: a name is used twice.
+        RecipeError: a name is none, or is used twice; a host or the port is none.
     """
-    hosted: dict[str, list[str]] = {}
-    for text in clients:
-        name, equals, listed = text.partition("=")
-        if name in hosted or name in ("coordinator", "watcher") or not name:
-            raise RecipeError(f"--client {text}: another name is needed")
-        hosted[name] = [part for part in listed.split(",") if part] if equals else [name]
+    hosted = _hosted(clients)
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise RecipeError(f"--host {shown(host)}: a server's name or address is expected")
+    if not 0 < port < 1 << 16:
+        raise RecipeError(f"--port {port}: from 1 to 65535")
+    if any(c in '"\\' or not c.isprintable() for c in str(out.resolve())):  # it stands in the configuration, in quotes
+        raise RecipeError(f"--out {shown(out)}: a folder without quotes, backslashes and line breaks in its path")
     if out.exists():
         raise FedseedError(f"{out} is there already: keys are not overwritten")
     out.mkdir(parents=True, mode=0o700)
@@ -95,6 +101,26 @@ def make(
     lines.append(_command("fedseed", "status", run, *reach[2:], *watcher))
     lines.append("# Give each client its .nk file and ca.pem, over a safe way, and nothing else.")
     return lines
+
+
+def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
+    """The clients that each key may speak for, by the key's name. Raises RecipeError."""
+    hosted: dict[str, list[str]] = {}
+    owner: dict[str, str] = {}
+    for text in clients:
+        name, equals, listed = text.partition("=")
+        hosts = [part for part in listed.split(",") if part] if equals else [name]
+        for each in dict.fromkeys((name, *hosts)):
+            if problem := name_problem(each):
+                raise RecipeError(f"--client {shown(text)}: {problem}")
+        if not hosts or name in hosted:
+            raise RecipeError(f"--client {shown(text)}: another name is needed")
+        for client in hosts:
+            if client in owner:
+                raise RecipeError(f"--client {shown(text)}: {client} has the key {owner[client]}.nk already")
+            owner[client] = name
+        hosted[name] = hosts
+    return hosted
 
 
 def _command(*words: str | Path) -> str:

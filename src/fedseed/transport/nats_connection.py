@@ -132,7 +132,7 @@ async def connect(
             **options,
         )
     )
-    await asyncio.wait({connecting}, timeout=CONNECT_SECONDS + 2)  # the library may wait for ever while it gives up
+    await asyncio.wait({connecting}, timeout=1.4 * CONNECT_SECONDS)  # the library may wait for ever while it gives up
     try:
         if not connecting.done():
             connecting.cancel()

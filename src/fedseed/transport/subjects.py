@@ -10,11 +10,35 @@ fedseed.RUN.in.NAME.>           replies to NAME
 import base64
 import hashlib
 import re
+import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
 _ESCAPED = re.compile(r"=([0-9A-F]{2})|([A-Za-z0-9_-])")
+RESERVED = ("coordinator", "watcher")
+MOST_BYTES = 128  # of a client's name in UTF-8: file names and subjects are made of it
+_BETWEEN = "._-@+ "  # what a name may have besides letters and digits
+
+
+def name_problem(name: str) -> str | None:
+    """What keeps a text from being a client's name, None if it is one: the same wherever somebody names one.
+
+    Letters and digits of any script, and between them . _ - @ + and single spaces. So a name is a file's name in the
+    folder where it is put, is one word in a configuration, and no option, pattern or path.
+    """
+    if not name.strip() or name != name.strip():
+        return "a name is a text without spaces around it"
+    if name in RESERVED:
+        return "this name is taken"
+    if len(name.encode("utf-8", "surrogatepass")) > MOST_BYTES:
+        return f"a name has at most {MOST_BYTES} bytes"
+    wrong = next((c for c in name if c not in _BETWEEN and unicodedata.category(c)[0] not in "LMN"), None)
+    if wrong is not None:
+        return f"a name has none of {wrong!r}: letters, digits, and between them . _ - @ + or a space"
+    if unicodedata.category(name[0])[0] not in "LN" or "  " in name:
+        return "a name begins with a letter or digit, and has single spaces only"
+    return None
 
 
 @lru_cache(4096)

@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from fedseed.weights.dense_digest import LEAF_BYTES, leaf_hash
 from fedseed.weights.layout import DigestKind
 
-LEAF_BYTES = 1 << 20
 PIECE_BYTES = 8 * LEAF_BYTES  # what a thread takes at a time, and what is copied from a GPU at once
 _LEAF_HASH_BYTES = 32
 
@@ -135,6 +135,5 @@ def _hash_task(pieces: Sequence[torch.Tensor]) -> bytes:
     for piece in pieces:
         data = _on_host(piece)
         for start in range(0, len(data), LEAF_BYTES):
-            leaf = data[start : start + LEAF_BYTES]
-            hashes.append(hashlib.blake2b(leaf, digest_size=_LEAF_HASH_BYTES, person=b"fedseed leaf").digest())
+            hashes.append(leaf_hash(data[start : start + LEAF_BYTES]))
     return b"".join(hashes)

@@ -11,6 +11,8 @@ from math import prod
 from statistics import median
 from typing import Any, Literal
 
+from fedseed.randomness.matrices import Matrices
+
 BlockRule = Literal["one", "tensor", "packed"] | int
 DigestKind = Literal["blake2b", "blake2b-tree"]  # how tensors are hashed (`weights.digest` says how)
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -51,6 +53,11 @@ class Layout:
     def block_sizes(self) -> tuple[int, ...]:
         """d_l for each block."""
         return tuple(b - a for a, b in pairwise(self.boundaries))
+
+    @cached_property
+    def matrices(self) -> Matrices:
+        """Where the tensors lie, as a basis of low-rank directions takes it."""
+        return Matrices([t.shape for t in self.tensors])
 
     @property
     def dense_bytes(self) -> int:

@@ -64,7 +64,15 @@ def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
     checked = []
     for step in steps:
         check_scale(step.scale)
-        checked.append(([(t.basis.spec, t.first, vector.per_block(t.coefficients)) for t in step.terms], step.scale))
+        checked.append(
+            (
+                [
+                    (t.basis.spec_on(vector.layout.matrices), t.first, vector.per_block(t.coefficients))
+                    for t in step.terms
+                ],
+                step.scale,
+            )
+        )
     if not checked:
         return
 

@@ -9,6 +9,7 @@ from fedseed.weights.change import Add, Change, Rebuild, Replace, Term
 from fedseed.weights.space import ParameterSpace
 
 MOST = 1 << 22  # coefficients and table entries that are held back at most: 16 MiB
+STEPS = 1 << 12  # adds that are held back at most, however small they are
 WORK = 1 << 34  # steps times parameters that are held back at most: about a second of work, so that progress shows
 
 
@@ -33,7 +34,7 @@ class Pending:
             if change.terms:
                 self._adds.append(change)
                 self._held += sum(map(_entries, change.terms))
-            if self._held > MOST or len(self._adds) * self._space.size > WORK:
+            if self._held > MOST or len(self._adds) >= STEPS or len(self._adds) * self._space.size > WORK:
                 self.flush()
         else:  # running averages, averages of branches and stochastic rounding take every step in turn
             self.flush()

@@ -10,6 +10,7 @@ uses again; an embedding gets the rows it looks up; a product with a large matri
 (float32 on a CPU), or is done a slice of rows at a time.
 """
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,6 @@ _CONSUMERS = {
 LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
 FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
 FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
-_COMPILED = (torch.jit.ScriptModule, torch._dynamo.OptimizedModule)
 _MAY_HOLD = (torch.Tensor, list, tuple, dict)
 _WAYS: dict[Any, str] = {}  # what to do with which function, found out once
 
@@ -58,7 +58,9 @@ def _way(func: Any) -> str:
 
 def can_exchange(model: torch.nn.Module) -> bool:
     """Whether parameters can be exchanged where they are used: not inside scripted or compiled code."""
-    return not any(isinstance(module, _COMPILED) for module in model.modules())
+    compiler = sys.modules.get("torch._dynamo")  # not imported: nothing is compiled, and it would take two seconds
+    compiled = (torch.jit.ScriptModule, *([] if compiler is None else [compiler.OptimizedModule]))
+    return not any(isinstance(module, compiled) for module in model.modules())
 
 
 class Perturbation:
@@ -73,7 +75,9 @@ class Perturbation:
     def __init__(self, vector: Vector, term: Term, scale: float) -> None:
         self._vector = vector
         self._scale = scale
-        self._part = Part(term.basis.spec, term.first, np.asarray(term.coefficients, dtype=np.float32))
+        self._part = Part(
+            term.basis.spec_on(vector.layout.matrices), term.first, np.asarray(term.coefficients, dtype=np.float32)
+        )
         self._kernels: dict[str, kernels.Kernels] = {}  # by kind of device
         self._prepared: dict[tuple[str, int], Any] = {}
         self._small: dict[int, torch.Tensor] | None = None  # perturbed copies
@@ -146,6 +150,7 @@ class Perturbation:
         block, kernel = self._vector.only_block(parameter), self._kernel_of(parameter)
         if (
             kernel.product is None
+            or self._part.spec.name == "lowrank"
             or block is None
             or any(t.dtype != torch.float32 for t in tensors)
             or not parameter.is_contiguous()

@@ -26,7 +26,7 @@ class Projection:
         if len(counts) != len(vector.layout.block_sizes):
             raise ValueError(f"{len(counts)} counts for {len(vector.layout.block_sizes)} blocks")
         self._vector = vector
-        self._spec = basis.spec
+        self._spec = basis.spec_on(vector.layout.matrices)
         self._counts = [int(c) for c in counts]
         self._finish = kernel_of(vector.parameters[0]).project_finish
         self._sums: list[Any] = [0.0] * len(counts)

@@ -246,7 +246,7 @@ class ParameterSpace:
         for block, length in enumerate(self.layout.block_sizes):
             start = self.layout.boundaries[block]
             x = delta[start : start + length]
-            parts.append(kernel.project(basis.spec, first, counts[block], x, start, length))
+            parts.append(kernel.project(basis.spec_on(self.layout.matrices), first, counts[block], x, start, length))
         if not whole:
             return parts
         total = np.zeros(counts[0], dtype=np.float64)

@@ -5,8 +5,10 @@ import torch
 
 from fedseed.randomness import Domain, kernels
 from fedseed.weights.change import Rounding
+from fedseed.weights.digest import dtype_name
+from fedseed.weights.vector import operand
 
-PIECE = 1 << 15  # elements worked on at a time: what is needed in between stays in a cache
+PIECE = 1 << 15  # elements worked on at a time where the kernels do not: what is needed in between stays in a cache
 _FORMATS = {torch.bfloat16: (7, -126), torch.float16: (10, -14)}  # bits of the mantissa, least exponent
 
 
@@ -42,6 +44,9 @@ def write(out: torch.Tensor, values: torch.Tensor, rounding: Rounding, start: in
         return
     seed, step = rounding
     kernel = kernels.current(out.device.type)
+    if kernel.draw is not None and type(out) is torch.Tensor:  # outlines, which hold nothing, are of another one
+        kernel.draw(operand(kernel, out), values.numpy(), dtype_name(out), seed, Domain.ROUNDING, step, start)
+        return
     for lo in range(0, len(out), PIECE):
         hi = min(lo + PIECE, len(out))
         words = kernel.element_words(seed, Domain.ROUNDING, step, start + lo, start + hi)

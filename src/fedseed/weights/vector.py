@@ -94,7 +94,10 @@ class Vector:
         per_block = [self.per_block(term.coefficients) for term in terms]
 
         def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
-            parts = [Part(t.basis.spec, t.first, c[block]) for t, c in zip(terms, per_block, strict=True)]
+            parts = [
+                Part(t.basis.spec_on(self.layout.matrices), t.first, c[block])
+                for t, c in zip(terms, per_block, strict=True)
+            ]
             return kernel.prepare(parts, length)
 
         return prepare

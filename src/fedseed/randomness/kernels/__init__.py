@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from fedseed.randomness.kernels.reference import Floats, Part, Spec
+from fedseed.randomness.kernels.structured import Structured
 
 IMPLEMENTATIONS = ("cpu", "reference", "triton")
 
@@ -57,6 +58,7 @@ class Kernels(Protocol):
         """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
         ...
 
+    draw: Callable[..., None] | None  # out = values rounded by the elements' words; None: who calls rounds himself
     product: Callable[..., None] | None  # a product with moved weights; None: not on this processor, make a copy
 
     def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:
@@ -77,7 +79,8 @@ def load(name: str) -> Kernels:
     """The implementation called `name`."""
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"FEDSEED_KERNELS = {name!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
-    return cast(Kernels, import_module(f"fedseed.randomness.kernels.{name}"))
+    flat, low = (import_module(f"fedseed.randomness.kernels.{part}{name}") for part in ("", "lowrank_"))
+    return cast(Kernels, Structured(flat, low))
 
 
 def current(device: str = "cpu") -> Kernels:

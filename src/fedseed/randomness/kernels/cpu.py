@@ -9,6 +9,7 @@ change in a compiled function of another file.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,12 +69,21 @@ def _tile_shape() -> tuple[int, int]:
     return (8, 4) if {"+avx2", "+fma"} <= features else (0, 0)
 
 
+def _slab(cache: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """256 KiB, or half of a second-level cache that is smaller than 512 KiB (as Intel's were before 2017)."""
+    for level in cache.glob("index*/level"):
+        if level.read_text().strip() == "2":
+            kib = int(level.with_name("size").read_text().strip().removesuffix("K"))
+            return max(1 << 14, min(1 << 16, kib * 1024 // 8))
+    return 1 << 16
+
+
 _REGISTER, _ROWS = _tile_shape()
 _WIDTH = 3  # registers: inputs that a tile of a product is wide at most
 _PANEL = _WIDTH * _REGISTER  # inputs
 _STEPS = 4  # columns that a turn of a tile's loop takes
 _DEPTH = 768  # columns of a matrix that a tile takes at a time
-_SLAB = 1 << 16  # elements of a matrix that a thread perturbs at a time: 256 KiB, half of a second-level cache or less
+_SLAB = _slab()  # elements of a matrix that a thread perturbs at a time
 _FEW = 4  # threads that pack all inputs each: taking them from another core's cache takes longer
 _LEAST, _MOST = 4, 32  # times _ROWS rows of it at least, and at most
 
@@ -102,7 +112,7 @@ def _as_int(_context: Any, value: Any) -> Any:
 
 
 @njit(cache=True)
-def _fill_words(out, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
+def fill_words(out, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
     """out[w, b] = word w of Philox block first + b."""
     for b in range(blocks):
         index = _L(first + b)
@@ -163,7 +173,7 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _fill(v, words, kind, domain, k, key0, key1, block, blocks, mass, bound):  # type: ignore[no-untyped-def]
     """v = the entries of `blocks` blocks of direction k from `block` on."""
-    _fill_words(words, blocks, block, domain, k, key0, key1)
+    fill_words(words, blocks, block, domain, k, key0, key1)
     if kind == NORMAL:
         for b in range(blocks):
             z0, z1 = _box_muller(words[0, b], words[1, b])
@@ -229,14 +239,14 @@ def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[n
         begin, end = unit.begin, unit.end
         if kind == TABLE:
             from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
-            _fill_words(words, blocks, (base >> 7) + from_, domain, unit.first, key0, key1)
+            fill_words(words, blocks, (base >> 7) + from_, domain, unit.first, key0, key1)
             column = begin + (base & (end - begin - 1)) + 128 * from_
             _add_table(total[128 * from_ :], words, blocks, payload[column:])
         elif kind == SIGNS:
             from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
             for j in range(end - begin):
                 if payload[begin + j] != _ZERO:
-                    _fill_words(words, blocks, (base >> 7) + from_, domain, unit.first + j, key0, key1)
+                    fill_words(words, blocks, (base >> 7) + from_, domain, unit.first + j, key0, key1)
                     _add_signed(total[128 * from_ :], words, blocks, payload[begin + j])
         else:
             from_, blocks = lo >> 2, ((hi + 3) >> 2) - (lo >> 2)
@@ -449,7 +459,7 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
         first, last = (begin + 127) // 128 * 128, end // 128 * 128  # whole blocks of random words
         if direct and begin == first < last:
             end, blocks = last, (last - first) // 128
-            _fill_words(words, blocks, first >> 7, only.domain, only.first, only.key0, only.key1)
+            fill_words(words, blocks, first >> 7, only.domain, only.first, only.key0, only.key1)
             column = only.begin + (base & (only.end - only.begin - 1)) + first - base
             table = v if only.kind == SIGNS else payload[column:]
             if same:
@@ -471,6 +481,21 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
             else:
                 _store(out[here:], source[there:], total[begin - base :], end - begin, scale, half)
         begin = end
+
+
+@njit(cache=True)
+def _add_sums_run(out, source, total, scale, half, same):  # type: ignore[no-untyped-def]
+    if same:
+        _shift(out, total, out.size, scale, half)
+    else:
+        _store(out, source, total, out.size, scale, half)
+
+
+@njit(cache=True, parallel=True)
+def _add_sums(out, source, total, scale, half, same):  # type: ignore[no-untyped-def]
+    for run in prange((out.size + _RUN - 1) // _RUN):
+        a, b = run * _RUN, min(out.size, (run + 1) * _RUN)
+        _add_sums_run(out[a:b], source[a:b], total[a:b], scale, half, same)
 
 
 @intrinsic
@@ -700,8 +725,21 @@ def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: igno
                 out[m + i, n + row] = sums[row, i]
 
 
+@intrinsic
+def _ticket(_context: Any, address: Any) -> Any:
+    """The number at an address, which is one more afterwards: no other thread gets the same."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        number = ir.IntType(64)
+        place = builder.inttoptr(arguments[0], number.as_pointer())
+        return builder.atomic_rmw("add", place, number(1), "monotonic")
+
+    return types.int64(address), generate
+
+
 @njit(cache=True, parallel=True)
-def _product(out, x, source, bias, start, units, payload, scale, packed, slabs, sums):  # type: ignore[no-untyped-def]
+def _product(out, x, source, bias, start, units, payload, scale, packed, slabs, sums, taken):  # type: ignore[no-untyped-def]
+    """Slabs go to threads as they come for them: one that has to wait for its processor holds up nobody."""
     count, columns = x.shape
     total = out.shape[1]
     panels, pieces = (count + _PANEL - 1) // _PANEL, (columns + 63) // 64  # pieces of a panel
@@ -709,18 +747,19 @@ def _product(out, x, source, bias, start, units, payload, scale, packed, slabs, 
         panel, lo = piece // pieces, piece % pieces * 64
         _pack_panel(packed[panel // panels], x, panel % panels * _PANEL, lo, min(columns, lo + 64))
     threads, rows = slabs.shape[0], slabs.shape[1]
-    each = (total + threads * _ROWS - 1) // (threads * _ROWS) * _ROWS
     for thread in prange(threads):
-        stop = min(total, (thread + 1) * each)
-        for n in range(thread * each, stop, rows):
-            here = min(rows, stop - n)
+        n = _ticket(taken.ctypes.data) * rows
+        while n < total:
+            here = min(rows, total - n)
             begin = start + n * columns
             slab = slabs[thread]
             _move_run(slab.reshape(-1), 0, source, n * columns, begin, here * columns, False, units, payload, scale)
             slab[here : (here + _ROWS - 1) // _ROWS * _ROWS] = _ZERO
-            next_ = source.ctypes.data + 4 * (n + here) * columns
-            ahead = (next_, next_ + 4 * max(0, min(rows, stop - n - here)) * columns)
+            after = _ticket(taken.ctypes.data) * rows
+            next_ = source.ctypes.data + 4 * min(after, total) * columns
+            ahead = (next_, next_ + 4 * max(0, min(rows, total - after)) * columns)
             _multiply_slab(out, packed[thread % packed.shape[0]], slab, here, n, sums[thread], bias, ahead)
+            n = after
 
 
 # -- many steps in one pass, each rounded ----------------------------------------------------------------------------
@@ -811,7 +850,7 @@ def _steps_run(out, start, begin, end, half, units, payload, ends, scales):  # t
             single = ends[step] - first == 1 and only.kind == SIGNS and only.end - only.begin == 1
             change = scale * payload[only.begin] if single else _ZERO
             if change != _ZERO:  # zero would have to be a positive one
-                _fill_words(words, blocks, (base >> 7) + from_, only.domain, only.first, only.key0, only.key1)
+                fill_words(words, blocks, (base >> 7) + from_, only.domain, only.first, only.key0, only.key1)
                 _add_signed(current[128 * from_ :], words, blocks, change)
             else:
                 _sum_chunk(total, v, words, base, lo, hi, units[first : ends[step]], payload)
@@ -941,7 +980,7 @@ def _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass,
         lanes[:count] = _ZERO
         if kind == SIGNS:
             for j in range(count):
-                _fill_words(words[j], _CHUNK // 128, base >> 7, domain, first_k + j0 + j, key0, key1)
+                fill_words(words[j], _CHUNK // 128, base >> 7, domain, first_k + j0 + j, key0, key1)
             _sum_signed(lanes, words, count, chunk)
         else:
             for j in range(count):
@@ -980,7 +1019,7 @@ def _fold_span(sums, s, domain, number, x, key0, key1, start, from_span):  # typ
     end = min(stop, (from_span + s + 1) * _SPAN)
     while base < end:
         lo, hi = max(start - base, 0), min(end - base, _CHUNK)
-        _fill_words(words, _CHUNK // 128, base >> 7, domain, number, key0, key1)
+        fill_words(words, _CHUNK // 128, base >> 7, domain, number, key0, key1)
         if hi - lo == _CHUNK:
             _add_table(sums[s, base & (width - 1) :], words, _CHUNK // 128, x[base - start :])
         else:
@@ -1007,26 +1046,99 @@ def _add_rows(out, rows):  # type: ignore[no-untyped-def]
 # -- words for the host ----------------------------------------------------------------------------------------------
 
 
+@njit(cache=True)
+def _chunk_words(out, chunk, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    a = chunk * _CHUNK
+    n = min(_CHUNK, out.size - a)
+    scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
+    block = (start + a) // 4
+    fill_words(scratch, (start + a + n + 3) // 4 - block, block, domain, k, key0, key1)
+    at = start + a - 4 * block
+    for i in range(n):
+        out[a + i] = scratch[(at + i) & 3, (at + i) >> 2]
+
+
 @njit(cache=True, parallel=True)
 def _element_words(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
-    count = out.size
-    for chunk in prange((count + _CHUNK - 1) // _CHUNK):
-        a = chunk * _CHUNK
-        n = min(_CHUNK, count - a)
-        scratch = np.empty((4, _CHUNK // 4 + 2), np.uint32)
-        block = (start + a) // 4
-        _fill_words(scratch, (start + a + n + 3) // 4 - block, block, domain, k, key0, key1)
-        at = start + a - 4 * block
-        for i in range(n):
-            out[a + i] = scratch[(at + i) & 3, (at + i) >> 2]
+    for chunk in prange((out.size + _CHUNK - 1) // _CHUNK):
+        _chunk_words(out, chunk, domain, k, key0, key1, start)
+
+
+@njit(cache=True)
+def _element_words_serial(out, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    for chunk in range((out.size + _CHUNK - 1) // _CHUNK):
+        _chunk_words(out, chunk, domain, k, key0, key1, start)
 
 
 def element_words(seed: int, domain: int, k: int, start: int, stop: int) -> NDArray[np.uint32]:
     """One random 32-bit word for each of the elements start..stop."""
     out = np.empty(stop - start, dtype=np.uint32)
     key0, key1 = split_seed(seed)
-    _element_words(out, int(domain), k, _L(key0), _L(key1), start)
+    fill = _element_words_serial if len(out) <= _RUN else _element_words  # threads would take longer to start
+    fill(out, int(domain), k, _L(key0), _L(key1), start)
     return out
+
+
+@njit(cache=True)
+def _ordered_words(out, words, blocks, first, domain, k, key0, key1):  # type: ignore[no-untyped-def]
+    """out = the words of elements 4 * first, 4 * first + 1, ...: four to a Philox block."""
+    fill_words(words, blocks, first, domain, k, key0, key1)
+    for b in range(blocks):
+        out[4 * b] = words[0, b]
+        out[4 * b + 1] = words[1, b]
+        out[4 * b + 2] = words[2, b]
+        out[4 * b + 3] = words[3, b]
+
+
+@njit(cache=True)
+def _draw_brain(out, values, words, count):  # type: ignore[no-untyped-def]
+    """bfloat16 bits of floor(value / spacing + word / 2**32) * spacing, in whole numbers.
+
+    Of a word the upper 16 bits decide: what is added to a magnitude whose last 16 bits are cut off then, or, below
+    zero, their complement. A zero has no sign.
+    """
+    for i in range(count):
+        bits = _U(_as_int(values[i]))
+        magnitude = _U(bits & _U(0x7FFFFFFF))
+        sign = _U(bits >> _U(31))
+        drawn = _U(_U(words[i] >> _U(16)) ^ _U(sign * _U(0xFFFF)))
+        kept = _U(_U(magnitude + drawn) >> _U(16))
+        signed = _U(kept | _U(sign << _U(15))) if kept != _U(0) else _U(0)
+        out[i] = np.uint16(_U(0x7FC0) if magnitude > _U(0x7F800000) else signed)
+
+
+@njit(cache=True)
+def _draw_half(out, values, words, count):  # type: ignore[no-untyped-def]
+    """float16 bits of the same, in doubles: below 2**-14 a value may have bits that whole numbers have no room for."""
+    for i in range(count):
+        exponent = max((_as_int(values[i]) >> np.int32(23)) & np.int32(0xFF), np.int32(127 - 14))
+        spacing = np.float64(_as_float(_U(_U(exponent - np.int32(10)) << _U(23))))
+        inverse = np.float64(_as_float(_U(_U(np.int32(264) - exponent) << _U(23))))
+        whole = np.floor(np.float64(values[i]) * inverse + np.float64(words[i]) * 2.0**-32)
+        out[i] = _to_half(_F(whole * spacing))
+
+
+@njit(cache=True, parallel=True)
+def _draw(out, values, half, domain, k, key0, key1, start):  # type: ignore[no-untyped-def]
+    count = out.size
+    for chunk in prange((count + _CHUNK - 1) // _CHUNK):
+        a = chunk * _CHUNK
+        n = min(_CHUNK, count - a)
+        first = (start + a) // 4
+        blocks = (start + a + n + 3) // 4 - first
+        words, ordered = np.empty((4, _CHUNK // 4 + 1), np.uint32), np.empty(_CHUNK + 4, np.uint32)
+        _ordered_words(ordered, words, blocks, first, domain, k, key0, key1)
+        own = ordered[start + a - 4 * first :]
+        if half:
+            _draw_half(out[a : a + n], values[a : a + n], own, n)
+        else:
+            _draw_brain(out[a : a + n], values[a : a + n], own, n)
+
+
+def draw(out: NDArray[np.uint16], values: Floats, dtype: str, seed: int, domain: int, k: int, start: int) -> None:
+    """out = values rounded up or down, by the words of `element_words`."""
+    key0, key1 = split_seed(seed)
+    _draw(out, values, dtype == "float16", int(domain), k, _L(key0), _L(key1), start)
 
 
 _UNIT = np.dtype(
@@ -1095,6 +1207,13 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
         _move_run(out, 0, source, 0, start, len(out), half, prepared.units, prepared.payload, _F(scale))
     else:
         _move(out, source, start, half, prepared.units, prepared.payload, _F(scale))
+
+
+def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
+    """out = round(source + scale * sums), where the sums over directions are there already."""
+    same = out.ctypes.data == source.ctypes.data
+    act = _add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
+    act(out, source, sums, _F(scale), dtype == "float16", same)
 
 
 def move_many(moves: Sequence[tuple[Stored, Stored, int]], dtype: str, prepared: Prepared, scale: float) -> None:
@@ -1166,6 +1285,7 @@ def _multiply(
     """
     count, columns = x.shape
     threads, rows = get_num_threads(), _ROWS * min(_MOST, max(_LEAST, _SLAB // columns // _ROWS))
+    rows = min(rows, -(-out.shape[1] // (threads * _ROWS)) * _ROWS)  # some for each of many threads
     biases = np.zeros(-(-out.shape[1] // _ROWS) * _ROWS, np.float32)
     if bias is not None:
         biases[: len(bias)] = bias
@@ -1177,6 +1297,7 @@ def _multiply(
     _product(
         out, x, source.reshape(-1), biases, start, prepared.units, prepared.payload, _F(scale),
         packed.reshape(copies, -1), slabs.reshape(threads, rows, columns), sums.reshape(threads, rows, _PANEL),
+        np.zeros(1, np.int64),
     )  # fmt: skip
 
 

@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.randomness import entries, truncation
+from fedseed.randomness.matrices import Matrices
 from fedseed.randomness.stream import Domain, words
 
 TENSORS = False  # arrays in, arrays out
+draw = None  # fedseed.weights.rounding says what it is
 
 Floats = NDArray[np.float32]
 Stored = NDArray[Any]  # float32, or the bits of a 16-bit dtype as uint16
@@ -29,6 +31,8 @@ class Spec(NamedTuple):
     name: str
     seed: int
     tile: int  # B, the Hadamard matrix' size; 1 for unstructured bases
+    rank: int = 1  # r, of "lowrank"
+    matrices: Matrices | None = None  # where the vector's matrices lie: "lowrank" needs it
 
 
 class Part(NamedTuple):
@@ -99,6 +103,12 @@ def _signs(block_words: NDArray[np.uint32]) -> Floats:
     """+1 for a bit 0 and -1 for a bit 1, lowest bit of the first word first."""
     bits = (block_words.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & np.uint32(1)
     return entries.F(1) - entries.F(2) * bits.reshape(-1).astype(np.float32)
+
+
+def signs(seed: int, domain: int, k: int, start: int, stop: int) -> Floats:
+    """Elements start..stop of a vector of signs."""
+    first = start // 128
+    return _signs(words(seed, domain, k, first, -(-stop // 128) - first))[start - first * 128 :][: stop - start]
 
 
 def _unstructured(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
@@ -203,7 +213,12 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
         scale: multiplies it.
         start: index of the first element in the parameter vector.
     """
-    change = combine(prepared, start, start + len(source)) * entries.F(scale) + entries.F(0)  # no negative zero
+    add_sums(out, source, dtype, combine(prepared, start, start + len(source)), scale)
+
+
+def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
+    """out = round(source + scale * sums), where the sums over directions are there already."""
+    change = sums * entries.F(scale) + entries.F(0)  # no negative zero
     out[:] = from_float(to_float(source, dtype) + change, dtype)
 
 
@@ -285,7 +300,7 @@ def from_float(values: Floats, dtype: str) -> Stored:
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
-def _sum_in_order(values: NDArray[np.float32] | NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+def sum_in_order(values: NDArray[np.float32] | NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     """Strictly sequential sum in the array's own precision; + 0 turns a negative zero into a positive one."""
     return np.take(np.add.accumulate(values, axis=axis), -1, axis=axis) + values.dtype.type(0)
 
@@ -325,7 +340,7 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
             folded = np.zeros(width)
             for a, b in spans:
                 products = _unstructured(spec, number, a, b, length) * x[a - start : b - start]
-                folded += _sum_in_order(_aligned(products, a, width).reshape(-1, width), axis=0)
+                folded += sum_in_order(_aligned(products, a, width).reshape(-1, width), axis=0)
             columns.append(fold_columns(folded, spec.tile))
         return np.concatenate(columns) if columns else np.zeros(0)
     result = np.zeros(count, dtype=np.float64)
@@ -333,14 +348,14 @@ def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, leng
         for a, b in spans:
             products = _unstructured(spec, first + j, a, b, length) * x[a - start : b - start]
             rows = _aligned(products, a, entries.CHUNK).reshape(-1, entries.CHUNK // entries.LANES, entries.LANES)
-            lanes = _sum_in_order(rows, axis=1).astype(np.float64)
-            result[j] += _sum_in_order(_sum_in_order(lanes, axis=1), axis=0)
+            lanes = sum_in_order(rows, axis=1).astype(np.float64)
+            result[j] += sum_in_order(sum_in_order(lanes, axis=1), axis=0)
     return result
 
 
 def fold_columns(folded: NDArray[np.float64], tile: int) -> NDArray[np.float64]:
     """Sums over columns that a tile of B puts in the same place, one after the other."""
-    return _sum_in_order(folded.reshape(-1, tile), axis=0)
+    return sum_in_order(folded.reshape(-1, tile), axis=0)
 
 
 def project_finish(

@@ -56,6 +56,7 @@ except ImportError as error:
     raise ImportError(f"weights on a GPU need triton: {to_install('gpu')}") from error
 
 TENSORS = True  # tensors in, tensors out
+draw = None  # tensors are rounded where they are, by words of the host
 product = None  # a GPU multiplies fastest by a copy
 OPTIONS = {"enable_fp_fusion": False}  # what every launch asks of the compiler: a rounding after each operation
 
@@ -80,7 +81,7 @@ _TILE = {0: 1024, 1: 1024, 2: 8192, 3: 4096}  # elements that a program of `_add
 _COLUMNS = 1024  # columns that a program of `_fold` works on
 _DIRECTIONS = 128  # directions that a program of `_lane_sums` works on: one a thread
 _GROUP = 4096  # directions that a launch of `_lane_sums` works on
-_SCRATCH = 1 << 25  # sums that `project` keeps between two launches at most, or those of one span: 128 MiB
+SCRATCH = 1 << 25  # sums that `project` keeps between two launches at most, or those of one span: 128 MiB
 _ROW = C(7)  # numbers in a unit: key (two words), first table's number, payload from, to, mass, bound
 
 
@@ -88,7 +89,7 @@ _ROW = C(7)  # numbers in a unit: key (two words), first table's number, payload
 
 
 @triton.jit
-def _words(block, k, domain, key0, key1):  # type: ignore[no-untyped-def]
+def philox_words(block, k, domain, key0, key1):  # type: ignore[no-untyped-def]
     """The four words of Philox blocks; `block` (int64) and `k` (uint32) may be scalars or tiles that broadcast."""
     c0 = block.to(tl.uint32)
     c1 = (block >> 32).to(tl.uint32)
@@ -109,7 +110,7 @@ def _words(block, k, domain, key0, key1):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _signed(value, word, bit):  # type: ignore[no-untyped-def]
+def signed(value, word, bit):  # type: ignore[no-untyped-def]
     """`value`, its sign changed where the bit is 1."""
     sign = (word << (31 - bit)) & 0x80000000
     return (value.to(tl.uint32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
@@ -132,8 +133,8 @@ def _box_muller(u, v):  # type: ignore[no-untyped-def]
     cosine = ((_COS3 * square + _COS2) * square + _COS1) * square + _COS0
     # quarter = top two bits: swap for an odd one; signs + - - + and + + - -
     odd = (v & 0x40000000) != 0
-    first = _signed(tl.where(odd, sine, cosine), (v >> 31) ^ (v >> 30), 0)
-    second = _signed(tl.where(odd, cosine, sine), v >> 31, 0)
+    first = signed(tl.where(odd, sine, cosine), (v >> 31) ^ (v >> 30), 0)
+    second = signed(tl.where(odd, cosine, sine), v >> 31, 0)
     return radius * first, radius * second
 
 
@@ -150,7 +151,7 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 @triton.jit
 def _drawn(block, k, key0, key1, mass, bound, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     """The four entries of blocks of a `normal` or `truncated_normal` direction."""
-    w0, w1, w2, w3 = _words(block, k, 0, key0, key1)
+    w0, w1, w2, w3 = philox_words(block, k, 0, key0, key1)
     if KIND == _NORMAL:
         e0, e1 = _box_muller(w0, w1)
         e2, e3 = _box_muller(w2, w3)
@@ -240,13 +241,13 @@ def _add_up(  # type: ignore[no-untyped-def]
         high = tl.load(unit + 4)
         if KIND == _TABLE:
             number = tl.load(unit + 2).to(tl.uint32)
-            w0, w1, w2, w3 = _words(block, number, 1, key0, key1)
+            w0, w1, w2, w3 = philox_words(block, number, 1, key0, key1)
             # a table is at least as wide as a tile, and both are powers of two: the tile's columns are one run
             column = payload + tl.multiple_of(low + ((tile * TILE) & (high - low - 1)), 32) + offset
-            t0 += _signed(tl.load(column), w0, bit)
-            t1 += _signed(tl.load(column + 32), w1, bit)
-            t2 += _signed(tl.load(column + 64), w2, bit)
-            t3 += _signed(tl.load(column + 96), w3, bit)
+            t0 += signed(tl.load(column), w0, bit)
+            t1 += signed(tl.load(column + 32), w1, bit)
+            t2 += signed(tl.load(column + 64), w2, bit)
+            t3 += signed(tl.load(column + 96), w3, bit)
         else:
             mass = tl.load(unit + 5).to(tl.int32).to(tl.float32, bitcast=True)
             bound = tl.load(unit + 6).to(tl.int32).to(tl.float32, bitcast=True)
@@ -254,11 +255,11 @@ def _add_up(  # type: ignore[no-untyped-def]
                 k = tl.load(payload + 2 * j).to(tl.uint32, bitcast=True)
                 coefficient = tl.load(payload + 2 * j + 1).to(tl.float32, bitcast=True)
                 if KIND == _SIGNS:
-                    w0, w1, w2, w3 = _words(block, k, 0, key0, key1)
-                    t0 += _signed(coefficient, w0, bit)
-                    t1 += _signed(coefficient, w1, bit)
-                    t2 += _signed(coefficient, w2, bit)
-                    t3 += _signed(coefficient, w3, bit)
+                    w0, w1, w2, w3 = philox_words(block, k, 0, key0, key1)
+                    t0 += signed(coefficient, w0, bit)
+                    t1 += signed(coefficient, w1, bit)
+                    t2 += signed(coefficient, w2, bit)
+                    t3 += signed(coefficient, w3, bit)
                 else:
                     e0, e1, e2, e3 = _drawn(block, k, key0, key1, mass, bound, KIND)
                     t0 += coefficient * e0
@@ -278,6 +279,14 @@ def _add_up(  # type: ignore[no-untyped-def]
         total = tl.reshape(tl.join(tl.join(t0, t2), tl.join(t1, t3)), (blocks, 4))
         p = from_ + 4 * b[:, None] + tl.arange(0, 4)[None, :]
         _finish(out, source, to + p, at + p, (p >= 0) & (p < size), total, scale, DTYPE)
+
+
+@triton.jit(do_not_specialize=["scale_bits", "size"])
+def _add_all(out, source, sums, scale_bits, size, DTYPE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums that are there already, added to weights."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    total = tl.load(sums + at, mask=at < size, other=0.0)
+    _finish(out, source, at, at, at < size, total, tl.cast(scale_bits, tl.float32, bitcast=True), DTYPE)
 
 
 # -- inner products ------------------------------------------------------------------------------------------------
@@ -307,19 +316,19 @@ def _lane_sums(  # type: ignore[no-untyped-def]
         lane = tl.arange(0, 32)[:, None]
         total = tl.full((32, DIRECTIONS), 0.0, tl.float32)
         for row in range(lo // 128, (hi + 127) // 128):
-            w0, w1, w2, w3 = _words((c + first_chunk) * (_CHUNK // 128) + row, k, 0, key0, key1)
+            w0, w1, w2, w3 = philox_words((c + first_chunk) * (_CHUNK // 128) + row, k, 0, key0, key1)
             p = from_ + 128 * row + lane
             value = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            total += _signed(value, w0, lane)
+            total += signed(value, w0, lane)
             p += 32
             value = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            total += _signed(value, w1, lane)
+            total += signed(value, w1, lane)
             p += 32
             value = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            total += _signed(value, w2, lane)
+            total += signed(value, w2, lane)
             p += 32
             value = tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0)
-            total += _signed(value, w3, lane)
+            total += signed(value, w3, lane)
         tl.store(to + lane.to(tl.int64) * count, total, mask=inside)
     else:
         mass = tl.cast(mass, tl.float32, bitcast=True)
@@ -384,15 +393,15 @@ def _fold(  # type: ignore[no-untyped-def]
     lo = tl.maximum(-from_, 0)
     hi = tl.minimum(size - from_, _SPAN)
     for row in range(lo // width, (hi + width - 1) // width):
-        w0, w1, w2, w3 = _words(block + row * (width // 128), number, 1, key0, key1)
+        w0, w1, w2, w3 = philox_words(block + row * (width // 128), number, 1, key0, key1)
         p = from_ + row * width + column
-        t0 += _signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w0, bit)
+        t0 += signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w0, bit)
         p += 32
-        t1 += _signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w1, bit)
+        t1 += signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w1, bit)
         p += 32
-        t2 += _signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w2, bit)
+        t2 += signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w2, bit)
         p += 32
-        t3 += _signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w3, bit)
+        t3 += signed(tl.load(x + p, mask=(p >= 0) & (p < size), other=0.0), w3, bit)
     to = sums + s * width + column
     tl.store(to, t0)
     tl.store(to + 32, t1)
@@ -419,13 +428,13 @@ def _interpreted() -> bool:
     return not isinstance(_add_up, triton.runtime.JITFunction)
 
 
-def _device() -> torch.device:
+def default_device() -> torch.device:
     """Where results go that no tensor says a place for."""
     there_is_one = torch.cuda.is_available() and not _interpreted()
     return torch.device("cuda", torch.cuda.current_device()) if there_is_one else torch.device("cpu")
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, **constants: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, **constants: Any) -> None:
     """Run a kernel on the device of its first argument, each operation with a rounding of its own."""
     device = args[0].device
     if _interpreted():
@@ -438,7 +447,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, **co
         kernel[grid](*args, num_warps=warps, **OPTIONS, **constants)
 
 
-def _bits(value: Any, dtype: Any = np.float32) -> int:
+def int_bits(value: Any, dtype: Any = np.float32) -> int:
     """The 32 bits of a float or an unsigned word as an int32: always of the same type to the compiler."""
     return int(np.array(value, dtype=dtype).view(np.int32))
 
@@ -469,7 +478,7 @@ def _constants(spec: Spec, length: int) -> Constants:
     """Bits of the key's words, and of erf(a / sqrt 2) and a."""
     key0, key1 = split_seed(spec.seed)
     mass, bound = truncated_normal_constants(length) if spec.name == "truncated_normal" else (0.0, 0.0)
-    return _bits(key0, np.uint32), _bits(key1, np.uint32), _bits(mass), _bits(bound)
+    return int_bits(key0, np.uint32), int_bits(key1, np.uint32), int_bits(mass), int_bits(bound)
 
 
 def prepare(parts: Sequence[Part], length: int) -> Prepared:
@@ -534,9 +543,9 @@ def _run(
         else:
             per_row, begin = (size - 1) // tile + 2, start  # as many tiles as a row can touch
             grid = per_row * len(rows)
-        _launch(
+        launch(
             _add_up, (grid,), to, source, out if rows is None else rows, to if begun is None else begun,
-            units, payload, len(units), _bits(scale), start // tile, start % tile, size, begin, per_row,
+            units, payload, len(units), int_bits(scale), start // tile, start % tile, size, begin, per_row,
             KIND=kind, DTYPE=dtype if last else _TOTAL.value, ROWS=rows is not None, BEGUN=begun is not None, TILE=tile,
         )  # fmt: skip
         begun = to
@@ -549,7 +558,7 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
 
 def combine(prepared: Prepared, start: int, stop: int) -> torch.Tensor:
     """The sum of all parts over elements start..stop, on the GPU if there is one."""
-    out = torch.empty(stop - start, dtype=torch.float32, device=_device())
+    out = torch.empty(stop - start, dtype=torch.float32, device=default_device())
     _run(out, out, None, _TOTAL.value, prepared, 1.0, start, stop - start)
     return out
 
@@ -566,6 +575,14 @@ def move(out: torch.Tensor, source: torch.Tensor, dtype: str, prepared: Prepared
         start: index of the first element in the parameter vector.
     """
     _run(_stored(out), _stored(source), None, _DTYPES[dtype], prepared, scale, start, len(out))
+
+
+def add_sums(out: torch.Tensor, source: torch.Tensor, dtype: str, sums: torch.Tensor, scale: float) -> None:
+    """out = round(source + scale * sums), where the sums over directions are there already."""
+    if len(out):
+        to, own, tile = _stored(out), _stored(source).contiguous(), 1024
+        grid = (-(-len(to) // tile),)
+        launch(_add_all, grid, to, own, sums.contiguous(), int_bits(scale), len(to), DTYPE=_DTYPES[dtype], TILE=tile)
 
 
 def move_many(
@@ -611,7 +628,7 @@ def project_sums(
     if not isinstance(x, torch.Tensor):
         x = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
     x = x.detach().reshape(-1)
-    device = x.device if x.is_cuda else _device()
+    device = x.device if x.is_cuda else default_device()
     constants = _constants(spec, length)
     if spec.name != "hadamard":
         return _products(_KINDS[spec.name], constants, first, count, x, start, device)
@@ -629,7 +646,7 @@ def _products(
     per_span = entries.SPAN // entries.CHUNK
     tile = min(_DIRECTIONS, 1 << (group - 1).bit_length())
     warps = max(1, tile // 32)
-    for piece, span, lead, spans in _waves(x, start, _SCRATCH // (per_span * entries.LANES * group), device):
+    for piece, span, lead, spans in _waves(x, start, SCRATCH // (per_span * entries.LANES * group), device):
         skipped = lead // entries.CHUNK
         chunks = -(-(lead + len(piece)) // entries.CHUNK) - skipped
         lanes = torch.empty(chunks * entries.LANES * group, dtype=torch.float32, device=device)
@@ -637,12 +654,12 @@ def _products(
             n = min(group, count - j)
             grid = -(-n // tile)
             sums = torch.empty(spans, n, dtype=torch.float64, device=device)
-            _launch(
+            launch(
                 _lane_sums, (chunks, grid), lanes, piece, span * per_span + skipped, lead % entries.CHUNK,
-                len(piece), _bits(first + j, np.uint32), n, *constants,
+                len(piece), int_bits(first + j, np.uint32), n, *constants,
                 KIND=kind, DIRECTIONS=tile, warps=warps,
             )  # fmt: skip
-            _launch(_span_sums, (spans, grid), sums, lanes, skipped, chunks, n, DIRECTIONS=tile, warps=warps)
+            launch(_span_sums, (spans, grid), sums, lanes, skipped, chunks, n, DIRECTIONS=tile, warps=warps)
             _add_in_order(result[j : j + n], sums)
     return result.cpu().numpy()
 
@@ -653,11 +670,11 @@ def _folded(
     """D * x folded into `width` sums."""
     key0, key1, _, _ = constants
     result = torch.zeros(width, dtype=torch.float64, device=device)
-    for piece, span, lead, spans in _waves(x, start, _SCRATCH // width, device):
+    for piece, span, lead, spans in _waves(x, start, SCRATCH // width, device):
         sums = torch.empty(spans, width, dtype=torch.float32, device=device)
-        _launch(
+        launch(
             _fold, (width // _COLUMNS, spans), sums, piece, span, lead, len(piece),
-            _bits(number, np.uint32), key0, key1, width, COLUMNS=_COLUMNS,
+            int_bits(number, np.uint32), key0, key1, width, COLUMNS=_COLUMNS,
         )  # fmt: skip
         _add_in_order(result, sums)
     return result.cpu().numpy()
@@ -679,4 +696,4 @@ def _waves(
 
 def _add_in_order(out: torch.Tensor, sums: torch.Tensor) -> None:
     """out += the rows of `sums`, in order."""
-    _launch(_add_rows, (-(-sums.shape[1] // 128),), out, sums, sums.shape[0], sums.shape[1], COLUMNS=128)
+    launch(_add_rows, (-(-sums.shape[1] // 128),), out, sums, sums.shape[0], sums.shape[1], COLUMNS=128)

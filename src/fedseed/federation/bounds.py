@@ -1,0 +1,142 @@
+"""What one client may do to a round, next to the others; and which steps are taken.
+
+    an update   larger than any honest one (LARGEST), or more than `proportion` times the median of its round: refused
+    a claim     of examples, or of terms of a loss, more than `claims` times the median: refused with the update
+    a step      not finite, farther than the weights' dtype goes, or more than `proportion` times as large as the median
+                of the last WINDOW steps: not taken, and nothing is remembered of its answers
+
+How large updates and steps are, their payloads say (`Payload.size`). The median is the lower one of those that are not
+zero, so that any minority may lie in either direction. It is looked at from FEW sizes on: fewer can't outvote a liar.
+Where all updates of a round are too large, nobody can say that it is one client's doing: none is refused, and the step
+is not taken. So a run that diverges goes on to its end.
+
+Everything here follows from the round's answers and the steps before, so a coordinator that is started again decides
+as the first one did. Free of torch.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from math import isfinite, log10
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedseed.methods.payload import LARGEST
+from fedseed.weights.change import Add, Change, Optimize, Rebuild, expected_norm
+from fedseed.weights.layout import Layout
+
+FEW = 3  # sizes that a median needs
+WINDOW = 16  # steps that the next one is compared with
+HIGHEST = {"float16": 65504.0}  # what a weight can hold, where that is less than LARGEST
+
+
+class Bounds(BaseModel):
+    """How far from the others a client, or a step, may be. The defaults are far outside of what honest clients send.
+
+    Args:
+        proportion: an update this many times as large as the median of its round is refused (of three answers or
+            more), a step this many times as large as the median of the last 16 is not taken; "off": neither.
+        claims: where clients weigh by their examples or terms: one that says it has this many times the median of its
+            round is refused; "off": it is not. A client that claims less takes its weight: a lower value bounds that,
+            and method.weighting = "equal" makes such claims worth nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    proportion: Annotated[float, Field(gt=1)] | Literal["off"] = 1e3
+    claims: Annotated[float, Field(gt=1)] | Literal["off"] = 1e4
+
+    def outliers(self, sizes: Mapping[int, float], claims: Mapping[int, int]) -> dict[int, str]:
+        """The clients whose updates are out of all proportion, and why.
+
+        Args:
+            sizes: of each client's update; 0: it says nothing.
+            claims: what each says that decides its weight; empty: nothing does.
+        """
+        found = {
+            c: f"larger than {LARGEST:.0e}, which no honest update is" for c, s in sizes.items() if not s <= LARGEST
+        }
+        if found and len(found) == len(sizes):
+            return {}
+        sizes = {client: size for client, size in sizes.items() if client not in found}
+        for client in _beyond(self.claims, claims):
+            found[client] = f"it claims more than {self.claims:g} times the examples or terms of others (bounds.claims)"
+        for client in _beyond(self.proportion, sizes):
+            times = 10 ** int(log10(sizes[client] / _median(sizes.values())))
+            found[client] = (
+                f"out of all proportion: {times:.0e} times the median of its round "
+                f"(bounds.proportion = {self.proportion:g})"
+            )
+        return found
+
+
+class LastSteps:
+    """How large the last steps were that were taken.
+
+    Args:
+        bounds: how much larger the next may be.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._sizes: deque[float] = deque(maxlen=WINDOW)
+
+    def problem(self, size: float) -> str | None:
+        """Why a step of this size is not taken; None: it is."""
+        if not size <= LARGEST:
+            return f"it is out of all proportion: {size:.3g}, and no honest one is above {LARGEST:.0e}"
+        if len(self._sizes) < FEW or self.bounds.proportion == "off":
+            return None
+        usual = _median(self._sizes)
+        if size <= self.bounds.proportion * usual:
+            return None
+        return (
+            f"it is out of all proportion: {size:.3g}, where the last {len(self._sizes)} were about {usual:.3g} "
+            "(bounds.proportion)"
+        )
+
+    def take(self, size: float) -> None:
+        """One more; an empty one says nothing."""
+        if size > 0:
+            self._sizes.append(size)
+
+    @property
+    def sizes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """All of them, the newest last."""
+        return np.array(self._sizes, dtype=np.float64)
+
+    def load(self, sizes: Iterable[float]) -> None:
+        """The inverse of `sizes`. Raises ValueError."""
+        found = [float(size) for size in sizes]
+        if not all(isfinite(size) and size > 0 for size in found):
+            raise ValueError("sizes of steps that can't be")
+        self._sizes = deque(found, WINDOW)
+
+
+def too_far(change: Change, layout: Layout) -> str | None:
+    """Why a sum over directions can't be added to the weights; None: it can, or it is no such sum."""
+    if not isinstance(change, Add | Rebuild | Optimize) or not change.terms:
+        return None
+    scale = change.rule.rate if isinstance(change, Optimize) else change.scale
+    norm = expected_norm(Add(change.terms, scale), layout)
+    assert norm is not None
+    far = norm / layout.size**0.5
+    most = min(HIGHEST.get(entry.dtype, LARGEST) for entry in layout.tensors)
+    if far <= most:
+        return None
+    return f"it would move every weight by about {far:.3g}: at most {most:g} is possible"
+
+
+def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list[int]:
+    """Whose value is more than `factor` times the median."""
+    if factor == "off" or sum(value > 0 for value in values.values()) < FEW:
+        return []
+    most = factor * _median(values.values())
+    return [key for key, value in values.items() if value > most]
+
+
+def _median(values: Iterable[float]) -> float:
+    """The lower median of those above zero."""
+    ordered = sorted(value for value in values if value > 0)
+    return ordered[(len(ordered) - 1) // 2]

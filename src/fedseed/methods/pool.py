@@ -1,0 +1,81 @@
+"""What travels in FedKSeed: the pool with its accumulator down, (candidate, projection) pairs up."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.attacks.updates import Attack
+from fedseed.errors import MessageError
+from fedseed.methods.payload import About, Array, Floats, Payload, Scalar
+from fedseed.methods.sizes import largest
+from fedseed.methods.zeroth import check_scalars
+
+Uses = NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Pool(Payload):
+    """The plan: one integer that names the candidate directions, the accumulator A, and for Pro the probabilities."""
+
+    seed: Annotated[int, Scalar("u4")]
+    accumulator: Annotated[Floats, Array("f4", "candidates")]
+    probabilities: Annotated[Floats | None, Array("f4", "candidates", when="importance")]
+
+
+@dataclass(frozen=True)
+class Pairs(Payload):
+    """An update: (candidate, rho) of each local step. 8 bytes a step."""
+
+    indices: Annotated[Uses, Array("u4", "n")]
+    scalars: Annotated[Floats, Array("f4", "n")]
+
+    def check(self, about: About) -> None:
+        """At most T, candidates of the pool, possible scalars."""
+        steps, candidates = about.lookup("steps"), about.lookup("candidates")
+        if not 1 <= len(self.indices) <= steps:
+            raise MessageError(f"{8 * len(self.indices)} bytes of pairs: from 8 to {8 * steps}, 8 for each step")
+        if int(self.indices.max()) >= candidates:
+            raise MessageError(f"candidate {int(self.indices.max())}: the pool has {candidates}")
+        check_scalars(self.scalars)
+
+    def size(self, about: About) -> float:
+        """That of the largest projection."""
+        return largest(self.scalars)
+
+    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
+        """Other projections on the same candidates."""
+        return replace(self, scalars=attack.scalars(self.scalars, drawn))
+
+
+@dataclass(frozen=True)
+class Accumulated(Payload):
+    """A step: the accumulator after the round; for Pro also each candidate's sum of |rho| and how often it was used."""
+
+    accumulator: Annotated[Floats, Array("f4", "candidates")]
+    sums: Annotated[Floats | None, Array("f4", "candidates", when="importance")] = None
+    uses: Annotated[Uses | None, Array("u4", "candidates", when="importance")] = None
+
+    def size(self, about: About) -> float:
+        """That of what has been added: the largest sum of projections, with the weights multiplied in."""
+        added = self.accumulator.astype(np.float64) - about.lookup("step").accumulator
+        return largest(added) if added.any() else 0.0
+
+
+def probabilities(step: Accumulated) -> Floats:
+    """p = softmax(minmax(psi)), psi_j = mean |rho_j| (Eq. 13).
+
+    A candidate that nobody has used yet has no psi: it counts as the mean of the others, not as zero.
+    """
+    assert step.sums is not None and step.uses is not None
+    used = step.uses > 0
+    normalised = np.zeros(len(used))
+    if used.any():
+        psi = step.sums[used].astype(np.float64) / step.uses[used]
+        span = psi.max() - psi.min()
+        inside = (psi - psi.min()) / span if span > 0 else np.zeros_like(psi)
+        normalised[used] = inside
+        normalised[~used] = inside.mean()
+    weights = np.exp(normalised)
+    return (weights / weights.sum()).astype(np.float32)

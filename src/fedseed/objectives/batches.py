@@ -1,0 +1,64 @@
+"""How large a batch is in tokens, and micro-batches of so many tokens at most."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedseed.errors import RecipeError
+from fedseed.objectives.losses import Options
+from fedseed.objectives.seq2seq import Pair
+
+
+def sequences_of(item: Any) -> Sequence[Any]:
+    """What goes through the model for an example: itself, or the options of a choice that are scored."""
+    if not isinstance(item, Options):
+        return (item,)
+    return (item.sequences[item.gold],) if item.teacher_forcing else item.sequences
+
+
+def length_of(item: Any) -> int:
+    """The tokens that an example's longest sequence has; 0 for what has no tokens."""
+    sequences = item.sequences if isinstance(item, Options) else (item,)
+    return max(len(getattr(sequence, "ids", ())) for sequence in sequences)
+
+
+_Size = tuple[int, int, int]  # of a batch: its rows, and the most tokens of one, in an encoder and a decoder apart
+
+
+def _with(size: _Size, item: Any) -> _Size:
+    """The size of a batch with one more example."""
+    rows, first, second = size
+    for sequence in sequences_of(item):
+        pair = isinstance(sequence, Pair)
+        first = max(first, len(sequence.source if pair else sequence.ids))
+        second = max(second, len(sequence.target) if pair else 0)
+        rows += 1
+    return rows, first, second
+
+
+def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -> Iterator[Sequence[Any]]:
+    """Cut the examples of a step, in their order, into what goes through the model at a time.
+
+    Args:
+        items: prepared examples.
+        batch: how many examples there are at a time, where `tokens` does not decide it.
+        tokens: the most tokens at a time, padding included: rows times the longest one. A longer example goes alone.
+
+    Raises:
+        RecipeError: the examples have no tokens.
+    """
+    if tokens is None:
+        for at in range(0, len(items), batch):
+            yield items[at : at + batch]
+        return
+    begin, size = 0, (0, 0, 0)
+    for at, item in enumerate(items):
+        if not length_of(item):
+            raise RecipeError(
+                f"method.training.batch_tokens = {tokens}: these examples have no tokens; leave it out and set "
+                "method.training.batch"
+            )
+        rows, first, second = size = _with(size, item)
+        if rows * (first + second) > tokens and at > begin:
+            yield items[begin:at]
+            begin, size = at, _with((0, 0, 0), item)
+    yield items[begin:]

@@ -1,0 +1,139 @@
+"""Plain reference of the low-rank basis: sums of outer products of signs, in NumPy.
+
+On a matrix of m rows and n columns, direction k is sum_j u_j w_j^T / sqrt(r) over j < r, with u_j of m signs and w_j
+of n; element e = j 2^44 + start + a of the stream's domain LEFT is u_j[a], and likewise w_j[b] of RIGHT, where `start`
+is the index of the matrix' first element, so that no two matrices share numbers. Vectors have the entries of
+`rademacher`, whatever the rank.
+
+Sums are taken in single precision in an order that every implementation follows. All pairs (direction, j) with a
+coefficient other than zero are counted through, in order; eight of them make a group; a group is added up term by
+term, and the groups one after the other. (A table of the 2^8 sums of a group then serves all rows of a matrix.)
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.randomness.kernels import reference
+from fedseed.randomness.kernels.reference import Floats, Part, Spec
+from fedseed.randomness.matrices import Matrices, Matrix
+from fedseed.randomness.stream import Domain
+
+GROUP = 8  # pairs of a group, and columns of a group in a projection
+TILE = 16  # rows whose products a projection adds up before it adds them to the others'
+PLACE = 44  # elements of u_j begin at j 2^44
+
+
+class Pair(NamedTuple):
+    """coefficient * u_j w_j^T."""
+
+    seed: int
+    k: int
+    j: int
+    coefficient: np.float32
+
+
+def root(rank: int) -> np.float32:
+    """1 / sqrt(r), as coefficients are multiplied by it."""
+    return np.float32(1 / sqrt(rank))
+
+
+def pairs(parts: Sequence[Part]) -> list[Pair]:
+    """All pairs of a sum that are not multiplied by zero, in order."""
+    found = []
+    for spec, first, coefficients in parts:
+        scaled = np.asarray(coefficients, dtype=np.float32) * root(spec.rank)
+        for i in np.flatnonzero(scaled):
+            found += [Pair(spec.seed, first + int(i), j, scaled[i]) for j in range(spec.rank)]
+    return found
+
+
+def on_vectors(parts: Sequence[Part]) -> list[Part]:
+    """What the sum is on tensors of one dimension."""
+    return [Part(Spec("rademacher", p.spec.seed, 1), p.first, p.coefficients) for p in parts]
+
+
+def matrices_of(parts: Sequence[Part]) -> Matrices:
+    """The matrices that a sum of low-rank directions lies on.
+
+    Raises:
+        ValueError: the matrices are not known or not the same.
+    """
+    found = {p.spec.matrices for p in parts}
+    matrices = found.pop() if len(found) == 1 else None
+    if matrices is None:
+        raise ValueError("a sum of lowrank directions: all of them on the same tensors, whose shapes are needed")
+    return matrices
+
+
+def factor(seed: int, domain: Domain, k: int, j: int, start: int, count: int) -> Floats:
+    """`count` signs of u_j or w_j of a matrix whose first element has index `start`."""
+    first = (j << PLACE) + start
+    return reference.signs(seed, domain, k, first, first + count)
+
+
+def total(records: Sequence[Pair], matrix: Matrix, first: int, last: int) -> Floats:
+    """The sum on rows first..last of a matrix, shape (last - first, columns)."""
+    out = np.zeros((last - first, matrix.columns), dtype=np.float32)
+    for begin in range(0, len(records), GROUP):
+        group = np.zeros_like(out)
+        for seed, k, j, coefficient in records[begin : begin + GROUP]:
+            u = factor(seed, Domain.LEFT, k, j, matrix.start, matrix.rows)[first:last]
+            w = factor(seed, Domain.RIGHT, k, j, matrix.start, matrix.columns)
+            group += u[:, None] * (coefficient * w)  # exact: signs
+        out += group
+    return out
+
+
+def as_records(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """Pairs as `total` takes them."""
+    return pairs
+
+
+def products(spec: Spec, first: int, count: int, matrix: Matrix, x: Floats, row: int) -> NDArray[np.float64]:
+    """<direction(first + i), x> for i < count on rows row, row + 1, ... of a matrix.
+
+    Single precision along a row: groups of eight columns, each added up column by column, one group after the other.
+    Double precision across rows: tiles of sixteen (row index div 16), each added up row by row, one tile after the
+    other; then the r products of a direction, and one division.
+
+    Args:
+        spec: the basis.
+        first: index of the first direction.
+        count: how many.
+        matrix: where it lies.
+        x: shape (rows, columns).
+        row: which row of the matrix its first one is.
+    """
+    columns = np.pad(x, ((0, 0), (0, -x.shape[1] % GROUP)))
+    before, after = row % TILE, -(row + len(x)) % TILE
+    sums = np.zeros(count)
+    for i in range(count):
+        for j in range(spec.rank):
+            w = factor(spec.seed, Domain.RIGHT, first + i, j, matrix.start, matrix.columns)
+            terms = columns * np.pad(w, (0, -len(w) % GROUP))
+            groups = reference.sum_in_order(terms.reshape(len(x), -1, GROUP), axis=2)
+            rows = reference.sum_in_order(groups, axis=1).astype(np.float64)
+            u = factor(spec.seed, Domain.LEFT, first + i, j, matrix.start, matrix.rows)[row : row + len(x)]
+            tiles = np.pad(rows * u, (before, after)).reshape(-1, TILE)
+            sums[i] += reference.sum_in_order(reference.sum_in_order(tiles, axis=1), axis=0)
+        sums[i] *= 1 / sqrt(spec.rank)
+    return sums
+
+
+def total_of_rows(records: Sequence[Pair], matrix: Matrix, rows: NDArray[np.int64]) -> Floats:
+    """The sum on some rows of a matrix, shape (len(rows), columns)."""
+    return np.stack([total(records, matrix, int(row), int(row) + 1)[0] for row in rows])
+
+
+def padded(values: Floats, before: int, count: int) -> Floats:
+    """`count` numbers: zeros, the values, zeros."""
+    return np.pad(values, (before, count - before - len(values)))
+
+
+def join(parts: Sequence[Floats]) -> Floats:
+    """One array of all."""
+    return np.concatenate([np.zeros(0, dtype=np.float32), *parts])

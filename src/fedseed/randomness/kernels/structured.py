@@ -1,0 +1,206 @@
+"""Kernels that know where a vector's matrices lie: the low-rank basis over any implementation of the others.
+
+A run of elements is cut at the tensors' ends. On tensors of one dimension a low-rank direction is one of `rademacher`;
+on a matrix its rows are summed a few at a time and added to the weights, so that the sums stay in the cache.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.randomness.kernels import lowrank_reference as plain
+from fedseed.randomness.kernels.reference import Floats, Part, Spec
+from fedseed.randomness.matrices import Matrices, Run
+
+PIECE = 1 << 22  # elements whose sums are kept at a time, for many directions
+FEW_PIECE = 1 << 17  # for a few: their sums are no work, so they should not leave the cache
+FEW = 16
+
+
+class Sum(NamedTuple):
+    """A prepared sum of low-rank directions."""
+
+    matrices: Matrices
+    vectors: Any  # what it is on tensors of one dimension, as the flat kernels prepared it
+    records: Any  # what it is on matrices, as the implementation takes it
+    piece: int  # elements of a matrix to work on at a time
+
+
+class Mixed(NamedTuple):
+    """A sum of low-rank directions and others: runs of parts of either kind, whose sums are added up in order."""
+
+    sums: list[Any]
+
+
+class Structured:
+    """An implementation of the flat bases, and of `lowrank`: see `fedseed.randomness.kernels.Kernels`.
+
+    Args:
+        flat: the implementation (a module) of the other bases.
+        low: that of sums of outer products of signs (a module, as `lowrank_reference`).
+    """
+
+    def __init__(self, flat: Any, low: Any) -> None:
+        self._flat = flat
+        self._low = low
+
+    def __getattr__(self, name: str) -> Any:
+        """What has nothing to do with matrices is the flat kernels' own."""
+        return getattr(self._flat, name)
+
+    # -- sums ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, parts: Sequence[Part], length: int) -> Any:
+        """What `combine` and `move` need of a sum of directions in a block of `length` elements."""
+        runs = [(low, list(run)) for low, run in groupby(parts, key=lambda part: part.spec.name == "lowrank")]
+        if len(runs) > 1:
+            return Mixed([self.prepare(run, length) for _, run in runs])
+        if not runs or not runs[0][0]:
+            return self._flat.prepare(parts, length)
+        pairs = plain.pairs(parts)
+        vectors = self._flat.prepare(plain.on_vectors(parts), length)
+        piece = FEW_PIECE if len(pairs) <= FEW else PIECE
+        return Sum(plain.matrices_of(parts), vectors, self._low.as_records(pairs), piece)
+
+    def direction(self, spec: Spec, k: int, start: int, stop: int, length: int) -> Any:
+        """Elements start..stop of direction k."""
+        if spec.name != "lowrank":
+            return self._flat.direction(spec, k, start, stop, length)
+        prepared = self.prepare([Part(spec, k, np.ones(1, dtype=np.float32))], length)
+        entries = self.combine(prepared, start, stop)
+        return entries.cpu().numpy() if self.TENSORS else entries
+
+    def combine(self, prepared: Any, start: int, stop: int) -> Any:
+        """The sum over elements start..stop."""
+        if isinstance(prepared, Mixed):
+            first, *others = (self.combine(sums, start, stop) for sums in prepared.sums)
+            for other in others:
+                first += other
+            return first
+        if not isinstance(prepared, Sum):
+            return self._flat.combine(prepared, start, stop)
+        parts = []
+        for run in prepared.matrices.cut(start, stop):
+            if not run.matrix.columns:
+                parts.append(self._flat.combine(prepared.vectors, start + run.lo, start + run.hi))
+            else:
+                parts += [sums for _, _, sums in self._sums(prepared, run, start)]
+        return self._low.join(parts)
+
+    def _sums(self, prepared: Sum, run: Run, start: int, *device: Any) -> Any:
+        """(lo, hi, sums) for pieces of a run on a matrix, counted as the run's own ends are."""
+        first, last = run.rows(start)
+        step = max(1, prepared.piece // run.matrix.columns)
+        for a in range(first, last, step):
+            b = min(last, a + step)
+            sums = self._low.total(prepared.records, run.matrix, a, b, *device).reshape(-1)
+            begin = run.matrix.start + a * run.matrix.columns - start  # of the first of these rows
+            lo, hi = max(run.lo, begin), min(run.hi, begin + len(sums))
+            yield lo, hi, sums[lo - begin : hi - begin]
+
+    def move(self, out: Any, source: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
+        """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
+        if isinstance(prepared, Mixed):
+            sums = self.combine(prepared, start, start + len(source))
+            self._flat.add_sums(out, source, dtype, sums.to(source.device) if self.TENSORS else sums, scale)
+            return
+        if not isinstance(prepared, Sum):
+            self._flat.move(out, source, dtype, prepared, scale, start)
+            return
+        device = (source.device,) if self.TENSORS else ()
+        for run in prepared.matrices.cut(start, start + len(source)):
+            if not run.matrix.columns:
+                to, own = out[run.lo : run.hi], source[run.lo : run.hi]
+                self._flat.move(to, own, dtype, prepared.vectors, scale, start + run.lo)
+                continue
+            for lo, hi, sums in self._sums(prepared, run, start, *device):
+                self._flat.add_sums(out[lo:hi], source[lo:hi], dtype, sums, scale)
+
+    def move_many(self, moves: Sequence[tuple[Any, Any, int]], dtype: str, prepared: Any, scale: float) -> None:
+        """`move` for each (out, source, start): for many small runs."""
+        if isinstance(prepared, Mixed):
+            for out, source, start in moves:
+                self.move(out, source, dtype, prepared, scale, start)
+            return
+        if not isinstance(prepared, Sum):
+            self._flat.move_many(moves, dtype, prepared, scale)
+            return
+        on_vectors = []
+        for out, source, start in moves:
+            runs = list(prepared.matrices.cut(start, start + len(source)))
+            if len(runs) == 1 and not runs[0].matrix.columns:
+                on_vectors.append((out, source, start))
+            else:
+                self.move(out, source, dtype, prepared, scale, start)
+        self._flat.move_many(on_vectors, dtype, prepared.vectors, scale)
+
+    def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
+        """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
+        if not any(part.spec.name == "lowrank" for parts, _ in steps for part in parts):
+            return self._flat.prepare_steps(steps, length)
+        return [(self.prepare(parts, length), scale) for parts, scale in steps]
+
+    def move_steps(self, out: Any, dtype: str, prepared: Any, start: int) -> None:
+        """`move` in place for one step after the other, each rounded."""
+        if not (isinstance(prepared, list) and any(isinstance(sums, Sum | Mixed) for sums, _ in prepared)):
+            self._flat.move_steps(out, dtype, prepared, start)
+            return
+        for lo in range(0, len(out), FEW_PIECE):  # a piece at a time, so that it stays in the cache
+            part = out[lo : lo + FEW_PIECE]
+            for sums, scale in prepared:
+                self.move(part, part, dtype, sums, scale, start + lo)
+
+    def move_rows(self, out: Any, source: Any, rows: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
+        """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
+        if isinstance(prepared, Mixed):
+            width = source.shape[1]
+            for i, row in enumerate(rows):
+                self.move(out[i], source[int(row)], dtype, prepared, scale, start + int(row) * width)
+            return
+        if not isinstance(prepared, Sum):
+            self._flat.move_rows(out, source, rows, dtype, prepared, scale, start)
+            return
+        (run,) = prepared.matrices.cut(start, start + source.shape[0] * source.shape[1])
+        sums = self._low.total_of_rows(prepared.records, run.matrix, rows)
+        self._flat.add_sums(out.reshape(-1), source[rows].reshape(-1), dtype, sums.reshape(-1), scale)
+
+    # -- inner products ------------------------------------------------------------------------------------------
+
+    def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:
+        """Inner products of x, which begins at element `start`, with directions."""
+        if spec.name != "lowrank":
+            return self._flat.project(spec, first, count, x, start, length)
+        return self.project_finish(spec, first, count, self.project_sums(spec, first, count, x, start, length))
+
+    def project_sums(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> NDArray[np.float64]:
+        """What of a projection adds up over runs of elements: for `lowrank`, the products."""
+        if spec.name != "lowrank":
+            return self._flat.project_sums(spec, first, count, x, start, length)
+        vectors = Spec("rademacher", spec.seed, 1)
+        sums = np.zeros(count)
+        for run in plain.matrices_of([Part(spec, first, np.zeros(0, np.float32))]).cut(start, start + len(x)):
+            values, at = x[run.lo : run.hi], start + run.lo
+            if run.matrix.columns:
+                row, whole = self._whole_rows(run, start, values)
+                sums += self._low.products(spec, first, count, run.matrix, whole, row)
+            else:
+                sums += self._flat.project_sums(vectors, first, count, values, at, length)
+        return sums
+
+    def _whole_rows(self, run: Run, start: int, values: Any) -> tuple[int, Any]:
+        """(first row, rows), with zeros where the run has no elements."""
+        first, last = run.rows(start)
+        columns = run.matrix.columns
+        before = start + run.lo - run.matrix.start - first * columns
+        if before or len(values) != (last - first) * columns:
+            values = self._low.padded(values, before, (last - first) * columns)
+        return first, values.reshape(last - first, columns)
+
+    def project_finish(self, spec: Spec, first: int, count: int, sums: Any) -> Floats:
+        """The products, from what `project_sums` returned (or the sum of several such)."""
+        if spec.name != "lowrank":
+            return self._flat.project_finish(spec, first, count, sums)
+        return np.asarray(sums, dtype=np.float64).astype(np.float32)

@@ -1,0 +1,192 @@
+"""What the run is about is what most clients say, whoever comes first; and base weights are theirs."""
+
+import asyncio
+import base64
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import FedAvg, ParameterSpace
+from fedseed.errors import RecipeError
+from fedseed.federation.base_weights import BaseWeights
+from fedseed.federation.membership import Roster
+from fedseed.federation.messages import Message, MessageKind
+from fedseed.federation.reception import Reception
+from fedseed.federation.rejected import Rejected
+from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.orbit import Header
+from fedseed.orbit.file import begin
+from fedseed.reports.progress import Silent
+from fedseed.transport.memory import Hub
+from fedseed.weights.dense_digest import dense_digest
+from fedseed.weights.layout import Layout, TensorEntry
+
+NAMES = ("a", "b", "c", "d", "e")
+LAYOUT = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
+OTHER = Layout((TensorEntry("v", (2, 4), "float32"),), (0, 8))
+HONEST = Header("small", "ab" * 16, "float32", LAYOUT, FedAvg(), 0)
+WEIGHTS = np.arange(16, dtype="<f4").tobytes()
+BEGINS = dense_digest(LAYOUT, WEIGHTS, "blake2b")
+LIES = {
+    "base": {"header": replace(HONEST, base_digest="cd" * 16)},
+    "layout": {"header": replace(HONEST, layout=OTHER)},
+    "weights": {"begins": "ef" * 16},
+    "dtype": {"header": replace(HONEST, dtype="bfloat16")},
+}
+
+
+class Talk:
+    """A coordinator that waits for its clients, asked without a network."""
+
+    def __init__(self, names=NAMES, **settings):
+        self.settings = CoordinatorSettings(dead_after=1000.0, names=names, **settings)
+        self.refused = []
+
+    async def __aenter__(self):
+        end = await Hub().transport("run").coordinator(print)
+        self.rejected = Rejected(Silent(), "run")
+        session = Session(end, self.settings, Silent(), self.rejected)
+        self.roster = Roster(1000.0, self.settings.names, self.settings.enrols)
+        self.base = BaseWeights(session, True)
+        self.reception = Reception(session, self.roster, FedAvg(), 0, self.base)
+        self.assembling = asyncio.create_task(self.reception.assemble())
+        return self
+
+    async def __aexit__(self, *_):
+        self.assembling.cancel()
+
+    async def hello(self, name, header=HONEST, begins=BEGINS, weights=None, names=None):
+        """A process of one client comes; what it is told."""
+        self.reception.attach(name, {"client": name, "host": name, "examples": 3})
+        about = {"host": name, "header": base64.b64encode(begin(header)).decode(), "names": names or [name], "at": 0,
+                 "time": time.time(), "begins": begins, **({} if names else {"names_matter": False})}  # fmt: skip
+        if weights is not None:
+            frame = Message(MessageKind.STEP, FedAvg.code, 0, 0, b"").encode()
+            about["weights"] = base64.b64encode(frame + weights).decode()
+        told = json.loads(await self.reception.hello(name, about, self.rejected.add))
+        await self.settle()
+        return told
+
+    async def settle(self):
+        """Let the start look at what has come."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def run(talk):
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_minority_that_comes_first_decides_nothing(lie):
+    async def talk():
+        async with Talk(deadline=0.2) as one:
+            for liar in "ab":
+                assert "refused" not in await one.hello(liar, **LIES[lie])
+            assert one.reception.header is None
+            for honest in "cde":
+                assert "refused" not in await one.hello(honest)
+            assert one.reception.header == HONEST and one.base.digest == BEGINS
+            counts = one.rejected.counts()
+            assert set(counts) == {"a", "b"}
+            assert all("(3 of 5 clients agree)" in reason for reasons in counts.values() for reason in reasons)
+            assert "refused" in await one.hello("a", **LIES[lie])
+            told = {name: await one.hello(name) for name in "cde"}
+            assert [name for name in told if told[name].get("bring") == "weights"] == ["c"]
+            await one.hello("c", weights=WEIGHTS)
+            await one.assembling  # without the two, once they have had the time to mend it
+            assert one.base.hand_over() == WEIGHTS
+            assert one.roster.present() == {2, 3, 4} and one.roster.wanted(None) == 3
+
+    run(talk)
+
+
+def test_whoever_mends_it_takes_part():
+    async def talk():
+        async with Talk(deadline=1000.0) as one:
+            await one.hello("a", **LIES["base"])
+            for honest in "bcde":
+                await one.hello(honest)
+            assert not one.assembling.done() and one.roster.outvoted == {"a"}
+            told = {name: await one.hello(name) for name in NAMES}
+            assert one.roster.outvoted == set() and not any("refused" in answer for answer in told.values())
+            (asked,) = [name for name in NAMES if told[name].get("bring")] or ["e"]
+            await one.hello(asked, weights=WEIGHTS)
+            await one.assembling
+            assert one.roster.present() == {0, 1, 2, 3, 4}
+
+    run(talk)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_one_against_one_is_an_error_that_says_what_to_name(lie):
+    async def talk():
+        async with Talk(("a", "b")) as one:
+            await one.hello("a", **LIES[lie])
+            await one.hello("b")
+            with pytest.raises(RecipeError, match=r"1 \(a\): base .*; 1 \(b\): base .*federation.base_digest") as found:
+                await one.assembling
+            assert BEGINS in str(found.value) and HONEST.base_digest in str(found.value)
+
+    run(talk)
+
+
+@pytest.mark.parametrize("pins", [{"base_digest": HONEST.base_digest}, {"weights_digest": BEGINS}])
+def test_what_the_recipe_names_is_asked_of_everybody(pins):
+    async def talk():
+        async with Talk(("a", "b"), deadline=0.2, **pins) as one:
+            refused = await one.hello("a", **LIES["base" if "base_digest" in pins else "weights"])
+            assert "another base" in refused["refused"] or "other first weights" in refused["refused"]
+            await one.hello("b")
+            assert one.reception.header is None  # the other may still mend it
+            assert "refused" not in await one.hello("a")
+            assert one.reception.header == HONEST and one.base.digest == BEGINS
+
+    run(talk)
+
+
+def test_base_weights_are_asked_for_and_checked():
+    async def talk():
+        async with Talk(("a", "b", "c")) as one:
+            assert "bring" not in await one.hello("a", weights=WEIGHTS)  # before anybody asks
+            await one.hello("b")
+            assert one.rejected.counts() == {"a": {"base weights that it was not asked for": 1}}
+            assert one.base.digest == BEGINS and (await one.hello("c"))["bring"] == "weights"
+            await one.hello("b", weights=WEIGHTS[::-1])  # another was asked
+            assert one.rejected.counts()["b"] == {"base weights that it was not asked for": 1}
+            await one.hello("c", weights=WEIGHTS[::-1])
+            while "c" not in one.rejected.counts():
+                await asyncio.sleep(0.001)
+            assert [reason[:28] for reason in one.rejected.counts()["c"]] == ["base weights with the digest"]
+            assert "bring" not in await one.hello("c")  # it is not asked again
+            assert (await one.hello("a"))["bring"] == "weights"
+            await one.hello("a", weights=WEIGHTS)
+            await one.assembling
+            assert one.base.hand_over() == WEIGHTS
+
+    run(talk)
+
+
+def test_who_there_is_is_one_opinion_where_nobody_knows():
+    async def talk():
+        async with Talk(()) as one:
+            await one.hello("a", names=["a", "x", "y", "z", "u"])
+            assert one.roster.names == []
+            for name in "bcd":
+                await one.hello(name, names=list(NAMES))
+            assert one.roster.names == list(NAMES) and set(one.rejected.counts()) == {"a"}
+
+    run(talk)
+
+
+@pytest.mark.parametrize("kind", ["blake2b", "blake2b-tree"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_coordinators_digest_is_the_spaces(kind, dtype):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(600, 700), torch.nn.Linear(700, 3), torch.nn.LayerNorm(3)).to(dtype)
+    space = ParameterSpace(model, digest_kind=kind)
+    assert dense_digest(space.layout, space.dense(), kind) == space.digest()

@@ -1,0 +1,279 @@
+"""One client sends what is huge but finite: it is refused, or the step is not taken, and the run goes on."""
+
+from dataclasses import replace
+from math import inf, nan
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, ZOFedSGD
+from fedseed.errors import MessageError
+from fedseed.federation.bounds import Bounds
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
+from fedseed.methods.dense import Weights
+from fedseed.objectives.losses import Supervised
+from fedseed.reports.progress import Silent
+from fedseed.runs.assembly import Federation
+from fedseed.runs.recipe import Recipe
+from fedseed.runs.stopping import diverged
+from fedseed.weights.layout import Layout, TensorEntry
+from support.problem import TRAINING, Problem
+
+ZEROTH = {"learning_rate": 1e-2, "batch": 8}
+METHODS = {
+    "ferret": Problem().ferret(),
+    "ferret-own-seeds": Problem().ferret(seeds="per-client"),
+    "fedavg": FedAvg(training=TRAINING),
+    "fedadam": FedAvg(training=TRAINING, server="adam", global_rate=0.01),
+    "fedsgd-momentum": FedSGD(learning_rate=0.1, batch=8, server="momentum"),
+    "fedkseed": FedKSeed(**ZEROTH, candidates=64, steps=4),
+    "zo-fedsgd": ZOFedSGD(**ZEROTH),
+    "zo-fedsgd-shared": ZOFedSGD(**ZEROTH, seeds="shared"),
+    "fedmezo": FedMeZO(**ZEROTH, steps=4),
+    "fedmezo-tensors": FedMeZO(**ZEROTH, steps=4, travel="tensors"),
+}
+
+
+def changed(message, federation, change):
+    """A client's message with other content."""
+    about = Message.decode(message)
+    update = federation.method.decode_update(federation.worker.state, about.round, about.payload)
+    return replace(about, payload=change(update, federation).encode()).encode()
+
+
+def all_at(value):
+    """Every number of an update is this one."""
+
+    def change(update, federation):
+        if hasattr(update, "gammas"):
+            return replace(update, gammas=tuple(np.full_like(gamma, value) for gamma in update.gammas))
+        if hasattr(update, "scalars"):
+            return replace(update, scalars=np.full_like(update.scalars, value))
+        return replace(update, data=np.full(federation.worker.space.size, value, dtype="<f4").tobytes())
+
+    return change
+
+
+def far(update, federation):
+    """Far from the others, but nothing that could not be."""
+    value = 5e5
+    if federation.method.name == "fedmezo" and hasattr(update, "scalars"):
+        value *= federation.method.learning_rate
+    return all_at(1e3 if hasattr(update, "gammas") else value)(update, federation)
+
+
+class Told(Silent):
+    def __init__(self):
+        self.said = []
+
+    def warn(self, text):
+        self.said.append(text)
+
+
+def with_a_liar(problem, method, change, rounds_of_lies=range(1, 100), **settings):
+    """A federation whose client 4 changes what it sends."""
+    defaults = {"rounds": 3, "per_round": 5, "attack": "noise", "attackers": [4]}
+    federation = problem.federation(method, **{**defaults, **settings})
+    federation.worker.corrupt = lambda message, kind: (
+        changed(message, federation, change) if Message.decode(message).round in rounds_of_lies else message
+    )
+    return federation
+
+
+def without_it(problem, method, **settings):
+    """The same, of which client 4 has nothing to send."""
+    problem.clients[4] = []
+    federation = problem.federation(method, **{"rounds": 3, "per_round": 5, **settings})
+    federation.worker.apart = True
+    return federation
+
+
+@pytest.mark.parametrize("change", [all_at(3e38), far], ids=["huge", "far"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_others_go_on_as_if_it_had_sent_nothing(name, change, problem):
+    method, told = METHODS[name], Told()
+    found = with_a_liar(problem, method, change, progress=told).run()
+    expected = without_it(problem, method).run()
+    assert found.summary["weights_digest"] == expected.summary["weights_digest"]
+    assert found.summary["refused"] == 3 and found.summary["not_taken"] == 0
+    assert sum("client-4 is refused" in text for text in told.said) == 3
+
+
+def test_whoever_claims_all_the_weight_is_refused(problem):
+    method = FedSGD(learning_rate=0.1, batch=8)
+    told = Told()
+    federation = with_a_liar(problem, method, lambda update, _: replace(update, terms=2**32 - 1), progress=told)
+    digest = federation.run().summary["weights_digest"]
+    assert digest == without_it(problem, method).run().summary["weights_digest"]
+    assert "bounds.claims" in told.said[0]
+
+
+def test_whoever_says_that_it_has_all_examples_is_refused(problem):
+    federation = with_a_liar(problem, FedAvg(training=TRAINING), lambda update, _: update)
+    federation.coordinator.examples[4] = 1 << 60
+    digest = federation.run().summary["weights_digest"]
+    assert digest == without_it(problem, FedAvg(training=TRAINING)).run().summary["weights_digest"]
+
+
+# -- too few to outvote a liar: what counts are the steps before -----------------------------------------------------
+
+
+ALONE = {
+    "ferret": METHODS["ferret"],
+    "fedadam": METHODS["fedadam"],
+    "fedsgd-momentum": METHODS["fedsgd-momentum"],
+    "fedkseed": METHODS["fedkseed"],
+}
+
+
+def alone(name, problem, out, **settings):
+    """One client a round, all Byzantine, that lie in rounds 5 and 7 only."""
+    federation = with_a_liar(
+        problem, ALONE[name], far, (5, 7), rounds=8, per_round=1, attackers=range(5), out=out, evaluate_every=8,
+        **settings,
+    )  # fmt: skip
+    return federation
+
+
+def at_the_end(result):
+    return result.summary["weights_digest"], [line.get("not_taken") for line in result.metrics]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_step_out_of_all_proportion_is_not_taken_whoever_is_asked(name, problem, tmp_path, without_pictures):
+    """The same decisions after a restart, and nothing is kept of what was not taken."""
+    told = Told()
+    whole = alone(name, problem, tmp_path / "whole", progress=told).run()
+    digest, untaken = at_the_end(whole)
+    assert [line["round"] for line in whole.metrics if "not_taken" in line] == [5, 7] and whole.summary[
+        "not_taken"
+    ] == 2
+    assert sum("the step is not taken: it is out of all proportion" in text for text in told.said) == 2
+    for last in (4, 5, 6):
+        stopped = alone(name, problem, tmp_path / f"run-{last}")
+        opened = stopped.coordinator.open
+
+        def opening(number, opened=opened, last=last):
+            if number > last:
+                raise KeyboardInterrupt
+            return opened(number)
+
+        stopped.coordinator.open = opening
+        with pytest.raises(KeyboardInterrupt):
+            stopped.run()
+        assert at_the_end(alone(name, problem, tmp_path / f"run-{last}").run(resume=True)) == (digest, untaken)
+
+
+def test_off_means_off_but_for_what_is_not_finite(problem):
+    method = FedAvg(training=TRAINING)
+    loose = with_a_liar(problem, method, far, bounds=Bounds(proportion="off")).run().summary
+    assert loose["refused"] == 0 and loose["not_taken"] == 0
+    tight = with_a_liar(problem, method, lambda update, _: update, bounds=Bounds(proportion=1.0001)).run().summary
+    assert tight["refused"] > 0
+    assert with_a_liar(problem, method, all_at(3e38), bounds=Bounds(proportion="off")).run().summary["refused"] == 3
+
+
+@pytest.mark.parametrize("value", [1.0, 0.5, "none", float("nan")])
+def test_a_recipe_names_what_is_out_of_all_proportion(value):
+    """The recipe's reaches the coordinator: test_in_memory.py has one over a network."""
+    recipe = {"rounds": 1, "method": {"name": "feedsign"}}
+    assert Recipe.model_validate({**recipe, "bounds": {"proportion": "off", "claims": 10}}).bounds.claims == 10
+    with pytest.raises(ValueError, match=r"bounds\.proportion"):
+        Recipe.model_validate({**recipe, "bounds": {"proportion": value}})
+
+
+# -- what does not fit into the weights --------------------------------------------------------------------------------
+
+
+def coordinator(method, dtype, held):
+    layout = Layout((TensorEntry("w", (len(held),), dtype),), (0, len(held)))
+    made = Coordinator(method, layout, 1, [1] * 2, 2)
+    made.weights = np.array(held, dtype="<f2" if dtype == "float16" else "<f4").tobytes()
+    return made
+
+
+def answered(made, number, *payloads):
+    made.open(number)
+    for client, payload in enumerate(payloads):
+        made.receive(Message(MessageKind.UPDATE, made.method.code, number, client, payload).encode(), client)
+    return Message.decode(made.close()).payload
+
+
+@pytest.mark.parametrize("server", ["average", "momentum", "adam"])
+def test_half_precision_ends_at_65504(server):
+    rate = 6e4 if server == "adam" else 60.0
+    made = coordinator(FedAvg(server=server, global_rate=rate), "float16", [1.0, 60000.0])
+    before = made.state_dict()
+    payload = Weights(np.array([1.0, 62000.0], dtype="<f2").tobytes()).encode()
+    assert answered(made, 1, payload, payload) == b""
+    assert "NaN or infinite" in made.untaken
+    after = made.state_dict()
+    assert before.keys() == after.keys() and all((before[name] == after[name]).all() for name in before)
+    assert answered(made, 2, *[Weights(np.array([1.0, 60000.0], dtype="<f2").tobytes()).encode()] * 2)
+    assert made.untaken is None
+
+
+def test_a_step_along_directions_may_not_leave_the_dtype():
+    """Two clients can't outvote each other, and the first rounds have none before them."""
+    method = ZOFedSGD(learning_rate=1.0, seeds="shared")
+    for dtype, most in (("float16", 6.5e4), ("float32", 1e6)):
+        layout = Layout((TensorEntry("w", (50,), dtype),), (0, 50))
+        for rate, taken in ((most / 1e6, True), (2 * most / 1e6, False)):
+            made = Coordinator(method.model_copy(update={"learning_rate": rate}), layout, 1, [1] * 2, 2)
+            step = answered(made, 1, *[np.array([1e6], dtype="<f4").tobytes()] * 2)
+            assert (len(step) == 4) == taken and (made.untaken is None) == taken
+
+
+def test_an_answer_that_comes_after_the_others_were_compared_does_not_count():
+    made = coordinator(FedAvg(), "float32", [1.0, 1.0])
+    made.open(1)
+    made.screen()
+    data = np.ones(2, dtype="<f4").tobytes()
+    with pytest.raises(MessageError, match="is being closed"):
+        made.receive(Message(MessageKind.UPDATE, FedAvg.code, 1, 0, data).encode(), 0)
+    assert len(made.close()) == FRAME_BYTES
+
+
+def test_any_minority_may_lie_in_either_direction():
+    bounds, honest = Bounds(), [1.0, 2.0, 0.5, 3.0, 1.5]
+    for liars in ([1e-30] * 2, [1e30] * 2, [0.0] * 2, [1e30, 1e-30]):
+        sizes = dict(enumerate([*honest[:3], *liars]))
+        assert set(bounds.outliers(sizes, {})) == {client for client, size in sizes.items() if size > 1e3}
+    assert set(bounds.outliers(dict(enumerate([*honest, 1e4, *[1e-9] * 4])), {})) == {5}
+    assert bounds.outliers({0: 1.0, 1: 1e5}, {}) == {}  # two can't outvote each other
+    assert bounds.outliers({0: 0.0, 1: 0.0, 2: 0.0, 3: 1.0}, {}) == {}
+    assert set(bounds.outliers({}, {0: 5, 1: 7, 2: 2**40, 3: 1})) == {2}
+
+
+# -- honest, but diverging ---------------------------------------------------------------------------------------------
+
+
+def regression(**settings):
+    """Least squares at a rate that is far too high."""
+    g = torch.Generator().manual_seed(1)
+    data = [[(x, x.sum()) for x in torch.randn(20, 4, generator=g)] for _ in range(4)]
+    torch.manual_seed(0)
+    objective = Supervised(lambda out, y: (out[:, 0] - y).square())
+    method = FedAvg(training=TRAINING.model_copy(update={"learning_rate": 1.0}))
+    return Federation(
+        torch.nn.Linear(4, 1), data[:3], method, objective, rounds=25, evaluation={"": data[3]}, seed=3, **settings
+    )
+
+
+def test_a_run_that_diverges_says_so():
+    told = Told()
+    summary = regression(progress=told, bounds=Bounds(proportion="off")).run().summary
+    assert summary["final"]["loss"] > 1e6 and summary["diverged"] == 1 and summary["rounds"] == 25
+    said = [text for text in told.said if "the run has diverged" in text]
+    assert len(said) == 1 and said[0].startswith(f"round {summary['diverged']}: ")
+    assert summary["not_taken"] > 0  # all are too large: that is nobody's lie, and a step that is not taken
+
+
+@pytest.mark.parametrize(
+    ("losses", "at"),
+    [([4.0, 5.0, nan, 3.0], 2), ([4.0, inf], 1), ([0.1, 99.0, 1001.0], 2), ([nan, inf], None), ([4.0], None)],
+)
+def test_which_round_a_run_diverges_in(losses, at):
+    assert diverged([{"round": number, "loss": loss} for number, loss in enumerate(losses)]) == at

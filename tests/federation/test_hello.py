@@ -1,0 +1,198 @@
+"""Hellos of somebody hostile: whatever they are, they are refused by name, in memory that their size bounds."""
+
+import asyncio
+import base64
+import json
+import random
+import struct
+import time
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedseed.errors import MessageError, OrbitError
+from fedseed.federation.protocol import read_json
+from fedseed.federation.reception import read_start
+from fedseed.methods import FeedSign
+from fedseed.orbit import Header
+from fedseed.orbit.file import begin
+from fedseed.orbit.header import MAGIC, START
+from fedseed.orbit.record import link
+from fedseed.randomness.stream import STREAM_VERSION
+from fedseed.weights.layout import Layout, TensorEntry
+from support.reception import Talk
+
+HEADER = Header("small", "ab" * 16, "float32", Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16)), FeedSign(), 0)
+DATA = json.loads(zlib.decompress(HEADER.encode()[START.size :]))
+MOST = 80 << 20  # bytes of Python's objects, whatever a hello is
+
+
+def start(text, noise=None):
+    """How an orbit begins whose header is this text, with so many bytes that do not shrink: it inflates 60 times."""
+    noise = base64.b64encode(random.Random(3).randbytes(len(text) // 60 if noise is None else noise))
+    if noise:
+        text = text[:1] + (b'"pad":"' if text[:1] == b"{" else b'"') + noise + b'",' + text[1:]
+    packed = zlib.compress(text, 9)
+    head = START.pack(MAGIC, 2, STREAM_VERSION, len(packed)) + packed
+    return head + link(b"", head)
+
+
+def headed(noise=None, **changes):
+    return start(json.dumps({**DATA, **changes}).encode(), noise)
+
+
+def layout(tensors, boundaries, noise=None):
+    return headed(noise, layout={"tensors": tensors, "boundaries": boundaries})
+
+
+FULL = 155_000  # bytes: so much is read at most
+HUGE = int("9" * 4000)
+BOMBS = {
+    "lists in a list": lambda: start(b"[" + b"[]," * 6_000_000 + b"[]]"),
+    "tables": lambda: start(b'{"layout": [' + b"{}," * 800_000 + b"{}]}"),
+    "numbers": lambda: start(b'{"seed": [' + b"1," * 1_000_000 + b"1]}"),
+    "depth": lambda: start(b"[" * 400_000),
+    "more than 64 times": lambda: start(b"{" + b" " * (1 << 20) + b"}", 0),
+    "zeros": lambda: start(bytes(20 << 20)),
+    "spaces": lambda: start(b"{" + b" " * (20 << 20) + b"}"),
+    "wide characters": lambda: start(json.dumps({"base": "\U0001f600" + "a" * (7 << 20)}, ensure_ascii=False).encode()),
+    "an escaped wide character": lambda: headed(base="\U0001f600" + "a" * 9_000_000),
+    "a long name": lambda: headed(base_digest="a" * (7 << 20)),
+    "lists where texts belong": lambda: headed(FULL, trainable=[[]] * 60_000),
+    "empty tensors": lambda: layout([["", [0], "float32"]] * 8_000 + [["w", [1], "float32"]], [0, 1], FULL),
+    "long sides": lambda: layout([["w", [HUGE] * 500, "float32"]], [0, 1]),
+    "many sides": lambda: layout([["w", [1 << 60] * 200_000, "float32"]], [0, 1]),
+    "long sides that cancel": lambda: layout([["w", [-HUGE], "float32"], ["v", [HUGE], "float32"]], [0, 0]),
+    "settings": lambda: headed(method={"name": "feedsign", **{f"a{i}": 0 for i in range(8_000)}}),
+    "an adapter's settings": lambda: headed(adapter={"settings": {f"a{i}": 0 for i in range(8_000)}, "digest": ""}),
+    "another length": lambda: headed(500_000),
+    "a dtype": lambda: layout([["w", [1], "\x1b[2J" * 10_000]], [0, 1]),
+}  # fmt: skip
+
+ODD = ("lists where texts belong", "empty tensors")  # the first to come says what the run is about
+
+
+def told(header, **changes):
+    """What a coordinator says to a hello, and the most that Python's objects have taken meanwhile."""
+
+    async def talk():
+        one = Talk()
+        await one.start()
+        about = {"host": "a", "header": header, "names": ["a"], "at": 0, "time": time.time(), **changes}
+        data = json.dumps(about).encode()
+        del about
+        tracemalloc.start()
+        try:
+            answer = await one.reception.hello("a", read_json(data), lambda who, why: one.refused.append(why))
+            return json.loads(answer), tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    return asyncio.run(talk())
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_header_that_inflates_is_refused_in_bounded_memory(name):
+    packed = base64.b64encode(BOMBS[name]()).decode()
+    answer, most = told(packed)
+    print(f"{name}: {most:,} bytes: {str(answer)[:150]}")
+    assert ("refused" in answer) is (name not in ODD), answer
+    assert len(answer.get("refused", "")) <= 1000 and "\x1b" not in answer.get("refused", "")
+    assert most < MOST
+
+
+def test_a_header_of_a_large_model_is_taken():
+    """Ten thousand tensors, as of a mixture of many experts, in blocks of a tensor each."""
+    count = 10_000
+    tensors = [[f"model.layers.{i // 512}.mlp.experts.{i % 512}.down_proj.weight", [7168, 2048], "bfloat16"]
+               for i in range(count)]  # fmt: skip
+    answer, most = told(base64.b64encode(layout(tensors, [i * 7168 * 2048 for i in range(count + 1)])).decode())
+    assert "refused" not in answer and most < MOST
+
+
+def test_steps_behind_a_header_are_not_read():
+    with pytest.raises(MessageError, match="another length"):
+        read_start(begin(HEADER) + bytes(100), "hello")
+    assert read_start(begin(HEADER), "hello") == HEADER
+    for nothing in ("", "!", "AAAA"):
+        assert "another length" in told(nothing)[0]["refused"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"host": "b"}, "it speaks for client b"),
+        ({"host": "\x1b[2J" * 9}, "is no name of a client"),
+        ({"host": None}, "is no name of a client"),
+        ({"header": None}, "header is no text"),
+        ({"names": "a"}, "names: no list"),
+        ({"names": ["a"] * 200_000}, "not valid JSON|names: no list"),
+        ({"at": 10**400}, "at: a number of about 401 digits"),
+        ({"time": "now"}, "time is no number"),
+        ({"time": 10**400}, "time: a number of about 401 digits"),
+    ],
+)
+def test_a_hello_that_is_none_is_refused_by_name(changes, text):
+    about = {"header": base64.b64encode(begin(HEADER)).decode(), **changes}
+    with pytest.raises((MessageError, ValueError), match=text):
+        told(**about)
+
+
+@pytest.mark.parametrize("clock", [float("nan"), float("inf"), 1e300])
+def test_whatever_clock_somebody_has_the_answer_can_be_read(clock):
+    answer, _ = told(base64.b64encode(begin(HEADER)).decode(), time=clock)
+    assert "refused" not in answer and json.loads(json.dumps(answer, allow_nan=False)) == answer
+
+
+def test_names_that_a_terminal_would_obey_are_refused():
+    answer, _ = told(base64.b64encode(begin(HEADER)).decode(), names=["a", "\x1b]0;x\x07"])
+    assert answer["refused"] == '"\\u001b]0;x\\u0007" is no name of a client'
+
+
+async def attached(sender, about):
+    one = Talk()
+    await one.start()
+    one.reception.attach(sender, about)
+    return one.roster.examples[sender]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"client": "b"}, "it speaks for client b"),
+        ({"client": ["a"] * 1000}, "is no name of a client"),
+        ({"host": 5}, "is no name of a client"),
+        ({"examples": -1}, "examples: -1"),
+        ({"examples": 10**400}, "examples: a number of about 401 digits"),
+        ({"examples": 1.5}, "examples is no whole number"),
+        ({"examples": True}, "examples is no whole number"),
+    ],
+)
+def test_what_a_client_says_of_itself_has_bounds(changes, text):
+    assert asyncio.run(attached("a", {"client": "a", "host": "a", "examples": 3})) == 3
+    with pytest.raises(MessageError, match=text):
+        asyncio.run(attached("a", {"client": "a", "host": "a", "examples": 3, **changes}))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=80)
+def test_a_header_with_anything_in_it_is_read_or_refused(data):
+    """Pieces exchanged in its JSON, bytes in what it is packed to; its link is right again."""
+    text = bytearray(json.dumps(DATA).encode())
+    pieces = [b"[", b"]", b"{", b"}", b",", b"1e999", b"-1", b'"', b"null", b"9" * 400, b"[[[[", b"\\ud83d", b"\xf0"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        text[at : at + data.draw(st.integers(0, 4))] = data.draw(st.sampled_from(pieces))
+    packed = bytearray(start(bytes(text), 0))
+    if data.draw(st.booleans()):
+        packed[data.draw(st.integers(0, len(packed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        (length,) = struct.unpack_from("<I", packed, START.size - 4)
+        head = bytes(packed[: START.size + min(length, 1 << 20)])
+        packed = head + link(b"", head)
+    try:
+        read_start(bytes(packed), "hello")
+    except (MessageError, OrbitError) as error:
+        assert len(str(error)) < 3000

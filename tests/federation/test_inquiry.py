@@ -1,0 +1,207 @@
+"""Questions about the weights: whom they wait for, how long, and whose answer is believed. The clock is the test's."""
+
+import asyncio
+import json
+
+import pytest
+
+from fedseed.errors import MessageError
+from fedseed.federation.inquiry import Inquiry
+from fedseed.federation.membership import Roster
+from fedseed.federation.rejected import Rejected
+from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.orbit import NO_DIGEST
+from fedseed.reports.progress import Silent
+
+RIGHT, WRONG = "ab" * 16, "cd" * 16
+DEADLINE = 600.0
+
+
+class Heard(Silent):
+    def __init__(self):
+        self.warnings = []
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+class Ask:
+    """An inquiry among scripted hosts: each is told the question, and says what its script makes of it.
+
+    Args:
+        hosts: for each host a function of (question, seconds that have passed) that returns a report's fields, or None.
+        speaks_for: the clients of hosts that have others than themselves.
+        settings: of the coordinator.
+    """
+
+    def __init__(self, hosts, speaks_for=None, **settings):
+        self.hosts, self.now, self.asked, self.refused = hosts, 0.0, [], []
+        self.heard = Heard()
+        settings = CoordinatorSettings(dead_after=1e9, deadline=DEADLINE, **settings)
+        self.session = Session(self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now)
+        self.session.pause = self.pause
+        speaks_for = {host: [host] for host in hosts} | (speaks_for or {})
+        self.roster = Roster(1e9, [client for host in hosts for client in speaks_for[host]])
+        for host in hosts:
+            self.roster.membership.hello(host, 0)
+            for client in speaks_for[host]:
+                self.roster.membership.attach(client, host)
+        self.inquiry = Inquiry(self.session, self.roster)
+        self.question, self.turns = None, 0
+
+    async def broadcast(self, data):
+        self.question = json.loads(data[1:])
+        self.asked.append((self.now, self.question["evaluate"]))
+
+    async def pause(self, seconds):
+        """Time passes, and whoever has an answer to the newest question gives it."""
+        self.now += seconds
+        self.turns += 1
+        assert self.turns < 200_000, "it waits for ever"
+        for host, script in self.hosts.items():
+            said = script(self.question, self.now) if self.question else None
+            if said is not None:
+                self.say(host, said)
+
+    def say(self, host, said):
+        about = {"at": 0, "epoch": "epoch", "round": 2, "digest": RIGHT, "spent": {}, "ratio": 0.5, "metrics": None}
+        try:
+            self.inquiry.beat(host, {**about, **said}, True)
+        except MessageError as error:
+            self.refused.append((host, str(error)))
+
+    def ask(self, evaluate=True, digest=True):
+        """Ask about round 2; the line, and how long it took."""
+        line, began, self.question = {"round": 2, "seconds": {}}, self.now, None
+        asyncio.run(self.inquiry.ask(line, evaluate, digest))
+        assert line["round"] == 2 and self.inquiry.awaited == []
+        return line, self.now - began
+
+
+def honest(question, now):
+    host = question["evaluate"]
+    return {"metrics": None if host is None else {"loss": 1.0}, "spent": {"losses": 2.0, "counted": 1}}
+
+
+def only_if_asked(name):
+    return lambda question, now: {
+        **honest(question, now),
+        **({} if question["evaluate"] == name else {"metrics": None}),
+    }
+
+
+def mute(question, now):
+    return None
+
+
+def test_the_next_evaluates_if_the_first_does_not():
+    """It costs one deadline, once: from then on the others are asked first, until it has evaluated."""
+    lazy = {"metrics": None}
+    one = Ask({"a": lambda question, now: lazy, "b": only_if_asked("b"), "c": only_if_asked("c")})
+    line, took = one.ask()
+    assert line["loss"] == 1.0 and DEADLINE < took < DEADLINE + 5
+    assert one.heard.warnings == [f"round 2: a has not evaluated within {DEADLINE:g} s: b is asked"]
+    for _ in range(3):
+        line, took = one.ask()
+        assert line["loss"] == 1.0 and took < 5
+    assert [host for _, host in one.asked[-3:]] == ["b"] * 3
+    one.say("a", {"metrics": {"loss": 9.0}})  # late, but it does evaluate
+    one.hosts["a"] = only_if_asked("a")
+    assert one.ask()[1] < 5 and one.asked[-1][1] == "a"
+
+
+def test_whoever_never_reports_is_waited_for_once():
+    one = Ask({"a": mute, "b": only_if_asked("b"), "c": only_if_asked("c")})
+    line, took = one.ask()
+    assert line["processes"] == 2 and DEADLINE < took < 2 * DEADLINE + 5
+    assert any("a has not evaluated" in text for text in one.heard.warnings)
+    assert one.ask()[1] < 5
+    one.say("a", {})  # it reports again, so it is waited for again
+    assert one.ask(evaluate=False)[1] > DEADLINE
+    assert one.heard.warnings[-1] == f"round 2: no report of a within {DEADLINE:g} s"
+    assert one.ask(evaluate=False)[1] < 5
+
+
+def test_where_nobody_evaluates_it_says_whom_it_waits_for():
+    slow = {"a": mute, "b": lambda question, now: {"metrics": None}}
+    one = Ask(slow)
+    slow["b"] = lambda question, now: {"metrics": {"loss": 3.0} if now > 2000 else None}
+    seen = []
+    pause = one.session.pause
+
+    async def watched(seconds):
+        seen.append(one.inquiry.awaited)
+        await pause(seconds)
+
+    one.session.pause = watched
+    line, took = one.ask()
+    assert line["loss"] == 3.0 and 2000 < took < 2005  # what was asked for earlier counts, too
+    assert ["a"] in seen and ["a", "b"] in seen
+    said = [text.split(": ", 1)[1] for text in one.heard.warnings]
+    assert said[:3] == [f"{x} has not evaluated within 600 s: {y} is asked" for x, y in ("ab", "ba", "ab")]
+
+
+def test_an_evaluation_that_is_refused_is_no_reason_to_wait():
+    """The line's own fields stay what they are, and an evaluation has what the run looks at."""
+    one = Ask(
+        {
+            "a": lambda question, now: {"metrics": {"loss": 0.0, "round": 1}},
+            "b": lambda question, now: {"metrics": {"loss": 0.0}},
+            "c": lambda question, now: {"metrics": {"loss": 1.0, "validation_loss": 1.5}},
+        },
+        measures=("validation_loss",),
+    )
+    line, took = one.ask()
+    assert took < 10 and line["loss"] == 1.0 and line["validation_loss"] == 1.5
+    assert set(one.refused) == {
+        ("a", "report: metrics: round is a field of the line itself, no metric"),
+        ("b", "report: an evaluation without validation_loss"),
+    }
+    assert len(one.asked) < 6  # nobody is asked faster the faster it answers
+
+
+def test_hosts_that_all_answer_nonsense_are_not_asked_without_pause():
+    one = Ask({name: lambda question, now: {"metrics": {"round": 1}} if now < 1000 else {"metrics": {"loss": 1.0}}
+               for name in "abc"})  # fmt: skip
+    line, took = one.ask()
+    assert line["loss"] == 1.0 and 1000 <= took < 1010
+    assert len(one.asked) < 520  # one of them in two seconds
+
+
+def test_what_nobody_asked_for_is_not_believed():
+    one = Ask({"a": only_if_asked("a"), "b": lambda question, now: {"metrics": {"loss": 0.0}}})
+    assert one.ask()[0]["loss"] == 1.0
+
+
+def says(digest):
+    return lambda question, now: {"digest": digest}
+
+
+def test_the_digest_is_that_of_most_clients():
+    one = Ask({"a": says(WRONG), "b": says(WRONG), "c": says(RIGHT)}, {"c": ["c", "d", "e"]})
+    line, _ = one.ask(evaluate=False)
+    assert line["weights_digest"] == RIGHT and one.inquiry.drifted == {"a", "b"}
+
+
+@pytest.mark.parametrize("liar", [WRONG, NO_DIGEST])
+def test_one_of_two_can_t_say_which_weights_are_right(liar):
+    one = Ask({"a": says(liar), "b": says(RIGHT)})
+    line, _ = one.ask(evaluate=False)
+    told = [text for text in one.heard.warnings if "no weights are those of most clients" in text]
+    assert line["weights_digest"] == (None if liar == WRONG else RIGHT) and len(told) == (liar == WRONG)
+    assert not one.inquiry.drifted
+
+
+def test_costs_are_added_up_and_a_liar_can_t_make_them_crash():
+    most = {"forward_passes": 10**15, "losses": 1e53, "counted": 10**15, "seconds": {"local": 1e9}}
+    one = Ask({name: lambda question, now: {"spent": most, "ratio": 1e300} for name in "ab"} | {"c": honest})
+    line, _ = one.ask(evaluate=False)
+    assert line["forward_passes"] == 2 * 10**15 and line["seconds"]["local"] == 2e9
+    assert json.loads(json.dumps(line)) == line and line["train_loss"] < 1e39
+
+
+def test_a_sign_of_life_of_nonsense_is_refused():
+    one = Ask({"a": honest})
+    for at in (-1, 2**32, 10**400, "1", None, True):
+        with pytest.raises(MessageError, match=r"^at"):
+            one.inquiry.beat("a", {"epoch": "epoch", "at": at}, False)

@@ -1,0 +1,142 @@
+"""Rounds in which somebody is there and never answers. The clock is the test's."""
+
+import asyncio
+
+import pytest
+
+from fedseed.errors import MessageError
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.membership import Roster
+from fedseed.federation.messages import Message, MessageKind
+from fedseed.federation.protocol import read_plan
+from fedseed.federation.rejected import Rejected
+from fedseed.federation.rounds import Rounds
+from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.methods import FeedSign
+from fedseed.reports.progress import Silent
+from fedseed.transport.memory import MemoryEnd
+from fedseed.weights.layout import Layout, TensorEntry
+
+DEADLINE = 600.0
+METHOD = FeedSign()
+
+
+class Heard(Silent):
+    def __init__(self):
+        self.warnings = []
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+class Answering:
+    """Rounds whose plans are answered by scripts, a moment after they are sent.
+
+    Args:
+        clients: for each client a function of the round that returns whether it answers; "late": after the round.
+        settings: of the coordinator.
+    """
+
+    largest = MemoryEnd.largest
+
+    def __init__(self, clients, per_round, **settings):
+        self.clients, self.now, self.heard, self.late = clients, 0.0, Heard(), []
+        settings = CoordinatorSettings(dead_after=1e9, deadline=DEADLINE, **settings)
+        self.session = Session(self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now)
+        self.session.pause = self.pause
+        self.roster = Roster(1e9, list(clients))
+        for name in clients:
+            self.roster.membership.hello(name, 0)
+            self.roster.membership.attach(name, name)
+        layout = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
+        self.coordinator = Coordinator(METHOD, layout, 7, [1] * len(clients), per_round)
+        self.rounds = Rounds(self.session, self.roster, self.coordinator, 1000)
+        self.rounds.grace = 0.0
+        self.turns = 0
+
+    async def broadcast(self, data):
+        self.plan = Message.decode(read_plan(data[1:])[1])
+
+    async def drop(self, owner, name):
+        pass
+
+    def answer(self, client, number):
+        update = Message(MessageKind.UPDATE, METHOD.code, number, client, b"\x01", self.plan.attempt).encode()
+        self.rounds.take(list(self.clients)[client], update)
+
+    async def pause(self, seconds):
+        self.now += 40 * seconds
+        self.turns += 1
+        assert self.turns < 100_000, "it waits for ever"
+        for client in sorted(self.rounds.missing(self.rounds.open)):
+            if list(self.clients.values())[client](self.plan.round):
+                self.answer(client, self.plan.round)
+
+    def round(self, number):
+        """One round: who took part, and how long it took."""
+        began = self.now
+        gathered = asyncio.run(self.rounds.gather(number))
+        self.coordinator.close()
+        return [list(self.clients)[client] for client in gathered.clients], self.now - began
+
+
+def yes(number):
+    return True
+
+
+def no(number):
+    return False
+
+
+def test_whoever_never_answers_costs_less_and_less():
+    one = Answering({"a": no, "b": yes, "c": yes, "d": yes}, 3, minimum=2)
+    costs = [one.round(number) for number in range(1, 401)]
+    waited = [number for number, (who, took) in enumerate(costs, 1) if took >= DEADLINE]
+    assert all(("a" in who) == (took >= DEADLINE) for who, took in costs)
+    assert all(len(who) == 3 for who, took in costs)  # another takes its place
+    assert len(waited) == 3 and one.now < 3 * (DEADLINE + 10) + 400 * 10
+    said = [text for text in one.heard.warnings if "not asked" in text]
+    assert said[0] == (f"round {waited[0]}: nothing of a that counts has come within 600 s: it is not asked for 600 s")
+    assert [text.rsplit(" for ", 1)[1] for text in said] == ["600 s", "1200 s", "2400 s"]
+
+
+def test_one_that_answers_again_is_as_any_other():
+    one = Answering({"a": lambda number: number != 1, "b": yes}, 2)
+    assert one.round(1) == (["a", "b"], DEADLINE)
+    assert one.round(2)[0] == ["b"]
+    one.now += DEADLINE
+    assert one.round(3) == (["a", "b"], 10.0) == one.round(4)
+
+
+def test_one_whose_answers_are_refused_is_left_out_too():
+    one = Answering({"a": no, "b": yes}, 2)
+    pause = one.session.pause
+
+    async def nonsense(seconds):
+        one.rounds.take("a", b"nonsense" * 5)
+        await pause(seconds)
+
+    one.session.pause = nonsense
+    assert one.round(1) == (["a", "b"], DEADLINE) and one.round(2)[0] == ["b"]
+
+
+def test_who_is_needed_is_asked_all_the_same():
+    one = Answering({"a": lambda number: number != 1 or one.now > 1000, "b": yes}, 2, minimum=2)
+    assert one.round(1)[0] == ["a", "b"] and 1000 < one.now < 1050
+    assert one.rounds.repeated == 1
+
+
+def test_a_late_answer_is_refused_and_changes_nothing():
+    one = Answering({"a": lambda number: number != 1, "b": yes}, 2)
+    one.round(1)
+    one.rounds.open = None
+    with pytest.raises(MessageError):
+        one.rounds.take("nobody", b"")
+    one.answer(0, 1)
+    assert one.round(2)[0] == ["b"]
+
+
+def test_where_nobody_answers_nobody_is_left_out():
+    one = Answering({"a": lambda number: one.now > 1000, "b": lambda number: one.now > 1000}, 2)
+    assert one.round(1)[0] == ["a", "b"] == one.round(2)[0]
+    assert not [text for text in one.heard.warnings if "not asked" in text]

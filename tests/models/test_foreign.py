@@ -1,0 +1,88 @@
+"""A base's folder of somebody else's: nothing of it is run, and no file outside of it is read."""
+
+import json
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fedseed
+from fedseed.errors import RecipeError
+from fedseed.models.foreign import own_code
+from fedseed.models.loading import load_model
+
+SMALL = Path(fedseed.__file__).parent / "base" / "small"
+
+
+@pytest.fixture
+def base(tmp_path):
+    return Path(shutil.copytree(SMALL, tmp_path / "base"))
+
+
+def change(path, **values):
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **values}))
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a/b.safetensors", "..", 3])
+def test_an_index_names_files_of_its_own_folder_only(base, name):
+    (base / "model.safetensors").rename(base / "model-1.safetensors")
+    change(base / "model.safetensors.index.json", metadata={}, weight_map={"w": "model-1.safetensors", "x": name})
+    with pytest.raises(RecipeError, match=r"model\.safetensors\.index\.json names .*: weights lie in the base's own"):
+        load_model(str(base))
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"weight_map": 3}', "[" * 100_000])
+def test_an_index_that_is_none(base, text):
+    (base / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(RecipeError, match="is no index of weights"):
+        load_model(str(base))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"auto_map": {"AutoConfig": "evil.Config"}},
+        {"_attn_implementation": "owner/kernel"},
+        {"attn_implementation": "owner/kernel@main:run"},
+        {"text_config": [{"attn_implementation": {"": "owner/kernel"}}]},
+        {"_experts_implementation": "owner/kernel"},
+    ],
+)
+def test_code_that_a_configuration_names_is_not_fetched(base, config):
+    change(base / "config.json", **config)
+    with pytest.raises(RecipeError, match=r"it comes with code of its own \(\w+ in config.json\), which is not"):
+        load_model(str(base))
+    assert own_code(str(base), {"attn_implementation": "sdpa"}) == ""
+
+
+class Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("form", ["pickle", "archive", "packed archive"])
+def test_pickled_weights_are_not_run(base, tmp_path, form):
+    (base / "model.safetensors").unlink()
+    data, victim = pickle.dumps(Touch(tmp_path / "victim"), protocol=2), tmp_path / "victim"
+    if form == "pickle":
+        (base / "pytorch_model.bin").write_bytes(data)
+    else:
+        packing = zipfile.ZIP_DEFLATED if form == "packed archive" else zipfile.ZIP_STORED
+        with zipfile.ZipFile(base / "pytorch_model.bin", "w", packing) as archive:
+            archive.writestr("archive/data.pkl", data)
+            archive.writestr("archive/version", "3\n")
+            archive.writestr("archive/data/0", bytes(10_000_000))
+    with pytest.raises(RecipeError, match="is compressed" if form == "packed archive" else "a pickle of more than"):
+        load_model(str(base))
+    assert not victim.exists()
+
+
+def test_a_configuration_without_an_end(base):
+    (base / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(RecipeError, match="holds no model that can be loaded"):
+        load_model(str(base))

@@ -1,0 +1,516 @@
+"""What a private run tells: docs/trust.md lists it all, and none of it but the votes depends on a client's data."""
+
+import asyncio
+import base64
+import json
+import re
+import threading
+import zlib
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import Federation, FeedSign, Orbit
+from fedseed.cli.status import describe
+from fedseed.federation.inquiry import Inquiry
+from fedseed.federation.introduction import Introduction
+from fedseed.federation.messages import FRAME_BYTES, Message
+from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
+from fedseed.orbit.header import START
+from fedseed.privacy import PrivateSign
+from fedseed.privacy.base import WITHHELD
+from fedseed.reports.progress import Silent
+from fedseed.reports.tables import comparison_table
+from fedseed.runs.folder import RunFolder
+from fedseed.runs.joining import Loading, part_of
+from fedseed.runs.network import coordinate
+from fedseed.runs.recipe import Recipe
+from fedseed.tracking.csv import CSV
+from fedseed.transport import transport
+from fedseed.transport.base import Access, Transport
+from fedseed.transport.memory import Hub
+from support.zeroth_order import OBJECTIVE, model
+
+PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
+SETTINGS = {"name": "feedsign", "epsilon": 0.5, "votes_per_round": 3, "learning_rate": 0.02, "batch": 8}
+CLIENTS, ROUNDS = 4, 4
+RECIPE = {
+    "seed": 3, "rounds": ROUNDS, "method": SETTINGS, "evaluation": {"every": 2},
+    "federation": {"joint": False, "dead_after": 30.0},
+}  # fmt: skip
+
+
+def data(kind):
+    """Clients' examples: of one kind all alike, of the other none, few, many, and one whose losses are no numbers."""
+    g = torch.Generator().manual_seed({"plain": 1, "odd": 2}[kind])
+    sizes = {"plain": [40] * CLIENTS, "odd": [40, 0, 9, 130]}[kind]
+    made = []
+    for size in sizes:
+        x = torch.randn(size, 10, generator=g) * {"plain": 1, "odd": 3}[kind]
+        made.append([(row, torch.tensor(int(row.sum() > 0))) for row in x])
+    if kind == "odd":
+        made[0] = [(row * float("nan"), y) for row, y in made[0]]
+    return made
+
+
+def federation(kind, **settings):
+    defaults = {"rounds": ROUNDS, "seed": 3, "evaluate_every": 2, "joint": False}
+    return Federation(model(), data(kind), FeedSign(**SETTINGS), OBJECTIVE, **{**defaults, **settings})
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Draws that do not depend on the votes, the same in each run: what else differs, differs by the data."""
+
+    def fix():
+        secret = np.random.default_rng(1)
+        monkeypatch.setattr(PrivateSign, "draw", lambda self, sums: [int(secret.choice([-1, 1])) for _ in sums])
+
+    return fix
+
+
+# -- listening -------------------------------------------------------------------------------------------------------
+
+
+class Recorded(Transport):
+    """A transport, and all that its ends are given to carry: (what, bytes)."""
+
+    def __init__(self, inner, heard):
+        self.inner, self.heard = inner, heard
+
+    def _spied(self, act, name, at):
+        async def spied(*arguments):
+            self.heard.append((name or arguments[1], bytes(arguments[at])))
+            return await act(*arguments)
+
+        return spied
+
+    async def client(self, name, refused, again):
+        end = await self.inner.client(name, refused, again)
+        end.send, end.put = self._spied(end.send, None, 2), self._spied(end.put, "object", 1)
+
+        async def ask(client, what, data, seconds, act=end.ask):
+            self.heard.append((what, bytes(data)))
+            answer = await act(client, what, data, seconds)
+            if answer is not None:
+                self.heard.append(("answer", bytes(answer)))
+            return answer
+
+        end.ask = ask
+        return end
+
+    async def coordinator(self, refused):
+        end = await self.inner.coordinator(refused)
+        end.broadcast, end.put = self._spied(end.broadcast, "broadcast", 0), self._spied(end.put, "object", 1)
+
+        def writer(last, make=end.writer):
+            made = make(last)
+            made.append = self._spied(made.append, "log", 0)
+            return made
+
+        end.writer = writer
+        return end
+
+    async def watcher(self):
+        end = await self.inner.watcher()
+
+        async def status(seconds, act=end.status):
+            answer = await act(seconds)
+            self.heard.append(("status", bytes(answer or b"{}")))
+            return answer
+
+        end.status = status
+        return end
+
+
+class Failing(Silent):
+    """Ends a coordinator after round 2."""
+
+    def round(self, line):
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+
+def over(way, kind, out, ask=False, restart=False):
+    """A run with a process for each two clients; what was carried.
+
+    Args:
+        way: the transport.
+        kind: of data.
+        out: the coordinator's folder.
+        ask: for the status, after each line of metrics.
+        restart: the coordinator ends after round 2, and another goes on.
+    """
+    heard, ended, checked = [], [], Recipe.model_validate(RECIPE)
+    listening = Recorded(way, heard)
+
+    def live(*names):
+        torch.set_num_threads(1)
+        ended.append(NetworkClient(listening, "run", lambda: part_of(hosting[names], names), ROUNDS).run())
+
+    pairs = [(f"client-{n}", f"client-{n + 1}") for n in range(0, CLIENTS, 2)]
+    hosting = {names: federation(kind) for names in pairs}  # not at once: the model is drawn by a global generator
+    threads = [threading.Thread(target=live, args=names, daemon=True) for names in pairs]
+    for thread in threads:
+        thread.start()
+    asked = Inquiry.ask
+
+    async def with_status(self, line, *arguments):
+        found = await asked(self, line, *arguments)
+        await listening_status()
+        return found
+
+    async def listening_status():
+        end = await listening.watcher()
+        await end.status(5)
+        await end.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if ask:
+            patch.setattr(Inquiry, "ask", with_status)
+        if restart:
+            with pytest.raises(KeyboardInterrupt):
+                coordinate(checked, "run", listening, out, progress=Failing())
+        result = coordinate(checked, "run", listening, out)
+    for thread in threads:
+        thread.join()
+    assert len(set(ended)) == 1
+    return heard, result
+
+
+# -- what was told, by place and field -------------------------------------------------------------------------------
+
+
+def fields(value, prefix=""):
+    """The fields of a JSON value, those of tables and of lists' members with dots."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            name = f"{prefix}{'NAME' if re.fullmatch('client-[0-9]+', key) else key}"
+            yield from fields(inner, f"{name}.") if isinstance(inner, dict | list) and inner else [name]
+    elif isinstance(value, list):
+        for inner in value:
+            yield from fields(inner, prefix) if isinstance(inner, dict) else [prefix.rstrip(".")]
+    else:
+        yield prefix.rstrip(".")
+
+
+def header_fields(start):
+    *_, size = START.unpack_from(start)
+    return set(json.loads(zlib.decompress(start[START.size : START.size + size])))
+
+
+def told(what, data):
+    """Place and fields of a message; in canonical form, without what time and chance alone decide."""
+    if what == "update" and data[:2] == b"FN":
+        number, attempt, reason = read_silent(data)
+        return "update, silent", {"round", "attempt", "reason"}, (number, attempt, reason)
+    if what == "update":
+        message = Message.decode(data)
+        assert len(message.payload) == 1  # three votes in a byte: no room for anything else
+        assert message.payload[0] < 8
+        return "update", {"frame", "votes"}, data[: FRAME_BYTES - 4]  # not the votes, nor the checksum over them
+    if what == "log":
+        entry = Entry.decode(data)
+        if entry.kind == "H":
+            about, start = read_header(entry)
+            return "log, header", {*fields(about), *header_fields(start)}, (about["names"], start)
+        if entry.kind == "T":
+            _, message = read_step(entry)
+            assert len(message) == FRAME_BYTES + 1
+            return "log, step", {"link", "frame", "votes"}, entry.body
+        names = {"S": {"session"}, "M": {"round", "digest"}, "E": set()}
+        return f"log, {entry.kind}", names[entry.kind], b"" if entry.kind == "S" else entry.body
+    if what == "broadcast":
+        kind, body = data[:1], data[1:]
+        if kind == b"A":
+            return "question", set(fields(json.loads(body))), json.loads(body)
+        return {b"C": ("call", {"epoch"}, None), b"P": ("plan", {"clients", "frame"}, body[-FRAME_BYTES:])}[kind]
+    about = json.loads(data)
+    names = set(fields(about))
+    if what == "hello":
+        names |= {f"header.{name}" for name in header_fields(base64.b64decode(about["header"]))}
+    return {"answer": "answer to hello"}.get(what, what), names, still(about)
+
+
+CHANCE = {
+    "time", "epoch", "at", "seconds", "seconds_per_client", "began", "started", "ended", "peak_memory_bytes", "waits",
+    "memory_bytes", "command", "refused", "refusals",  # a plan goes out once more where all is slow
+}  # fmt: skip
+
+
+def still(value):
+    """A JSON value without what time and chance alone decide."""
+    if isinstance(value, dict):
+        return {key: still(inner) for key, inner in value.items() if key not in CHANCE}
+    return [still(inner) for inner in value] if isinstance(value, list) else value
+
+
+def listed():
+    """The tables of the page: fields by place."""
+    part = PAGE.read_text(encoding="utf-8").split("<!-- told: begin -->")[1].split("<!-- told: end -->")[0]
+    found = defaultdict(set)
+    for line in part.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:]]
+        if cells and cells[0].startswith("`"):
+            found[cells[0].strip("`")] |= set(re.findall(r"`([^`]+)`", cells[1]))
+    return found
+
+
+def by_place(heard):
+    found = defaultdict(set)
+    for what, data in heard:
+        place, names, _ = told(what, data)
+        found[place] |= names
+    return found
+
+
+def in_files(folder):
+    """Fields by file."""
+    found = defaultdict(set)
+    for file in sorted(folder.iterdir()):
+        if file.suffix == ".jsonl":
+            for line in file.read_text().splitlines():
+                found[file.name] |= set(fields(json.loads(line)))
+        elif file.name == "summary.json":
+            found[file.name] |= set(fields(json.loads(file.read_text())))
+        elif file.name == "metrics.csv":
+            found[file.name] |= set(file.read_text().splitlines()[0].split(","))
+        elif file.name == "log.txt":
+            found[file.name] |= {line.split()[1] for line in file.read_text().splitlines()}
+        elif file.suffix == ".orbit":
+            orbit = Orbit.open(file)
+            assert {len(record.payload) for record in orbit.records} == {1}
+            found[file.name] |= {*header_fields(file.read_bytes()), "round", "votes", "digest", "link"}
+        else:
+            found[file.name] |= set()
+    return found
+
+
+def unlisted(found):
+    """What is told and not on the page."""
+    page = listed()
+    return {f"{place}: {name}" for place, names in found.items() for name in names - page.get(place, set())} | {
+        place for place in found if place not in page
+    }
+
+
+# -- tests -----------------------------------------------------------------------------------------------------------
+
+
+def contents(folder):
+    """The files of a run, without what time and chance alone decide; report.html shows the others."""
+    found = {}
+    for file in sorted(folder.iterdir()):
+        if file.suffix == ".jsonl":
+            found[file.name] = [still(json.loads(line)) for line in file.read_text().splitlines()]
+        elif file.name == "summary.json":
+            found[file.name] = still(json.loads(file.read_text()))
+        elif file.name == "log.txt":
+            lines = [line.split(" ", 1)[1] for line in file.read_text().splitlines()]
+            # an answer to a plan that went out once more comes too late, where all is slow
+            busy = ("began", "note    waiting for clients", "warning a message of")
+            found[file.name] = [line for line in lines if not line.startswith(busy)]
+        elif file.name == "metrics.csv":
+            rows = [line.split(",") for line in file.read_text().splitlines()]
+            kept = [number for number, name in enumerate(rows[0]) if not name.startswith("seconds.")]
+            found[file.name] = [[row[number] for number in kept] for row in rows]
+        elif file.suffix == ".html":
+            found[file.name] = None
+        else:
+            found[file.name] = file.read_bytes()
+    return found
+
+
+def test_a_simulation_writes_the_same_whatever_the_data(drawn, tmp_path):
+    """With the same draws nothing in its files differs: no loss, no count, no reason, no warning."""
+    folders = {kind: tmp_path / kind for kind in ("plain", "odd")}
+    for kind, folder in folders.items():
+        drawn()
+        notes = [f"{sum(map(len, data(kind)))} examples"]
+        federation(kind, out=folder, recipe_text="rounds = 4", trackers=[CSV()], notes=notes).run()
+    assert contents(folders["plain"]) == contents(folders["odd"])
+    assert not unlisted(in_files(folders["odd"]))
+    lines = [json.loads(line) for line in (folders["odd"] / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["skipped"] == [] and lines[-1]["train_loss"] is None and lines[-1]["skipped_steps"] == 0
+    assert "local" not in lines[-1]["seconds"]
+    page = (folders["odd"] / "report.html").read_text()
+    assert "feedsign" in page and "179 examples" not in page and "usable example" not in page
+
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory):
+    """Two runs over the transport in memory that differ in the clients' data only."""
+    found = {}
+    for kind in ("plain", "odd"):
+        secret = np.random.default_rng(1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PrivateSign, "draw", lambda self, sums, s=secret: [int(s.choice([-1, 1])) for _ in sums])
+            out = tmp_path_factory.mktemp(kind) / "run"
+            heard, result = over(Hub().transport("run"), kind, out, ask=True)
+            found[kind] = heard, result, out
+    return found
+
+
+def test_messages_are_the_same_whatever_the_data(carried):
+    """All but the votes in updates: those the coordinator and the server's host see."""
+    canonical = {}
+    for kind, (heard, _, _) in carried.items():
+        canonical[kind] = {
+            (told(*one)[0], json.dumps(told(*one)[2], default=repr))
+            for one in heard
+            if one[0] not in ("status", "answer")
+        }
+    assert canonical["plain"] == canonical["odd"]
+    votes = {kind: [data for what, data in heard if what == "update"] for kind, (heard, _, _) in carried.items()}
+    assert set(votes["plain"]) != set(votes["odd"])  # the comparison is of runs whose clients do differ
+
+
+def test_the_coordinators_files_are_the_same_whatever_the_data(carried):
+    files = {kind: contents(out) for kind, (_, _, out) in carried.items()}
+    assert files["plain"] == files["odd"]
+
+
+def test_the_page_lists_all_that_is_carried_in_memory(carried):
+    heard, _, out = carried["odd"]
+    found = by_place(heard)
+    assert {"hello", "attach", "beat", "report", "update", "status", "plan", "log, step"} <= found.keys()
+    assert not unlisted(found) and not unlisted(in_files(out))
+
+
+def test_the_page_lists_nothing_that_is_not_told(carried, tmp_path):
+    """What stands on the page and is not seen here is named there as seen elsewhere."""
+    federation("odd", out=tmp_path / "run", recipe_text="rounds = 4", trackers=[CSV()]).run()
+    heard, _, out = carried["odd"]
+    seen = defaultdict(set)
+    for found in (by_place(heard), in_files(out), in_files(tmp_path / "run")):
+        for place, names in found.items():
+            seen[place] |= names
+    text = PAGE.read_text(encoding="utf-8").split("<!-- told: begin -->")[1].split("<!-- told: end -->")[0]
+    rare = set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"sometimes: ([^|]*)", text))))
+    stale = {f"{place}: {name}" for place, names in listed().items() for name in names - seen[place] - rare}
+    assert not stale and set(listed()) <= set(seen) | rare
+
+
+def test_an_unlisted_field_would_be_seen():
+    heard = [("attach", b'{"client": "a", "host": "a", "examples": 0, "loss": 1.5}'), ("whisper", b"{}")]
+    assert unlisted(by_place(heard)) == {"attach: loss", "whisper"}
+
+
+@pytest.mark.long
+def test_the_page_lists_all_that_is_carried_by_nats(server, tmp_path):
+    """And the server carries nothing else: whoever listens to all of it hears what the ends were given."""
+    overheard, listening, over_with = [], threading.Event(), threading.Event()
+
+    async def eavesdrop():
+        import nats
+
+        connection = await nats.connect(server.url)
+
+        async def take(message):
+            overheard.append((message.subject, bytes(message.data)))
+
+        await connection.subscribe("fedseed.>", cb=take)
+        await connection.flush()
+        listening.set()
+        while not over_with.is_set():
+            await asyncio.sleep(0.02)
+        await connection.flush()
+        await connection.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(eavesdrop()))
+    thread.start()
+    assert listening.wait(60)
+    try:
+        heard, result = over(transport(Access(server.url), "run"), "odd", tmp_path / "run", ask=True)
+    finally:
+        over_with.set()
+        thread.join()
+    assert not unlisted(by_place(heard)) and not unlisted(in_files(tmp_path / "run"))
+    said = {data for _, data in heard}
+    ours = [one for one in overheard if not one[0].startswith(("fedseed.run.in.", "fedseed.run.status"))]
+    assert len(ours) > 20 and {data for _, data in ours} <= said
+    assert result.summary["privacy"]["votes"] == ROUNDS * 3
+
+
+# -- the account -----------------------------------------------------------------------------------------------------
+
+
+def test_no_report_changes_the_account(monkeypatch, tmp_path):
+    """What clients say of rounds, votes, epsilon, examples: the coordinator counts its own steps, restarted too."""
+    lie = {"round": 1, "rounds": 0, "votes": 0, "epsilon": 0.0, "privacy": {"epsilon": 0.0}, "steps": 0}
+    say = Introduction.say
+
+    async def lying(self, what, about):
+        if what == "report":
+            spent = {"losses": 3.5, "counted": 1, "forward_passes": 0, "seconds": {"local": 2.0}}
+            metrics = {name: value for name, value in lie.items() if name != "privacy"}
+            about = {**about, "metrics": metrics, "examples": -5, "privacy": lie, "ratio": 0.0, "spent": spent}
+        await say(self, what, about)
+
+    monkeypatch.setattr(Introduction, "say", lying)
+    heard, result = over(Hub().transport("run"), "plain", tmp_path / "run", ask=True, restart=True)
+    counted = PrivateSign(0.5, 3)
+    assert result.summary["privacy"] == counted.spent(ROUNDS) and result.summary["rounds"] == ROUNDS
+    statuses = [json.loads(data) for what, data in heard if what == "status"]
+    assert [one["privacy"] for one in statuses] == [counted.counted(number) for number in (0, 2, 4)]
+    assert "privacy  epsilon per vote 0.5, votes 12, epsilon pure 6 (plain composition)" in describe(statuses[-1])
+    assert "Privacy spent by dp: epsilon per vote 0.5, votes 12" in comparison_table([("dp", result.summary)]).caption
+    assert all(line.get("train_loss") is None for line in result.metrics)
+
+
+def test_no_metric_changes_the_account():
+    """A figure called "round" once made four rounds' epsilon that of one."""
+    told = federation("plain", evaluation=lambda model: {"round": 1, "votes": 0.0, "epsilon": 0.0})
+    assert told.run().summary["privacy"] == PrivateSign(0.5, 3).spent(ROUNDS)
+
+
+def test_a_restart_forgets_nothing_that_was_spent(monkeypatch, tmp_path):
+    """The steps of earlier sessions count, in the summary as in the coordinator's own figure."""
+    add, stopped = RunFolder.add_metrics, federation("plain", out=tmp_path / "run")
+
+    def ends(self, line):
+        add(self, line)
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "add_metrics", ends)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    monkeypatch.setattr(RunFolder, "add_metrics", add)
+    again = federation("plain", out=tmp_path / "run")
+    assert again.run(resume=True).summary["privacy"] == PrivateSign(0.5, 3).spent(ROUNDS)
+    assert again.coordinator.steps == ROUNDS
+
+
+# -- what a client does, whoever asks --------------------------------------------------------------------------------
+
+
+def test_a_reason_is_not_told(monkeypatch):
+    """Of a method that leaves it to the client to be silent: it is silent about why."""
+    one = federation("odd")
+    one.coordinator.open(1)
+    monkeypatch.setattr(FeedSign, "train", lambda self, state, plan, client: next(client.batches(8)))
+    answer = one.worker.train(one.coordinator.plan(1), 1, [])
+    assert answer.message is None and answer.reason == WITHHELD
+
+
+def test_evaluation_is_off_unless_the_recipe_allows_it(tmp_path):
+    """A coordinator may ask for it; a client of a private run measures nothing, and opens nothing for it."""
+    (tmp_path / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 10)
+    table = {**RECIPE, "task": {"name": "files", "path": str(tmp_path)}}
+    private = Recipe.model_validate(table)
+    assert Loading(private, ["one"])._evaluate_with(None)(None) == {}
+    allowed = Recipe.model_validate({**table, "evaluation": {"disclose": True}})
+    with pytest.raises(AttributeError):  # it begins to measure, with equipment that is none
+        Loading(allowed, ["one"])._evaluate_with(None)(None)
+    assert allowed.evaluates and not private.evaluates
+    assert Recipe.model_validate({**table, "method": {"name": "feedsign"}}).evaluates
+
+
+def test_stopping_by_what_is_not_evaluated_is_refused():
+    with pytest.raises(ValueError, match=r"stopping: .*evaluation\.disclose = true"):
+        Recipe.model_validate({**RECIPE, "stopping": {"patience": 3}})

@@ -1,0 +1,272 @@
+"""The low-rank basis: its entries and sums against plain outer products, one implementation against the other."""
+
+import hashlib
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import Basis, ParameterSpace
+from fedseed.randomness.kernels import load, lowrank_cpu
+from fedseed.randomness.kernels.lowrank_reference import factor
+from fedseed.randomness.kernels.reference import Part, from_float
+from fedseed.randomness.matrices import Matrices
+from fedseed.randomness.stream import Domain
+from fedseed.weights.change import Add, Rebuild, Term
+from support.tiers import tiered
+
+REFERENCE, CPU = load("reference"), load("cpu")
+SHAPES = [(70, 33), (5,), (3, 4, 5), (), (130,), (0, 7), (1, 257), (257, 1), (64, 64)]
+MATRICES = Matrices(SHAPES)
+SIZE = MATRICES.size
+RUNS = [(0, SIZE), (17, 2400), (2310, 2316), (40, 41), (2000, 3333)]  # across tensors, within a row, one element
+SEED = 2**63 + 5
+
+
+def spec(rank=1, seed=SEED, matrices=MATRICES):
+    return Basis("lowrank", seed, rank=rank).spec_on(matrices)
+
+
+def combine(kernels, of, c, start, stop, first=7):
+    found = kernels.combine(kernels.prepare([Part(of, first, c)], SIZE), start, stop)
+    return found if isinstance(found, np.ndarray) else found.cpu().numpy()
+
+
+def same_bits(a, b):
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}"))
+
+
+def coefficients(rng, count):
+    c = rng.normal(size=count).astype(np.float32)
+    c[2::5] = 0
+    return c
+
+
+def plain(rank, k, seed=SEED):
+    """Direction k as a sum of outer products, in double precision."""
+    parts, start = [], 0
+    for shape in SHAPES:
+        size = int(np.prod(shape))
+        if len(shape) < 2:
+            parts.append(Basis("rademacher", seed).direction(k, start, start + size).astype(np.float64))
+        elif size:
+            m, n = shape[0], size // shape[0]
+            u = [factor(seed, Domain.LEFT, k, j, start, m).astype(np.float64) for j in range(rank)]
+            w = [factor(seed, Domain.RIGHT, k, j, start, n).astype(np.float64) for j in range(rank)]
+            parts.append(sum(np.outer(a, b) for a, b in zip(u, w, strict=True)).reshape(-1) / sqrt(rank))
+        start += size
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_a_direction_is_a_sum_of_outer_products(rank):
+    for k in (0, 3, 2**32 - 1):
+        entries = Basis("lowrank", SEED, rank=rank).direction(k, 0, SIZE, matrices=MATRICES)
+        np.testing.assert_allclose(entries, plain(rank, k), rtol=1e-6)
+        part = Basis("lowrank", SEED, rank=rank).direction(k, 31, 2444, matrices=MATRICES)
+        same_bits(part, entries[31:2444])
+
+
+def test_factors_of_matrices_ranks_and_directions_share_no_numbers():
+    """Each named by (seed, direction, j, side, matrix): a clash would make two of them equal, or nearly."""
+    signs = {
+        (domain, k, j, start): factor(SEED, domain, k, j, start, 256)
+        for domain in (Domain.LEFT, Domain.RIGHT)
+        for k in (0, 1)
+        for j in (0, 1)
+        for start in (0, 256, 2**43)
+    }
+    vectors = list(signs.values())
+    cosines = np.stack(vectors) @ np.stack(vectors).T / 256 - np.eye(len(vectors))
+    assert np.abs(cosines).max() < 5 / 16  # five standard deviations
+
+
+def test_the_bits_of_a_direction_never_change():
+    entries = np.concatenate([Basis("lowrank", 42, rank=r).direction(9, 0, SIZE, matrices=MATRICES) for r in (1, 2, 4)])
+    assert hashlib.sha256(entries.tobytes()).hexdigest()[:32] == "da9a58bcb90ae67bfec36c794efec4d2"
+
+
+@tiered({"rank": [1, 2, 4], "count": [1, 3, 8, 9, 50], "run": RUNS}, together=2)
+def test_sums_and_projections_have_the_references_bits(rank, count, run):
+    rng = np.random.default_rng(0)
+    c, x = coefficients(rng, count), rng.normal(size=run[1] - run[0]).astype(np.float32)
+    same_bits(combine(REFERENCE, spec(rank), c, *run), combine(CPU, spec(rank), c, *run))
+    projected = REFERENCE.project(spec(rank), 7, count, x, run[0], SIZE)
+    same_bits(projected, CPU.project(spec(rank), 7, count, x, run[0], SIZE))
+    v = np.stack([plain(rank, 7 + i)[run[0] : run[1]] for i in range(count)])
+    np.testing.assert_allclose(projected, v @ x, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(combine(CPU, spec(rank), c, *run), c @ v, rtol=1e-4, atol=1e-4)
+
+
+@tiered({"dtype": ["float32", "bfloat16", "float16"], "count": [1, 50], "run": RUNS[:3]}, together=2)
+def test_moved_weights_have_the_references_bits(dtype, count, run):
+    rng = np.random.default_rng(1)
+    parts = [Part(spec(2), 0, coefficients(rng, count)), Part(spec(1, 77), 5, coefficients(rng, 3))]
+    values = rng.normal(size=run[1] - run[0]).astype(np.float32)
+    source = values if dtype == "float32" else from_float(values, dtype)
+    results = []
+    for kernels in (REFERENCE, CPU):
+        prepared = kernels.prepare(parts, SIZE)
+        apart, within, steps = np.empty_like(source), source.copy(), source.copy()
+        kernels.move(apart, source, dtype, prepared, 0.37, run[0])
+        kernels.move(within, within, dtype, prepared, 0.37, run[0])
+        same_bits(apart, within)
+        kernels.move_steps(steps, dtype, kernels.prepare_steps([(parts, 0.37), (parts[1:], -1.0)], SIZE), run[0])
+        once_more = np.empty_like(source)
+        kernels.move(once_more, within, dtype, kernels.prepare(parts[1:], SIZE), -1.0, run[0])
+        same_bits(steps, once_more)
+        results.append((apart, steps))
+    for a, b in zip(*results, strict=True):
+        same_bits(a, b)
+
+
+def test_a_sum_with_other_bases_is_the_sum_of_the_sums():
+    rng = np.random.default_rng(5)
+    parts = [Part(spec(2), 0, coefficients(rng, 9)), Part(Basis("normal", 3).spec, 0, coefficients(rng, 4))]
+    parts.append(Part(spec(1), 2, coefficients(rng, 3)))
+    source = rng.normal(size=SIZE).astype(np.float32)
+    for kernels in (REFERENCE, CPU):
+        each = [kernels.combine(kernels.prepare([part], SIZE), 0, SIZE) for part in parts]
+        together = kernels.prepare(parts, SIZE)
+        same_bits(kernels.combine(together, 0, SIZE), (each[0] + each[1]) + each[2])
+        moved, row = np.empty_like(source), np.empty((1, 33), np.float32)
+        kernels.move(moved, source, "float32", together, 0.5, 0)
+        kernels.move_rows(row, source[: 70 * 33].reshape(70, 33), np.array([4]), "float32", together, 0.5, 0)
+        same_bits(row[0], moved[4 * 33 : 5 * 33])
+        same_bits(moved, source + (((each[0] + each[1]) + each[2]) * np.float32(0.5)))
+
+
+def test_rows_of_a_matrix():
+    rng = np.random.default_rng(2)
+    source = rng.normal(size=(70, 33)).astype(np.float32)
+    rows = np.array([3, 69, 0, 3])
+    for kernels in (REFERENCE, CPU):
+        prepared = kernels.prepare([Part(spec(2), 0, coefficients(rng, 11))], SIZE)
+        whole, some = np.empty_like(source), np.empty((4, 33), np.float32)
+        kernels.move(whole.reshape(-1), source.reshape(-1), "float32", prepared, 0.5, 0)
+        kernels.move_rows(some, source, rows, "float32", prepared, 0.5, 0)
+        same_bits(some, whole[rows])
+
+
+@pytest.mark.parametrize("shape", [(300, 100), (2100, 50), (40, 3000)])
+def test_large_matrices_by_tables_and_waves(shape, monkeypatch):
+    """Above the sizes from which on tables and waves are used (and threads: `test_threads`)."""
+    monkeypatch.setattr(lowrank_cpu, "_WAVE", 1 << 12)
+    rng = np.random.default_rng(3)
+    matrices = Matrices([(11,), shape, (3,)])
+    of = spec(1, 5, matrices)
+    c, x = coefficients(rng, 100), rng.normal(size=matrices.size).astype(np.float32)
+    expected = REFERENCE.combine(REFERENCE.prepare([Part(of, 0, c)], matrices.size), 5, matrices.size - 1)
+    products = REFERENCE.project(of, 0, 100, x[5:-1], 5, matrices.size)
+    prepared = CPU.prepare([Part(of, 0, c)], matrices.size)
+    same_bits(expected, CPU.combine(prepared, 5, matrices.size - 1))
+    same_bits(products, CPU.project(of, 0, 100, x[5:-1], 5, matrices.size))
+
+
+# -- statistics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_moments(rank):
+    """Mean 0, covariance 1, kurtosis 3 - 2/r; four entries at the corners of a rectangle have product 1/r, not 0."""
+    m, n, count = 12, 10, 2000
+    basis = Basis("lowrank", 1, rank=rank)
+    matrices = Matrices([(m, n)])
+    v = np.stack([basis.direction(k, 0, m * n, matrices=matrices) for k in range(count)]).astype(np.float64)
+    error = 5 / sqrt(count)
+    assert np.abs(v.mean(axis=0)).max() < error
+    assert np.abs(v.T @ v / count - np.eye(m * n)).max() < 1.5 * error  # of 7,260 numbers
+    assert abs((v**4).mean() - basis.kurtosis(m * n)) < error
+    a = v.reshape(count, m, n)
+    corners = (a[:, 0, 0] * a[:, 0, 1] * a[:, 1, 0] * a[:, 1, 1]).mean()
+    assert abs(corners - 1 / rank) < 3 * error
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_the_expected_cosine_of_a_reconstruction(rank):
+    """sqrt(K / (d + kappa + K - 2)) with kappa = 3 - 2/r, for vectors with and without structure."""
+    matrices, count = Matrices([(40, 30), (25,), (16, 50)]), 300
+    d = matrices.size
+    basis = Basis("lowrank", 3, rank=rank)
+    rng = np.random.default_rng(4)
+    flat = rng.normal(size=d)
+    low = np.concatenate([np.outer(rng.normal(size=40), rng.normal(size=30)).reshape(-1), np.zeros(25 + 800)])
+    for x in (flat, low):
+        cosines = []
+        for first in range(0, 10 * count, count):
+            gamma = CPU.project(basis.spec_on(matrices), first, count, x.astype(np.float32), 0, d)
+            rebuilt = CPU.combine(CPU.prepare([Part(basis.spec_on(matrices), first, gamma)], d), 0, d)
+            cosines.append(rebuilt @ x / np.linalg.norm(rebuilt) / np.linalg.norm(x))
+        assert np.mean(cosines) == pytest.approx(basis.expected_cosine(d, count), rel=0.05)
+
+
+# -- on a model ------------------------------------------------------------------------------------------------------
+
+
+class Small(torch.nn.Module):
+    """A matrix, a bias, a norm, and an embedding that is tied."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(50, 32)
+        self.hidden = torch.nn.Linear(32, 32)
+        self.norm = torch.nn.LayerNorm(32)
+        self.to(dtype)
+
+    def forward(self, tokens):
+        return self.norm(self.hidden(self.embedding(tokens))) @ self.embedding.weight.t()
+
+
+@pytest.mark.parametrize("blocks", ["one", "tensor", 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_look_along_a_direction_sees_the_moved_weights(dtype, blocks):
+    tokens = torch.arange(9)
+    space = ParameterSpace(Small(dtype), blocks)
+    before = space.digest()
+    basis = Basis("lowrank", 5, rank=2)
+    with torch.no_grad(), space.perturbed(basis, 3, 0.1):
+        seen = space.model(tokens)
+    assert space.digest() == before
+    space.add(basis, [1.0], 0.1, first=3)
+    assert space.digest() != before
+    with torch.no_grad():
+        assert torch.equal(seen, space.model(tokens))
+
+
+def test_rebuilt_is_what_was_added():
+    space = ParameterSpace(Small())
+    space.keep_base()
+    terms = [Term(Basis("lowrank", 9, rank=2), np.linspace(-1, 1, 40, dtype=np.float32))]
+    space.apply(Add(terms, 0.01))
+    digest = space.digest()
+    space.apply(Add(terms, 0.01))
+    space.apply(Rebuild(terms, 0.01))
+    assert space.digest() == digest
+
+
+def test_projection_of_a_change_is_that_of_the_vector():
+    space = ParameterSpace(Small(), "tensor")
+    saved = space.snapshot()
+    basis = Basis("lowrank", 9)
+    space.add(basis, [0.5, -0.25], 1.0)
+    counts = [2] * len(space.layout.block_sizes)
+    difference = space.difference(saved)
+    for a, b in zip(space.project_change(saved, basis, counts), space.project(difference, basis, counts), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Basis("lowrank", rank=0), "rank = 0: from 1 to 64"),
+        (lambda: Basis("lowrank").direction(0, 0, 10), "lowrank needs the tensors' shapes"),
+        (lambda: CPU.prepare([Part(spec(), 0, [1.0]), Part(spec(matrices=Matrices([])), 0, [1.0])], 9), "on the same"),
+        (lambda: Basis("lowrank").direction(0, 0, SIZE + 1, matrices=MATRICES), f"the tensors have {SIZE}"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -1,0 +1,42 @@
+"""Processes that fedseed starts run nothing that lies in the working folder."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import fedseed
+from fedseed.interpreter import command
+from fedseed.reports.apart import draw_apart
+
+SOURCE = Path(fedseed.__file__).parent
+PLANTED = ("json", "importlib", "matplotlib", "numpy", "peft", "torch", "fedseed", "sitecustomize")
+
+
+def plant(folder):
+    """Modules that leave a file when they are imported."""
+    for name in PLANTED:
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'a').write({name!r})\n")
+
+
+def test_a_module_of_the_working_folder_is_not_run(tmp_path, monkeypatch):
+    plant(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = [{"round": number, "loss": 2.0 - number, "bytes_up": number} for number in range(2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    draw_apart(run, "ferret", None)
+    assert (run / "metrics.png").stat().st_size and not (tmp_path / "ran").exists()
+
+
+def test_what_this_process_finds_the_other_finds(tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text("import sys\ndef say(*words): print(words, sys.path[0])\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    done = subprocess.run(command("beside", "say", "a b", "c"), capture_output=True, text=True, check=True)
+    assert done.stdout == f"('a b', 'c') {tmp_path}\n"
+
+
+def test_every_process_is_started_so():
+    assert [path.name for path in SOURCE.rglob("*.py") if "sys.executable" in path.read_text()] == ["interpreter.py"]

@@ -1,0 +1,99 @@
+"""`training.batch_tokens`: the same gradient, examples in the same order, less memory."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, OPTConfig
+
+from fedseed import ParameterSpace
+from fedseed.errors import RecipeError
+from fedseed.experiments.passes import LiveBytes
+from fedseed.methods.ferret import Ferret
+from fedseed.objectives.losses import CausalLM, Supervised
+from fedseed.objectives.tokens import Tokens
+from fedseed.renaming import orbit_dump
+from fedseed.training.client import LocalClient
+from fedseed.training.settings import LocalTraining
+
+CONFIG = OPTConfig(
+    vocab_size=499, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, word_embed_proj_dim=32,
+    max_position_embeddings=64, dropout=0.0,
+)  # fmt: skip
+LENGTHS = (40, 3, 12, 5, 33, 8, 3, 21, 4, 6, 17, 9)
+
+
+class Ids:
+    eos_token_id = pad_token_id = 1
+    bos_token_id = None
+
+
+class Noting(CausalLM):
+    """Notes what goes through the model at a time."""
+
+    def __init__(self):
+        super().__init__(Ids())
+        self.seen = []
+
+    def losses(self, model, items):
+        self.seen.append([len(item.ids) for item in items])
+        return super().losses(model, items)
+
+
+class Real(LiveBytes):
+    """The bytes of real tensors: nothing stands in for anything."""
+
+    def _instead(self, operation, args):
+        return super()._instead("", args)
+
+
+def trained(**settings):
+    """A client after two steps: what it is now, what it has noted, its peak in bytes."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG)
+    items = [Tokens(tuple(2 + (7 * i + j) % 490 for j in range(n)), 1) for i, n in enumerate(LENGTHS)]
+    objective = Noting()
+    space = ParameterSpace(model)
+    client = LocalClient(space, objective, items, 1, 2, 0)
+    live = Real([*model.parameters(), *model.buffers()], 0)
+    with live:
+        client.first_order(LocalTraining(learning_rate=0.5, steps=2, **settings))
+    return client, objective.seen, live.peak
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return trained(batch=12, accumulation=1)
+
+
+@pytest.mark.parametrize("settings", [{"batch": 12, "accumulation": 1}, {"batch": 1, "accumulation": 12}])
+def test_the_gradient_is_that_of_one_batch(whole, settings):
+    client, seen, peak = trained(batch_tokens=100, **settings)
+    one, at_once, most = whole
+    assert [n for part in seen for n in part] == [n for part in at_once for n in part]  # in the same order
+    assert all(len(part) * max(part) <= 100 for part in seen)
+    assert client.cost.backward_passes == len(seen) > 2 and one.cost.backward_passes == 2
+    for a, b in zip(client.space.parameters, one.space.parameters, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert client.cost.losses == pytest.approx(one.cost.losses, rel=1e-5)
+    assert peak < 0.6 * most
+
+
+def test_small_steps_and_clipping_go_with_it(whole):
+    for settings in ({"clip": 0.1}, {"optimizer": "adamw"}):
+        client, _, _ = trained(batch=12, accumulation=1, batch_tokens=100, **settings)
+        one, _, _ = trained(batch=12, accumulation=1, **settings)
+        assert client.cost.losses == pytest.approx(one.cost.losses, rel=1e-3)
+
+
+def test_what_it_does_not_go_with_is_named():
+    with pytest.raises(ValueError, match=r"streaming needs no training\.batch_tokens"):
+        Ferret(streaming=True, allocation="size", training=LocalTraining(accumulation=1, batch_tokens=64))
+    pairs = [(torch.zeros(3), torch.tensor(0))]
+    objective = Supervised(lambda out, y: torch.nn.functional.cross_entropy(out, y, reduction="none"))
+    client = LocalClient(ParameterSpace(torch.nn.Linear(3, 2)), objective, pairs, 1, 1, 0)
+    with pytest.raises(RecipeError, match="these examples have no tokens"):
+        client.first_order(LocalTraining(batch_tokens=9))
+
+
+def test_orbits_have_it_only_where_it_is_set():
+    assert "batch_tokens" not in orbit_dump(LocalTraining())
+    assert orbit_dump(LocalTraining(batch_tokens=64))["batch_tokens"] == 64

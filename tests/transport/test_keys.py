@@ -1,0 +1,74 @@
+"""What `fedseed keys` takes: names that are names, everywhere; anything else never reaches a file."""
+
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedseed.errors import RecipeError
+from fedseed.runs.recipe import FederationSettings
+from fedseed.transport.keys import make
+from fedseed.transport.subjects import name_problem
+from support.command import fedseed
+
+NAMES = ["north", "a.b-c_d", "größe", "东京", "क्षेत्र", "c d", "x@y+z", "1"]
+NO_NAMES = [
+    "a\n    { nkey: UEVIL }\n#", "../a", "/a", "a/b", "..", ".a", "-a", "--out", 'a"b', "a'b", "a*", "a>b", "a;b",
+    "a{b", "a\tb", "a\0b", "a\x1b[2J", "a\u202eb", "a\u2028b", " a", "a ", "a  b", "", " ", "a" * 200, "coordinator",
+    "watcher", "a`b", "a|b", "a\\b", "\ud800", "a#b", "a$b",
+]  # fmt: skip
+USER = re.compile(
+    r"    # \S.*\n    \{ nkey: U[A-Z2-7]{55}\n      permissions: \{\n        publish: .*\n        subscribe: .* \} \}\n"
+)
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_what_is_no_name_is_refused_everywhere(name, tmp_path):
+    assert name_problem(name)
+    with pytest.raises(RecipeError, match="--client") as error:
+        make("run", tmp_path / "keys", ["good", name], ["localhost"], 4222)
+    assert "\x1b" not in str(error.value) and len(str(error.value)) < 500
+    with pytest.raises(RecipeError, match="--client"):
+        make("run", tmp_path / "keys", [f"host=good,{name or ' '}"], ["localhost"], 4222)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"federation\.clients"):
+        FederationSettings(clients=["good", name])
+
+
+def test_names_are_names_everywhere(tmp_path):
+    make("run", tmp_path / "keys", NAMES, ["localhost", "::1"], 4222)
+    assert {path.stem for path in (tmp_path / "keys").glob("*.nk")} == {"coordinator", "watcher", *NAMES}
+    assert FederationSettings(clients=NAMES).clients == NAMES
+
+
+@given(st.lists(st.text(st.characters() | st.sampled_from('./-=," \n{}#'), max_size=12), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=80)
+def test_a_configuration_has_the_users_that_were_asked_for_and_no_others(clients):
+    with tempfile.TemporaryDirectory() as made:
+        out = Path(made) / "keys"
+        try:
+            make("run", out, clients, ["localhost"], 4222)
+        except RecipeError:
+            assert not out.exists() and list(Path(made).iterdir()) == []
+            return
+        assert list(Path(made).iterdir()) == [out] and len(list(out.glob("*.nk"))) == len(clients) + 2
+        text = (out / "nats-server.conf").read_text()
+        users = text.partition("  users: [\n")[2].partition("  ]\n}\n")
+        assert not users[2] and not USER.sub("", users[0]) and len(USER.findall(users[0])) == len(clients) + 2
+
+
+def test_hosts_ports_and_folders_stay_out_of_the_configuration(tmp_path):
+    for host in ("a b", "a\nb", chr(34), ""):
+        with pytest.raises(RecipeError, match="--host"):
+            make("run", tmp_path / "keys", ["a"], [host], 4222)
+    with pytest.raises(RecipeError, match="--port 0"):
+        make("run", tmp_path / "keys", ["a"], ["h"], 0)
+    with pytest.raises(RecipeError, match="without quotes"):
+        make("run", tmp_path / 'k"\n}' / "keys", ["a"], ["h"], 4222)
+    with pytest.raises(RecipeError, match=r"c has the key x\.nk already"):
+        make("run", tmp_path / "keys", ["x=c", "y=c"], ["h"], 4222)
+    said = fedseed("keys", "run", "--out", tmp_path / "keys", "--client", "a\nb")
+    assert said.returncode == 2 and "a name has none of" in said.stderr and list(tmp_path.iterdir()) == []
