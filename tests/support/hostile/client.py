@@ -155,7 +155,7 @@ class HostileClient:
             self._worst.add(number)
             await self._do_worst(number, 0)
         about = self.report(number)
-        if question.get("evaluate") in (self.name, True):  # without, the run waits for it as long as it waits for anybody
+        if question.get("evaluate") in (self.name, True):  # or it is waited for
             about.update(metrics={"loss": 1.0}, seconds=0.1)
         await self.end.send(self.name, "report", json.dumps(about).encode())
 
