@@ -59,6 +59,7 @@ class HostileClient:
         self.certain = 0  # messages that it has to
         self.foreign = 0  # what the server has to refuse
         self._plan = self._question = None
+        self._called = False  # the coordinator misses somebody: a hello that was refused may have put this one out
         self._worst = set()  # rounds and questions at which it has done its worst
         self._woken = asyncio.Event()
         menu = [*saying.ACTS, *doing.ACTS, *((*saying.HEAVY, *doing.HEAVY) if heavy else ())]
@@ -107,6 +108,9 @@ class HostileClient:
                 await asyncio.sleep(0.2)
             while True:
                 self._woken.clear()
+                if self._called:
+                    self._called = False
+                    await self._introduce()
                 (plan, self._plan), (question, self._question) = (self._plan, None), (self._question, None)
                 if plan is not None or question is not None:
                     with suppress(FedseedError):  # it is asked again
@@ -128,6 +132,8 @@ class HostileClient:
                     self._plan = (round_of(frame), attempt_of(frame), carried)
             elif data[:1] == b"A":
                 self._question = read_json(data[1:])
+            elif data[:1] == b"C":
+                self._called = True
         self._woken.set()
 
     async def _introduce(self):

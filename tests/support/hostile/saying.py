@@ -14,6 +14,7 @@ from fedseed.orbit.record import link
 from support.hostile.damage import ESCAPES, bomb, damaged, damaged_json, evil
 
 MOST = 900_000  # bytes of what it says: the server takes 1 MiB
+LATER = 2  # rounds after this one, which wait for it: what is for the next one may come in time, and count
 DIGITS = "9" * 4300
 REPORTS = (
     f'"counted": {DIGITS[:400]}', '"losses": 1e308, "counted": 1', '"losses": NaN, "counted": 1', '"x": 1',
@@ -37,7 +38,7 @@ async def malformed_update(bad, number, attempt):
     wrong = bad.rng.choice([
         b"", b"F", b"FS", b"FN", b"FO", b"FN" + b"\xff" * 400, b"FO" + bytes(40) + b"../../x", b"garbage" * 10,
         bad.rng.randbytes(500), whole[:-1], whole + b"\0", whole[:20], b"\0" * 28, whole[:-1] + bytes([whole[-1] ^ 1]),
-        b"FO" + b"\xff" * 36 + b"x" * 101, b"FN" + struct.pack("<IH", number + 1, attempt) + b"\x1b[2J",
+        b"FO" + b"\xff" * 36 + b"x" * 101, b"FN" + struct.pack("<IH", number + LATER, attempt) + b"\x1b[2J",
     ])  # fmt: skip
     await bad.send("update", wrong)
 
@@ -62,7 +63,7 @@ async def wrong_frame(bad, number, attempt):
     right = bad.message(number, attempt)
     others = [client for client in (0, 1, 4, 77, EVERYBODY) if client != bad.number]
     wrong = bad.rng.choice([
-        replace(right, round=(number + bad.rng.choice([-1, 1, 1000, 1 << 31])) & 0xFFFFFFFF),
+        replace(right, round=(number + bad.rng.choice([-1, LATER, 1000, 1 << 31])) & 0xFFFFFFFF),
         replace(right, client=bad.rng.choice(others)), replace(right, kind=MessageKind.STEP),
         replace(right, kind=MessageKind.PLAN), replace(right, attempt=attempt + 1),
         replace(right, method=right.method + 1),
@@ -156,7 +157,7 @@ async def unknown(bad, number, attempt):
 
 async def several_at_once(bad, number, attempt):
     """The same thing a hundred times."""
-    wrong = bad.message(number + 1, attempt).encode()
+    wrong = bad.message(number + LATER, attempt).encode()
     for _ in range(100):
         await bad.send("update", wrong)
 
@@ -164,7 +165,7 @@ async def several_at_once(bad, number, attempt):
 async def flood(bad, number, attempt):
     """Up to 10,000 messages at once, of one kind."""
     what, data = bad.rng.choice([
-        ("update", bad.message(number + 1, attempt).encode()), ("nonsense", b"{}"), ("update", b"x"),
+        ("update", bad.message(number + LATER, attempt).encode()), ("nonsense", b"{}"), ("update", b"x"),
         ("beat", json.dumps({"at": 0, "epoch": "another"}).encode()), ("report", b"[]"),
         ("hello", json.dumps(bad.about_itself(host=bad.honest)).encode()),
     ])  # fmt: skip
