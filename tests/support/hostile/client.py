@@ -25,6 +25,10 @@ from support.hostile import doing, saying
 from support.hostile.targets import targets
 from support.hostile.wire import Wire
 
+ACT_SECONDS = (
+    15.0  # an act that waits for a server, whose store is full say, is given up: the round waits for this client
+)
+
 
 class HostileClient:
     """See above.
@@ -180,8 +184,8 @@ class HostileClient:
         """Do one thing of the menu."""
         act = self.rng.choices(self._menu, self._weights)[0]
         self.done[act.__name__] += 1
-        with suppress(FedseedError):
-            await act(self, number, attempt)
+        with suppress(FedseedError, TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(act(self, number, attempt), ACT_SECONDS)
 
     async def early(self, count):
         """What nobody should believe, before the run begins."""
