@@ -76,6 +76,14 @@ def until(true, seconds, what):
     return value
 
 
+async def until_async(true, seconds, what):
+    """The same where an event loop goes on meanwhile."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.02)
+
+
 class Starter:
     """Starts processes; see network_processes.py."""
 
@@ -238,4 +246,4 @@ def in_process(problem, recipe, per_round=None):
     return result
 
 
-__all__ = ["Child", "Network", "Server", "Starter", "free_port", "in_process", "repeats", "until"]
+__all__ = ["Child", "Network", "Server", "Starter", "free_port", "in_process", "repeats", "until", "until_async"]

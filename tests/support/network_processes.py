@@ -85,8 +85,6 @@ def coordinator(order, progress):
 
 def host(order, progress):
     recipe = Recipe.model_validate(order["recipe"])
-    if "inline" in order:
-        NatsEnd.largest = order["inline"]
     if "skew" in order:
         clock = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + order["skew"]})
         fedseed.federation.introduction.time = clock
@@ -119,6 +117,8 @@ def child(order):
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
+    if "inline" in order:  # messages above go through the object store
+        NatsEnd.largest = order["inline"]
     code = 1
     try:
         digest = {"coordinator": coordinator, "host": host}[order["role"]](order, Written(order["log"] + ".said"))

@@ -42,6 +42,7 @@ from fedseed.transport.pulse import Pulse
 from fedseed.transport.server_log import ServerLog, key_names
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
+from fedseed.transport.warden import Warden
 
 OVER = "the run is over"
 IN_A_ROW = 32  # messages that are looked at before others get a turn
@@ -285,6 +286,8 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         self._log = log
         self._rejected: Rejected = lambda who, what: None
         self._pulse = Pulse(connection)
+        readable = (subjects.stream, f"OBJ_{subjects.bucket()}")  # by whoever has a client's key
+        self._warden = Warden(connection, readable, f"{subjects.root}.in.", self._deleted)
         self._head: tuple[int, bytes] | None = None  # of the log's chain, at an entry
         self._answer: tuple[float, bytes] | None = None  # the newest about the status, and since when
 
@@ -345,6 +348,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         up = f"{self.subjects.root}.up.*.*"
         await self.connection.subscribe(up, cb=deliver, pending_bytes_limit=PENDING_BYTES)
         await self._pulse.begin()
+        self._warden.begin()
         with _explained("the server does not answer"):
             await self.connection.flush()
 
@@ -408,6 +412,10 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
     def _foreign(self) -> None:
         self._rejected("somebody", "a message in the log that is not the coordinator's")
 
+    def _deleted(self, count: int) -> None:
+        for _ in range(count):
+            self._rejected("somebody", "the server was to deliver the run's log or objects to others")
+
     async def put(self, name: str, data: bytes) -> None:
         """Store an object; an interruption is waited for."""
         try:
@@ -447,5 +455,6 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
 
     async def close(self) -> None:
         """End the connection."""
+        await self._warden.stop()
         await self._pulse.stop()
         await super().close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import socket
 import ssl
 import time
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import nats.errors
+import nats.protocol.parser
 from nats.aio.client import Client
 
 from fedseed.errors import FedseedError, NetworkError, RecipeError
@@ -19,11 +21,18 @@ from fedseed.transport.subjects import Subjects
 
 CONNECT_SECONDS = 5
 
+# The server separates the parts of a line by spaces, and a subject may hold any other byte. The library takes all for
+# a separator that Python calls space: with a vertical tab in a subject or reply subject, whoever may publish at all
+# would end others' connections, or have what they read taken for an answer to something else.
+nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+)\r\n")
+nats.protocol.parser.HMSG_RE = re.compile(rb"\AHMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+) +(\d+)\r\n")
+
 
 class _Guarded(Client):
-    """Says nothing, credentials least of all, to a server without encryption when there must be some.
+    """Says nothing, credentials least of all, to a server without encryption when there must be some; reads all bytes.
 
-    The library encrypts when the server asks for it. Somebody in between could leave that out.
+    The library encrypts when the server asks for it. Somebody in between could leave that out. And it stops reading for
+    good at a subject or a header that is no text, which others choose.
     """
 
     def __init__(self, encrypted: bool) -> None:
@@ -34,6 +43,20 @@ class _Guarded(Client):
         if self._encrypted and initial_connection and not info.get("tls_required"):
             raise nats.errors.SecureConnWantedError
         await super()._process_info(info, initial_connection)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        await super()._process_msg(sid, _as_text(subject), _as_text(reply), data, headers)
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except (ValueError, IndexError):
+            return None
+
+
+def _as_text(data: bytes) -> bytes:
+    """The same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's name."""
+    return data.decode(errors="replace").encode()
 
 
 async def connect(

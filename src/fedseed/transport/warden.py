@@ -1,0 +1,77 @@
+"""Ends what a client's key may begin and must not: deliveries of a stream to others.
+
+Whoever may read a stream may make consumers, and says where they deliver. A server checks neither the subject nor how
+often a message is delivered again, so that one request fills the log, or everybody's lines, without end. The
+coordinator may list them, and deletes those that deliver anywhere but into somebody's inbox.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import nats.errors
+from nats.aio.client import Client
+from nats.js.errors import APIError, NoStreamResponseError
+
+from fedseed.transport.base import end_task
+
+LOOK_SECONDS = 1.0  # between looks
+REQUEST_SECONDS = 5.0
+AT_ONCE = 256  # consumers in one answer of the server
+
+
+class Warden:
+    """Looks at streams' consumers now and then.
+
+    Args:
+        connection: the coordinator's.
+        streams: the streams that others may read.
+        inboxes: what the subjects begin with where deliveries are in order.
+        rejected: told how many consumers were deleted.
+    """
+
+    def __init__(
+        self, connection: Client, streams: Sequence[str], inboxes: str, rejected: Callable[[int], None]
+    ) -> None:
+        self._connection = connection
+        self._stream = connection.jetstream(timeout=REQUEST_SECONDS)
+        self._streams = streams
+        self._inboxes = inboxes
+        self._rejected = rejected
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.create_task(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        while True:
+            for stream in self._streams:
+                with suppress(TimeoutError, nats.errors.Error, APIError, NoStreamResponseError):
+                    await self.look(stream)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self, stream: str) -> None:
+        """Delete a stream's consumers that deliver elsewhere. Raises nats' errors."""
+        offset, deleted = 0, 0
+        while True:
+            found = await self._stream.consumers_info(stream, offset)
+            foreign = [info.name for info in found if not self._in_order(info.config.deliver_subject)]
+            for name in foreign:
+                with suppress(APIError):  # it is gone already
+                    await self._stream.delete_consumer(stream, name)
+            deleted += len(foreign)
+            offset += len(found) - len(foreign)
+            if len(found) < AT_ONCE:
+                break
+        if deleted:
+            self._rejected(deleted)
+
+    def _in_order(self, subject: str | None) -> bool:
+        """Whether deliveries there reach nobody who has not asked for them; None: they are fetched."""
+        return subject is None or subject.startswith(self._inboxes)
+
+    async def stop(self) -> None:
+        """Look no more; again is fine."""
+        if self._task is not None:
+            await end_task(self._task)

@@ -1,0 +1,100 @@
+"""What a client's key lets the server itself write where it should not: each is passed over, and nobody is harmed."""
+
+import asyncio
+import json
+
+import pytest
+
+from fedseed.transport import transport
+from fedseed.transport.base import Access
+from support.hostile.federation import KeyedServer
+from support.hostile.wire import Wire
+from support.network import until_async
+
+SECONDS = 120
+
+
+@pytest.fixture
+def keyed(tmp_path, starter):  # starter: this is a long test
+    server = KeyedServer(tmp_path / "nats", "run")
+    yield server
+    server.kill()
+
+
+class Ends:
+    """A coordinator, an honest client and a hostile key."""
+
+    def __init__(self, server):
+        self.server, self.refused, self.rejected = server, [], []
+
+    async def __aenter__(self):
+        self.coordinator = await self._way("coordinator").coordinator(self.refused.append)
+        await self.coordinator.allow(None, None)
+        self.honest = await self._way("client-0").client("client-0", self.refused.append, lambda: None)
+        self.hostile = await self._way("client-3").client("client-3", lambda text: None, lambda: None)
+        keys = self.server.keys
+        self.wire = Wire(self.server.url, self.hostile.subjects, "client-3", keys / "client-3.nk", keys / "ca.pem")
+        return self
+
+    def _way(self, name):
+        keys = self.server.keys
+        return transport(Access(self.server.url, keys / f"{name}.nk", keys / "ca.pem"), "run")
+
+    async def __aexit__(self, *error):
+        for end in (self.wire, self.honest, self.hostile, self.coordinator):
+            await end.close()
+
+
+def test_heartbeats_in_the_log_are_none_of_its_entries(keyed):
+    async def run():
+        async with Ends(keyed) as ends:
+            subjects, entries = ends.hostile.subjects, []
+            await ends.coordinator.create_log(1)
+            writer = ends.coordinator.writer(0)
+            await writer.append(b"first")
+            following = await ends.honest.follow(0, lambda number, data: entries.append(data))
+            stream = f"OBJ_{subjects.bucket()}"
+            config = {"deliver_subject": subjects.log, "ack_policy": "none", "mem_storage": True, "flow_control": True,
+                      "idle_heartbeat": 100_000_000}  # fmt: skip
+            request = json.dumps({"stream_name": stream, "config": config}).encode()
+            await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{stream}", request, f"{ends.wire.inbox}.r")
+            end = asyncio.get_running_loop().time() + SECONDS
+            while await ends.coordinator.log_end() < 5:
+                assert asyncio.get_running_loop().time() < end
+                await asyncio.sleep(0.1)
+            await writer.append(b"second")
+            await until_async(lambda: len(entries) == 2, SECONDS, f"what comes is {entries}")
+            assert entries == [b"first", b"second"] and ends.refused == []
+            await following.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", ["log", "objects"])
+def test_deliveries_to_others_are_ended(stream, keyed):
+    """Again and again the whole log to everybody, say; those into an inbox go on."""
+
+    async def run():
+        async with Ends(keyed) as ends:
+            subjects, rejected, entries = ends.hostile.subjects, [], []
+            name = subjects.stream if stream == "log" else f"OBJ_{subjects.bucket()}"
+            await ends.coordinator.create_log(1)
+            await ends.coordinator.writer(0).append(b"first")
+            following = await ends.honest.follow(0, lambda number, data: entries.append(data))
+            await until_async(lambda: entries, SECONDS, "nothing comes")
+            manager = ends.coordinator.connection.jetstream()
+            for target in (subjects.down, f"$JS.API.INFO.{subjects.run}", f"{ends.wire.inbox}.own"):
+                config = {"deliver_subject": target, "ack_policy": "explicit", "ack_wait": 100_000_000,
+                          "inactive_threshold": 3600 * 10**9}  # fmt: skip
+                request = json.dumps({"stream_name": name, "config": config}).encode()
+                await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{name}", request, f"{ends.wire.inbox}.r")
+            await until_async(lambda: len(ends.wire.came) >= 3, SECONDS, "the server does not answer")
+            made = len(await manager.consumers_info(name))
+            assert made == (4 if stream == "log" else 3), [message.data for message in ends.wire.came]
+            await ends.coordinator.listen(None, bytes, lambda who, why: rejected.append((who, why)))
+            await until_async(lambda: len(rejected) == 2, SECONDS, f"{rejected}")
+            left = [info.config.deliver_subject for info in await manager.consumers_info(name)]
+            assert len(left) == made - 2 and all(subject.startswith(f"{subjects.root}.in.") for subject in left)
+            await following.stop()
+
+    asyncio.run(run())
