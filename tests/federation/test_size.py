@@ -86,5 +86,5 @@ def test_only_the_transport_knows_nats():
             assert not any(name.startswith(("fedseed.transport.nats", "fedseed.transport.memory")) for name in modules)
             assert not any(name.startswith(("fedseed.runs", "fedseed.cli", "fedseed.experiments")) for name in modules)
         if path.parent == SOURCE / "transport":
-            allowed = ("fedseed.transport", "fedseed.errors", "fedseed.durable", "fedseed.registry")
+            allowed = ("fedseed.transport", "fedseed.errors", "fedseed.durable", "fedseed.registry", "fedseed.text")
             assert all(name.startswith(allowed) for name in modules if name.startswith("fedseed")), path
