@@ -448,7 +448,9 @@ def test_no_report_changes_the_account(monkeypatch, tmp_path):
         if what == "report":
             spent = {"losses": 3.5, "counted": 1, "forward_passes": 0, "seconds": {"local": 2.0}}
             metrics = {name: value for name, value in lie.items() if name != "privacy"}
-            about = {**about, "metrics": metrics, "examples": -5, "privacy": lie, "ratio": 0.0, "spent": spent}
+            for wrong in ({"metrics": metrics}, {"examples": -5}, {"privacy": lie}):  # refused
+                await say(self, what, {**about, **wrong})
+            about = {**about, "metrics": {"votes": 0.0, "epsilon": 0.0}, "ratio": 0.0, "spent": spent}
         await say(self, what, about)
 
     monkeypatch.setattr(Introduction, "say", lying)
