@@ -44,7 +44,7 @@ class FedKSeed(ZerothOrder):
         importance: Pro: candidates are drawn by importance.
         steps: T, local steps a round.
         importance_clip: |rho| counts for importance up to this.
-        decay: the share of the accumulator that each round forgets, before it adds: the weights go back towards the base.
+        decay: the share of the accumulator that each round forgets, so that the weights go back towards the base.
     """
 
     name: Literal["fedkseed"] = "fedkseed"

@@ -5,7 +5,7 @@ What a step's coefficients c_i are divided by (`divide_by`), all of it known fro
     deviation   sigma = eps std(n c_1, ..., n c_n), that of the losses at w + eps z_i         FZOO
     scalar      sqrt(v) + zeta,  v <- beta2 v + (1 - beta2) (sum_i c_i)^2, over 1 - beta2^t   MEAZO
 
-FZOO: Dang et al., arXiv 2506.09034. MEAZO: Dbouk et al., "On Adaptivity in Zeroth-Order Optimization", arXiv 2605.03869.
+FZOO: Dang et al., arXiv 2506.09034. MEAZO: Dbouk et al., "On Adaptivity in Zeroth-Order Optimization", 2605.03869.
 
 With "hadamard", B steps in a row share a basis number, so that a replay merges them into one pass.
 """
@@ -43,14 +43,15 @@ class Stepwise(ZerothOrder):
     """Settings of step-by-step methods, and what their coefficients do to the weights.
 
     Args (besides those of `ZerothOrder`):
-        optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published), "momentum", "nesterov" or
-            "adam" (`fedseed.optimizers`; 4 or 8 bytes of memory per parameter; a replay restores its averages).
+        optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published), "momentum",
+            "nesterov" or "adam" (`fedseed.optimizers`; 4 or 8 bytes of memory per parameter; a replay restores its
+            averages).
         beta1: decay of the average gradient, for momentum and Adam.
         beta2: decay of the average squared gradient, for Adam and divide_by = "scalar".
         adam_eps: keeps their denominators away from zero.
-        divide_by: what a step's coefficients are divided by: "deviation", that of the losses along its directions, of which
-            it needs several (FZOO; a step whose losses are all alike does nothing); "scalar", the root of an average of
-            their squared sum (MEAZO); "nothing". It needs a learning rate of its own.
+        divide_by: what a step's coefficients are divided by: "deviation", that of the losses along its directions, of
+            which it needs several (FZOO; a step whose losses are all alike does nothing); "scalar", the root of an
+            average of their squared sum (MEAZO); "nothing". Each needs a learning rate of its own.
         decay: the share of the distance from the base that each step forgets, before it moves; for "from-base".
     """
 
