@@ -204,3 +204,16 @@ def test_replay_and_resume_have_the_bits_of_the_run(name, tmp_path, without_pict
     resumed = problem.federation(method, out=tmp_path / "run").run(resume=True, extend=True)
     assert resumed.summary["weights_digest"] == whole.summary["weights_digest"]
     assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
+
+
+def test_each_step_is_rounded_by_numbers_of_its_own():
+    """With one seed for all rounds they are told apart by the step's number; otherwise the seed does."""
+    small = {"small_steps": "stochastic"}
+    for seeds, expected in (("fixed", [(0, 0), (0, 1), (0, 2)]), ("shared", [(0, 0)] * 3)):
+        method = Ferret(seeds=seeds, server="momentum", training=small, directions=10)
+        state, found = method.start(LAYOUT, 1), []
+        for _ in range(3):
+            step = steps(1, seeds=1)[0]
+            found.append(method.change(state, step).rounding)
+            state = method.advance(method.advance(state, step), FerretStep(()))
+        assert found == expected
