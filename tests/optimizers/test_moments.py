@@ -13,12 +13,14 @@ from fedseed.weights.change import Optimize, Term
 
 
 def torch_optimizer(rule, parameters):
-    if rule.kind == "momentum":
-        return torch.optim.SGD(parameters, lr=rule.rate, momentum=rule.beta1)
+    if rule.kind != "adam":
+        return torch.optim.SGD(parameters, lr=rule.rate, momentum=rule.beta1, nesterov=rule.kind == "nesterov")
     return torch.optim.Adam(parameters, lr=rule.rate, betas=(rule.beta1, rule.beta2), eps=rule.eps)
 
 
-@pytest.mark.parametrize("rule", [Rule("momentum", 0.03), Rule("adam", 0.01), Rule("adam", 0.01, 0.5, 0.9, 1e-4)])
+@pytest.mark.parametrize(
+    "rule", [Rule("momentum", 0.03), Rule("nesterov", 0.03), Rule("adam", 0.01), Rule("adam", 0.01, 0.5, 0.9, 1e-4)]
+)
 def test_a_run_is_torchs_within_rounding(rule):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 2))
@@ -93,7 +95,7 @@ def test_a_servers_gradients_in_double_precision_give_the_papers_formulas(kind):
         np.testing.assert_allclose(change, expected, rtol=2e-6, atol=2e-6)  # the averages are kept in single precision
 
 
-@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("kind", ["momentum", "nesterov", "adam"])
 @pytest.mark.parametrize("corrected", [True, False])
 def test_torch_and_numpy_agree_bit_for_bit(kind, corrected):
     rule, size = Rule(kind, 0.01, 0.9, 0.99, 1e-6, corrected), 10_000

@@ -1,12 +1,13 @@
-"""What travels in Ferret: seeds, and coefficients on their directions, block by block."""
+"""What travels in Ferret: seeds, and coefficients on their directions, block by block; and what of it is remembered."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fedseed.errors import MessageError
+from fedseed.methods.base import State
 from fedseed.methods.payload import About, Floats, Many, Payload, Ragged, Scalar
 from fedseed.methods.sizes import moved
-from fedseed.randomness import Domain, derive
+from fedseed.optimizers.squares import Squares
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Coefficients(Payload):
     def check(self, about: About) -> None:
         """A shared seed must be the round's."""
         if about.kind == "update" and about.lookup("shared"):
-            planned = derive(about.state.seed, Domain.ROUND_SEED, about.round)
+            planned = about.lookup("round_seed")(about.state, about.round)
             if self.seed != planned:
                 raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
 
@@ -52,3 +53,12 @@ class FerretStep(Payload):
     def size(self, about: About) -> float:
         """How far all parts together move the weights."""
         return moved(about.method, about.state.layout, [part.gammas for part in self.parts])
+
+
+@dataclass(frozen=True)
+class FerretState(State):
+    """The last step that carried coefficients, how many did, and what is known of the squares of blocks' changes."""
+
+    previous: FerretStep | None = None
+    done: int = 0
+    squares: Squares = field(default_factory=Squares)

@@ -44,12 +44,14 @@ class FedKSeed(ZerothOrder):
         importance: Pro: candidates are drawn by importance.
         steps: T, local steps a round.
         importance_clip: |rho| counts for importance up to this.
+        decay: the share of the accumulator that each round forgets, so that the weights go back towards the base.
     """
 
     name: Literal["fedkseed"] = "fedkseed"
     code: ClassVar[int] = 3
     about: ClassVar[str] = "forward passes only, a pool of K seeds; importance = true is FedKSeed-Pro (ICML 2024)"
     plan_type, update_type, step_type = Pool, Pairs, Accumulated
+    later: ClassVar[frozenset[str]] = frozenset({"decay"})
 
     candidates: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
     importance: bool = False
@@ -60,6 +62,7 @@ class FedKSeed(ZerothOrder):
     learning_rate: PositiveFloat = 3e-7
     scale: PositiveFloat = 5e-4
     importance_clip: PositiveFloat = 1000.0
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weighting: Literal["equal", "examples"] = "examples"
 
     def start(self, layout: Layout, seed: int) -> FedKSeedState:
@@ -106,7 +109,10 @@ class FedKSeed(ZerothOrder):
         factor = self.factor(answers.round)  # a schedule's, multiplied in: the accumulator says what was really done
         scaled = [u.scalars.astype(np.float64) * factor for u in updates]
         indices = [u.indices for u in updates]
-        total = answers.rule.accumulate(state.step.accumulator, indices, scaled, answers.weights)
+        before = state.step.accumulator
+        if self.decay and answers:
+            before = before * np.float32(1 - self.decay)
+        total = answers.rule.accumulate(before, indices, scaled, answers.weights)
         if state.step.sums is None or state.step.uses is None:
             return Accumulated(total.astype(np.float32))
         sums, uses = state.step.sums.astype(np.float64), state.step.uses.copy()

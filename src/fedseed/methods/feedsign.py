@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.attacks.updates import Attack
 from fedseed.errors import NonFiniteError
@@ -65,6 +65,12 @@ class FeedSign(Stepwise):
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 16
     weighting: Literal["equal", "examples"] = "equal"
+
+    @model_validator(mode="after")
+    def _votes_have_no_size(self) -> "FeedSign":
+        if self.divide_by != "nothing":
+            raise ValueError(f'divide_by = "{self.divide_by}": votes have no size to divide by; leave it out')
+        return self
 
     @property
     def per_step(self) -> int:

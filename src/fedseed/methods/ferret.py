@@ -9,53 +9,47 @@ Shu, Hu, Ng, Low, Yu: "Ferret: Federated Full-Parameter Tuning at Scale for Larg
 The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an unbiased reconstruction) need K_l.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
 from fedseed.errors import NonFiniteError
 from fedseed.methods.allocation import Allocation, Counts, allocate, estimated_norms
-from fedseed.methods.base import Answers, Method, Round, State
+from fedseed.methods.base import Answers, Round
 from fedseed.methods.client import Client
-from fedseed.methods.coefficients import Coefficients, FerretPlan, FerretStep
+from fedseed.methods.coefficients import Coefficients, FerretPlan, FerretState, FerretStep
+from fedseed.methods.global_step import GlobalStep
 from fedseed.methods.least_squares import least_squares
 from fedseed.methods.payload import Floats
 from fedseed.randomness import Basis, Domain, derive
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import LocalTraining
-from fedseed.weights.change import Add, Change, Term
+from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
 
 
-@dataclass(frozen=True)
-class FerretState(State):
-    """The last step that carried coefficients, which the "previous" allocation looks at."""
-
-    previous: FerretStep | None = None
-
-
-class Ferret(Method):
+class Ferret(GlobalStep):
     """Ferret's settings; defaults as published but for the basis and eta_g, which the paper searches (10, 5, 1).
 
-    Args (besides those of `Method`):
+    Args (besides those of `Method` and `GlobalStep`):
         directions: K. For allocation "norm" the count of the block with the largest update, otherwise the total.
         basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well and costs the same
             for any number of directions (benchmarks/README.md).
         basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
         blocks: "one", "tensor", "packed" (published) or a number.
         allocation: K_l per block (`fedseed.methods.allocation`); "norm" is published.
-        seeds: "per-client" (published; the step carries every client's seed and coefficients) or "shared".
+        seeds: "per-client" (published; the step carries every client's seed and coefficients), "shared" (one a round)
+            or "fixed": one for all rounds, so that the weights move in the span of its directions only.
         exact: coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512 directions a block.
         streaming: project each gradient as backward produces it, then apply and free it: neither the gradients nor a
             copy of the start weights are kept in memory (the copy is in a temporary file meanwhile). For plain SGD
             with one micro-batch a step, and allocations that do not look at the change. In 16 bit, steps that the
             weights round away count all the same; training.small_steps decides about the weights that later gradients
             are taken at ("master" keeps a float32 copy of them in memory, "stochastic" nothing).
-        global_rate: eta_g, the rate of the step that the answers make.
         training: local training. Unless its small_steps is "nearest", 16-bit weights round the round's step
             stochastically, too.
     """
@@ -71,10 +65,9 @@ class Ferret(Method):
     basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
     blocks: BlockRule = "packed"
     allocation: Allocation = "norm"
-    seeds: Literal["per-client", "shared"] = "per-client"
+    seeds: Literal["per-client", "shared", "fixed"] = "per-client"
     exact: bool = False
     streaming: bool = False
-    global_rate: PositiveFloat = 1.0
     weighting: Literal["equal", "examples"] = "equal"
     training: LocalTraining = LocalTraining()
 
@@ -98,8 +91,8 @@ class Ferret(Method):
         return FerretState(layout, seed)
 
     def plan(self, state: FerretState, round: Round) -> FerretPlan:
-        """A fresh seed each round, or nothing."""
-        return FerretPlan(derive(state.seed, Domain.ROUND_SEED, round.number) if self.shared else None)
+        """The round's seed, or nothing."""
+        return FerretPlan(self.round_seed(state, round.number) if self.shared else None)
 
     def train(self, state: FerretState, plan: FerretPlan, client: Client) -> Coefficients:
         """Train locally (Algorithm 1, step 2), then project the change (step 3)."""
@@ -161,12 +154,14 @@ class Ferret(Method):
 
     def change(self, state: FerretState, step: FerretStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
-        terms = [Term(self.directions_of(part.seed), part.gammas) for part in step.parts]
-        return Add(terms, -self.global_rate, (step.parts[0].seed, 0) if terms and self.keeps_small_steps else None)
+        numbers = (step.parts[0].seed, state.done if self.seeds == "fixed" else 0) if step.parts else None
+        return self.moved(state, step, numbers if self.keeps_small_steps else None)
 
     def advance(self, state: FerretState, step: FerretStep) -> FerretState:
         """Remember the step, unless it is empty."""
-        return replace(state, previous=step) if step.parts else state
+        if not step.parts:
+            return state
+        return replace(state, previous=step, done=state.done + 1, squares=self.squares_after(state, step))
 
     def check(self, layout: Layout) -> None:
         """Whether the settings of local training fit. Raises ValueError."""
@@ -182,7 +177,11 @@ class Ferret(Method):
     @property
     def shared(self) -> bool:
         """Whether a round's clients share a seed."""
-        return self.seeds == "shared"
+        return self.seeds != "per-client"
+
+    def round_seed(self, state: FerretState, number: int) -> int:
+        """The seed that the clients of a round share."""
+        return derive(state.seed, Domain.ROUND_SEED, 0 if self.seeds == "fixed" else number)
 
     @property
     def most(self) -> int:

@@ -4,6 +4,7 @@ Malladi, Gao, Nichani, Damian, Lee, Chen, Arora: "Fine-Tuning Language Models wi
 Algorithm 1 (n = 1) and its n-SPSA variant:
 
     rho_j = [l(w + eps z_{t,j}; B) - l(w - eps z_{t,j}; B)] / 2 eps      j = 1..n, on one batch B
+            [l(w + eps z_{t,j}; B) - l(w; B)] / eps                      "one-point": n + 1 passes in place of 2 n
     w    <- w - (eta / n) sum_j rho_j z_{t,j}
 """
 
@@ -43,14 +44,18 @@ class MeZO(Stepwise):
 
     Args (besides those of `ZerothOrder` and `Stepwise`):
         estimates: n, directions a step; their estimates are averaged.
+        estimator: "two-point" (as published) or "one-point". With "one-point", divide_by = "deviation" and "rademacher"
+            directions this is FZOO.
     """
 
     name: Literal["mezo"] = "mezo"
     code: ClassVar[int] = 6
     about: ClassVar[str] = "centralised zeroth-order tuning: one client that holds everything"
     update_type = step_type = Estimates
+    later: ClassVar[frozenset[str]] = frozenset({"estimator"})
 
     estimates: Annotated[int, Field(ge=1, le=1 << 16)] = 1
+    estimator: Literal["two-point", "one-point"] = "two-point"
     learning_rate: PositiveFloat = 1e-6
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 16
@@ -62,11 +67,15 @@ class MeZO(Stepwise):
         return self.estimates
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Estimates:
-        """n two-point estimates on one batch, each divided by n."""
+        """n estimates on one batch, each divided by n."""
         items = next(client.batches(self.batch))
         basis = self.directions(state.seed)
-        rho = [self.two_point(client, basis, k, items).rho / self.estimates for k in self.indices(client.round)]
-        return Estimates(np.array(rho, dtype=np.float32))
+        along = self.indices(client.round)
+        if self.estimator == "one-point":
+            found = self.one_points(client, basis, along, items)
+        else:
+            found = [self.two_point(client, basis, k, items) for k in along]
+        return Estimates(np.array([one.rho / self.estimates for one in found], dtype=np.float32))
 
     def aggregate(self, state: StepState, answers: Answers) -> Estimates:
         """The mean over clients, of which there is one."""

@@ -121,10 +121,14 @@ class ZerothOrder(Method):
 
     def one_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
         """The forward difference; raises as `two_point` does."""
+        return self.one_points(client, basis, [k], items)[0]
+
+    def one_points(self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any]) -> list[Projection]:
+        """The forward differences along several directions, with one pass at the weights as they are."""
         with client.autocast(self.autocast):
-            plus = client.perturbed_loss(basis, k, self.scale, items)
+            plus = [client.perturbed_loss(basis, k, self.scale, items) for k in along]
             here = client.loss(items)
-        return self._quotient(plus, here, self.scale)
+        return [self._quotient(loss, here, self.scale) for loss in plus]
 
     def _quotient(self, plus: float, minus: float, width: float) -> Projection:
         difference = plus - minus

@@ -125,6 +125,11 @@ class ZOFedSGD(Stepwise):
         return self
 
     @property
+    def several(self) -> bool:
+        """Own directions: as many as clients answer."""
+        return self.own_seeds
+
+    @property
     def own_seeds(self) -> bool:
         """Whether each client takes a direction of its own."""
         return self.seeds == "own"
@@ -153,7 +158,7 @@ class ZOFedSGD(Stepwise):
         if step.indices is None:
             return self.descent(state, step.scalars)
         basis = self.directions(state.seed)
-        pairs = zip(step.indices, step.scalars, strict=True)
+        pairs = zip(step.indices, self.divided(state, step.scalars), strict=True)
         return self.descent_along(state, [Term(basis, [rho], int(k)) for k, rho in pairs])
 
     def advance(self, state: StepState, step: Projections) -> StepState:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedseed.optimizers.rules import Rule
+from fedseed.optimizers.squares import power
 
 
 class Moments:
@@ -22,7 +23,7 @@ class Moments:
     Args:
         rule: what becomes of a gradient.
         first: the average gradient, float32, shape (d,): an array or a tensor, changed in place.
-        second: the average squared gradient, for Adam; empty for momentum.
+        second: the average squared gradient, for Adam; otherwise empty.
         steps: how many gradients there were.
     """
 
@@ -40,7 +41,11 @@ class Moments:
             start: index of its first element in the parameter vector.
         """
         self.take(gradient, start)
-        return self.descent(slice(start, start + len(gradient)), gradient.dtype)
+        here = slice(start, start + len(gradient))
+        if self.rule.kind == "nesterov":
+            ahead = _as(self.first[here], gradient.dtype) * self.rule.beta1
+            return (gradient + ahead) * -self.rule.rate
+        return self.descent(here, gradient.dtype)
 
     def take(self, gradient: Any, start: int) -> None:
         """Let the averages take a gradient, or a part of one."""
@@ -52,7 +57,7 @@ class Moments:
             self.second[here] = _as(self.second[here], gradient.dtype) * rule.beta2 + square
 
     def descent(self, here: slice, dtype: Any) -> Any:
-        """The change of some weights that the averages ask for as they are."""
+        """The change of some weights that the averages alone ask for; "nesterov" needs the gradient, too."""
         rule = self.rule
         m = _as(self.first[here], dtype)
         if rule.kind == "momentum":
@@ -64,24 +69,13 @@ class Moments:
 
     def _bias(self, beta: float, like: Any) -> Any:
         """1 - beta^steps. As a tensor where tensors are divided: a GPU would multiply by a number's inverse."""
-        value = 1 - _power(beta, self.steps)
+        value = 1 - power(beta, self.steps)
         return np.float32(value) if isinstance(like, np.ndarray) else like.new_tensor(value)
 
 
 def _as(values: Any, dtype: Any) -> Any:
     """Averages in the precision that sums are taken in."""
     return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(dtype)
-
-
-def _power(base: float, exponent: int) -> float:
-    """base^exponent by squaring: products are rounded alike everywhere, the C library's powers need not be."""
-    result = 1.0
-    while exponent:
-        if exponent & 1:
-            result *= base
-        base *= base
-        exponent >>= 1
-    return result
 
 
 def _square_root(values: Any) -> Any:

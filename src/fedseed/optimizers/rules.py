@@ -9,6 +9,7 @@ class Rule:
     """What becomes of a gradient g.
 
     momentum   m <- beta1 m + g;                    change = -rate m       (torch.optim.SGD's; FedAvgM's)
+    nesterov   m <- beta1 m + g;                    change = -rate (g + beta1 m)    (torch.optim.SGD's)
     adam       m <- beta1 m + (1 - beta1) g,
                v <- beta2 v + (1 - beta2) g^2;      change = -rate m^ / (sqrt(v^) + eps)
 
@@ -16,7 +17,7 @@ class Rule:
     (FedAdam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2).
 
     Args:
-        kind: "momentum" or "adam".
+        kind: "momentum", "nesterov" or "adam".
         rate: eta.
         beta1: decay of the average of g.
         beta2: decay of the average of g^2.
@@ -24,7 +25,7 @@ class Rule:
         corrected: whether Adam's averages are corrected for their zero start.
     """
 
-    kind: Literal["momentum", "adam"]
+    kind: Literal["momentum", "nesterov", "adam"]
     rate: float
     beta1: float = 0.9
     beta2: float = 0.999

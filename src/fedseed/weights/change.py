@@ -2,7 +2,7 @@
 
     Add        w <- round(w + scale * sum)              Ferret, FeedSign, ZO-FedSGD, MeZO, FedMeZO as pairs
     Rebuild    w <- round(w0 + scale * sum)             FedKSeed, small_steps = "from-base"
-    Optimize   the sum is the gradient of a rule        momentum, Adam
+    Optimize   the sum is the gradient of a rule        momentum, Nesterov's, Adam; Ferret's `server`
     Average    w <- sum_i c_i w_i                       FedMeZO as pairs, to the bits of the tensors' average
     Replace    whole weights                            FedAvg and its kin
 

@@ -1,0 +1,219 @@
+"""Ferret's global optimisers, rates of blocks and seed for all rounds: against NumPy, and as an orbit keeps them."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedseed import Ferret, Orbit, ParameterSpace
+from fedseed.errors import MessageError
+from fedseed.methods.coefficients import Coefficients, FerretStep
+from fedseed.renaming import orbit_dump
+from fedseed.weights.layout import Layout, TensorEntry
+from fedseed.weights.vector import Vector
+from support.problem import Problem
+from support.rounds import plan
+
+BOUNDS = (0, 30, 32, 100)
+LAYOUT = Layout((TensorEntry("w", (100,), "float32"),), BOUNDS)
+SIZES = np.diff(BOUNDS)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(-1, 1, 100))
+
+
+def space():
+    made = ParameterSpace(Model())
+    made.layout = LAYOUT
+    made.vector = Vector(made.parameters, LAYOUT)
+    return made
+
+
+def steps(rounds, seeds=2):
+    """Steps of two clients' parts, blocks of very different norms and counts."""
+    rng = np.random.default_rng(0)
+    counts, scales = (6, 2, 4), (1.0, 0.01, 0.1)
+    return [
+        FerretStep(
+            tuple(
+                Coefficients(
+                    100 * number + part,
+                    tuple((s * rng.normal(size=k)).astype(np.float32) for k, s in zip(counts, scales, strict=True)),
+                )
+                for part in range(seeds)
+            )
+        )
+        for number in range(rounds)
+    ]
+
+
+def change_of(method, step):
+    """D, in double precision."""
+    made = np.zeros(100)
+    for part in step.parts:
+        basis = method.directions_of(part.seed)
+        for gammas, a, b in zip(part.gammas, *zip(*pairwise(BOUNDS), strict=True), strict=True):
+            for k, gamma in enumerate(gammas):
+                made[a:b] += float(gamma) * basis.direction(k, a, b, b - a)
+    return made
+
+
+def walked(method, rounds=5):
+    """The weights after some steps, one of them empty, and the state."""
+    where, state = space(), method.start(LAYOUT, 1)
+    for number, step in enumerate(steps(rounds)):
+        for each in (step, FerretStep(())) if number == 2 else (step,):
+            where.apply(method.change(state, each))
+            state = method.advance(state, each)
+    return where.parameters[0].detach().numpy(), state
+
+
+@pytest.mark.parametrize("server", ["average", "momentum", "nesterov", "adam"])
+def test_global_optimisers(server):
+    method = Ferret(server=server, global_rate=0.3, server_beta1=0.8, server_beta2=0.7, server_eps=0.05, directions=10)
+    w, m, v = np.linspace(-1, 1, 100), np.zeros(100), np.zeros(100)
+    for step in steps(5):
+        change = change_of(method, step)
+        if server == "adam":  # FedAdam's: not corrected for its start
+            m, v = 0.8 * m + 0.2 * change, 0.7 * v + 0.3 * change**2
+            w -= 0.3 * m / (np.sqrt(v) + 0.05)
+        else:
+            m = 0.8 * m + change
+            w -= 0.3 * {"average": change, "momentum": m, "nesterov": change + 0.8 * m}[server]
+    found, state = walked(method)
+    np.testing.assert_allclose(found, w, atol=1e-5)
+    assert state.done == 5 and state.squares.steps == 0
+
+
+@pytest.mark.parametrize("server", ["average", "momentum"])
+@pytest.mark.parametrize("basis", ["rademacher", "truncated_normal"])
+@pytest.mark.parametrize("block_rate", ["adagrad", "rms"])
+def test_rates_of_blocks(block_rate, basis, server):
+    """|D_l|^2 / d_l from rho_l K_l |gamma_l|^2, summed over the parts; D_l over its root and tau."""
+    method = Ferret(
+        server=server,
+        block_rate=block_rate,
+        basis=basis,
+        global_rate=0.3,
+        server_beta2=0.7,
+        server_eps=0.05,
+        directions=10,
+    )
+    w, m, s = np.linspace(-1, 1, 100), np.zeros(100), np.zeros(3)
+    rho = np.array([method.directions_of(0).variance(int(size)) for size in SIZES])
+    for t, step in enumerate(steps(5), 1):
+        squares = np.array([[len(g) * np.square(g.astype(np.float64)).sum() for g in p.gammas] for p in step.parts])
+        squares = rho * squares.sum(axis=0) / SIZES
+        s = s + squares if block_rate == "adagrad" else 0.7 * s + 0.3 * squares
+        root = np.sqrt(s if block_rate == "adagrad" else s / (1 - 0.7**t))
+        change = change_of(method, step) / np.repeat(root + 0.05, SIZES)
+        m = 0.9 * m + change
+        w -= 0.3 * (change if server == "average" else m)
+    found, state = walked(method)
+    np.testing.assert_allclose(found, w, atol=1e-5)
+    assert state.squares.steps == 5 and len(state.squares.values) == 3
+
+
+def test_a_blocks_squares_are_those_of_its_change():
+    """Coefficients of a known change, 400 seeds: their mean is |Delta_l|^2 / d_l, within 10%."""
+    method, where = Ferret(directions=8, basis="rademacher", allocation="size", block_rate="adagrad"), space()
+    state, rng = method.start(LAYOUT, 1), np.random.default_rng(0)
+    delta = (np.repeat([1.0, 3.0, 0.1], SIZES) * rng.normal(size=100)).astype(np.float32)
+    counts, found = [8, 8, 8], []
+    for seed in range(400):
+        basis = method.directions_of(seed)
+        gammas = method.scaled(state, basis, where.project(delta, basis, counts))
+        found.append(method.squares_after(state, FerretStep((Coefficients(seed, tuple(gammas)),))).values)
+    truth = [np.square(delta[a:b]).mean() for a, b in pairwise(BOUNDS)]
+    np.testing.assert_allclose(np.mean(found, axis=0), truth, rtol=0.1)
+
+
+def test_one_seed_for_all_rounds():
+    """Every plan has it, an update of another is refused, and the weights move in the span of its directions only."""
+    method = Ferret(directions=20, blocks="one", allocation="size", seeds="fixed", basis="rademacher")
+    state = method.start(LAYOUT, 1)
+    seeds = {plan(method, state, number).seed for number in range(1, 6)}
+    shared = Ferret(seeds="shared")
+    assert len(seeds) == 1 and seeds.isdisjoint({plan(shared, state, number).seed for number in range(1, 6)})
+    good = Coefficients(seeds.pop(), tuple(np.ones(6, dtype=np.float32) for _ in SIZES))
+    for number in (1, 5):
+        assert method.decode_update(state, number, good.encode()).seed == good.seed
+        with pytest.raises(MessageError, match="the round's seed is"):
+            method.decode_update(state, number, Coefficients(good.seed ^ 1, good.gammas).encode())
+    problem, far = Problem(), {}
+    for kind in ("fixed", "shared"):
+        method = problem.ferret(directions=20, allocation="size", seeds=kind, basis="rademacher")
+        run = problem.federation(method)
+        before = np.concatenate([p.detach().double().reshape(-1).numpy() for p in run.worker.space.parameters])
+        run.run()
+        moved = np.concatenate([p.detach().double().reshape(-1).numpy() for p in run.worker.space.parameters]) - before
+        basis = method.directions_of(method.round_seed(run.worker.state, 1))
+        span = np.array([basis.direction(k, 0, len(moved)) for k in range(20)], dtype=np.float64).T
+        rest = moved - span @ np.linalg.lstsq(span, moved, rcond=None)[0]
+        far[kind] = np.linalg.norm(rest) / np.linalg.norm(moved)
+    assert far["fixed"] < 1e-5 and far["shared"] > 0.1
+
+
+@pytest.mark.parametrize("block_rate", ["adagrad", "rms"])
+def test_what_does_not_fit_is_refused_by_name(block_rate):
+    with pytest.raises(ValidationError, match=f'block_rate = "{block_rate}": server = "adam"'):
+        Ferret(server="adam", block_rate=block_rate)
+
+
+def test_orbits_of_runs_that_use_none_of_it_do_not_name_it():
+    new = {"server", "server_beta1", "server_beta2", "server_eps", "block_rate"}
+    assert not new & orbit_dump(Ferret()).keys()
+    assert new & orbit_dump(Ferret(server="adam", server_eps=0.1)).keys() == {"server", "server_eps"}
+
+
+RUNS = {
+    "momentum": ({"server": "momentum", "global_rate": 0.3}, torch.float32),
+    "nesterov-fixed": (
+        {"server": "nesterov", "global_rate": 0.3, "seeds": "fixed", "training": {"small_steps": "stochastic"}},
+        torch.bfloat16,
+    ),
+    "adam-own": ({"server": "adam", "global_rate": 0.01, "seeds": "per-client"}, torch.bfloat16),
+    "adagrad": ({"block_rate": "adagrad", "blocks": "tensor", "global_rate": 0.02}, torch.float32),
+    "rms-own": (
+        {"block_rate": "rms", "blocks": 3, "global_rate": 0.01, "seeds": "per-client", "server": "momentum"},
+        torch.bfloat16,
+    ),
+    "fixed": ({"seeds": "fixed", "training": {"small_steps": "stochastic"}}, torch.float16),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_replay_and_resume_have_the_bits_of_the_run(name, tmp_path, without_pictures):
+    settings, dtype = RUNS[name]
+    problem = Problem(dtype)
+    if "training" in settings:
+        settings = {**settings, "training": problem.training.model_copy(update=settings["training"])}
+    method = problem.ferret(**settings)
+    whole = problem.federation(method, out=tmp_path / "whole").run()
+    assert whole.summary["final"]["loss"] < whole.summary["baseline"]["loss"]
+    orbit = Orbit.open(tmp_path / "whole" / "model.orbit")
+    assert orbit.header.method == method
+    for line in whole.metrics:
+        assert orbit.replay(problem.model(), line["round"]) == line["weights_digest"]
+    problem.federation(method, out=tmp_path / "run", rounds=3).run()
+    resumed = problem.federation(method, out=tmp_path / "run").run(resume=True, extend=True)
+    assert resumed.summary["weights_digest"] == whole.summary["weights_digest"]
+    assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
+
+
+def test_each_step_is_rounded_by_numbers_of_its_own():
+    """With one seed for all rounds they are told apart by the step's number; otherwise the seed does."""
+    small = {"small_steps": "stochastic"}
+    for seeds, expected in (("fixed", [(0, 0), (0, 1), (0, 2)]), ("shared", [(0, 0)] * 3)):
+        method = Ferret(seeds=seeds, server="momentum", training=small, directions=10)
+        state, found = method.start(LAYOUT, 1), []
+        for _ in range(3):
+            step = steps(1, seeds=1)[0]
+            found.append(method.change(state, step).rounding)
+            state = method.advance(method.advance(state, step), FerretStep(()))
+        assert found == expected

@@ -1,0 +1,244 @@
+"""What a step's coefficients are divided by, given to, and how they decay: against NumPy, and as an orbit keeps it."""
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedseed import FedKSeed, FeedSign, MeZO, Orbit, ParameterSpace, ZOFedSGD
+from fedseed.errors import NonFiniteError
+from fedseed.federation.messages import Message
+from fedseed.federation.worker import Worker
+from fedseed.methods.fedkseed import Pairs
+from fedseed.methods.feedsign import Votes
+from fedseed.methods.mezo import Estimates
+from fedseed.methods.zofedsgd import Projections
+from fedseed.optimizers.squares import Squares
+from fedseed.renaming import orbit_dump
+from support.rounds import answers
+from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, federation, model
+
+SIZE = 50
+EPS = 1e-3
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(-1, 1, SIZE))
+
+
+class Steps:
+    """A method's steps on 50 weights, beside what they should be in double precision."""
+
+    def __init__(self, method):
+        self.method, self.space = method, ParameterSpace(Model())
+        if method.from_base:
+            self.space.keep_base()
+        self.state = method.start(LAYOUT, 7)
+        self.expected = self.weights.astype(np.float64)
+
+    @property
+    def weights(self):
+        return self.space.parameters[0].detach().numpy().copy()
+
+    def directions(self):
+        """Those of the next step, shape (n, d)."""
+        basis, indices = self.method.directions(7), self.method.indices(self.state.done + 1)
+        return np.array([basis.direction(k, 0, SIZE) for k in indices], dtype=np.float64)
+
+    def take(self, step):
+        self.space.apply(self.method.change(self.state, step))
+        self.state = self.method.advance(self.state, step)
+
+
+def estimates(rho):
+    return Estimates((np.asarray(rho) / len(rho)).astype(np.float32))
+
+
+def test_fzoo():
+    """w <- w - eta g / sigma, g = 1 / (eps N) sum_i (l_i - l_0) u_i, sigma^2 = 1 / (N - 1) sum_i (l_i - mean)^2."""
+    method = MeZO(estimates=6, estimator="one-point", divide_by="deviation", learning_rate=1e-3, scale=EPS)
+    steps, rng = Steps(method), np.random.default_rng(0)
+    for _ in range(3):
+        here, losses = 2.0, 2.0 + 0.05 * rng.normal(size=6)
+        g = ((losses - here) / (EPS * 6)) @ steps.directions()
+        steps.expected -= 1e-3 * g / np.std(losses, ddof=1)
+        steps.take(estimates((losses - here) / EPS))
+    np.testing.assert_allclose(steps.weights, steps.expected, atol=2e-5)
+    assert np.abs(steps.expected - np.linspace(-1, 1, SIZE)).max() > 0.1
+
+
+@pytest.mark.parametrize("rho", [[3.0] * 6, [0.0] * 6])
+def test_losses_that_are_all_alike_do_nothing(rho):
+    steps = Steps(MeZO(estimates=6, divide_by="deviation", learning_rate=1.0))
+    steps.take(estimates(rho))
+    np.testing.assert_array_equal(steps.weights, Model().w.detach().numpy())
+    assert steps.state.done == 1
+
+
+@pytest.mark.parametrize("small_steps", ["nearest", "from-base"])
+def test_meazo(small_steps):
+    """v <- beta v + (1 - beta) (mean rho)^2; w <- w - eta / (sqrt(v / (1 - beta^t)) + zeta) mean(rho z)."""
+    settings = {"estimates": 3, "divide_by": "scalar", "beta2": 0.8, "adam_eps": 1e-3, "learning_rate": 0.05}
+    steps, rng = Steps(MeZO(**settings, small_steps=small_steps)), np.random.default_rng(1)
+    v = 0.0
+    for t in range(1, 6):
+        rho = rng.normal(scale=10.0, size=3)
+        v = 0.8 * v + 0.2 * rho.mean() ** 2
+        steps.expected -= 0.05 / (np.sqrt(v / (1 - 0.8**t)) + 1e-3) * (rho @ steps.directions() / 3)
+        steps.take(estimates(rho))
+        if t == 2:
+            steps.take(Estimates(np.zeros(0, dtype=np.float32)))  # nobody answered: no average takes it
+    np.testing.assert_allclose(steps.weights, steps.expected, atol=2e-5)
+    assert steps.state.done == 6 and steps.state.squares.steps == 5
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
+def test_what_is_divided_is_what_the_optimiser_gets(optimizer):
+    method = MeZO(
+        estimates=4, divide_by="deviation", learning_rate=1e-3, optimizer=optimizer, beta1=0.7, small_steps="stochastic"
+    )
+    steps, rng, m = Steps(method), np.random.default_rng(2), np.zeros(SIZE)
+    for _ in range(4):
+        rho = rng.normal(scale=5.0, size=4)
+        g = rho @ steps.directions() / 4 / (1e-3 * np.std(rho, ddof=1))
+        m = 0.7 * m + g
+        steps.expected -= 1e-3 * (m if optimizer == "momentum" else g + 0.7 * m)
+        steps.take(estimates(rho))
+    np.testing.assert_allclose(steps.weights, steps.expected, rtol=2e-5, atol=2e-4)
+
+
+def test_own_directions_are_divided_by_what_all_clients_measured():
+    method = ZOFedSGD(divide_by="deviation", learning_rate=1e-3, scale=EPS)
+    steps, rho = Steps(method), np.array([1.0, -4.0, 2.5])
+    indices = np.array([5, 999, 7], dtype=np.uint32)
+    basis = method.directions(7)
+    z = np.array([basis.direction(int(k), 0, SIZE) for k in indices], dtype=np.float64)
+    update = [
+        Projections(np.array([r], dtype=np.float32), indices=indices[i : i + 1]) for i, r in enumerate(rho)
+    ]  # fmt: skip
+    steps.take(method.aggregate(steps.state, answers(1, [(i, 1 / 3, u) for i, u in enumerate(update)])))
+    expected = steps.expected - 1e-3 * (rho @ z / 3) / (EPS * np.std(rho, ddof=1))
+    np.testing.assert_allclose(steps.weights, expected, atol=2e-6)
+    steps.take(method.aggregate(steps.state, answers(2, [(0, 1.0, update[0])])))  # one alone has no deviation
+    np.testing.assert_allclose(steps.weights, expected, atol=2e-6)
+
+
+def test_steps_decay_towards_the_base():
+    """w - w0 <- (1 - lambda) (w - w0) - eta f z; a step that nobody answered moves nothing."""
+    method = FeedSign(votes_per_round=2, decay=0.25, small_steps="from-base", learning_rate=0.1)
+    steps, base = Steps(method), Model().w.detach().double().numpy()
+    for signs in ([1, -1], [1, 1], [], [-1, 1]):
+        z = steps.directions()
+        if signs:
+            steps.expected = base + 0.75 * (steps.expected - base) - 0.1 * np.array(signs) @ z
+        steps.take(Votes(np.array(signs, dtype=np.int8)))
+        np.testing.assert_allclose(steps.weights, steps.expected, atol=1e-6)
+
+
+def test_an_accumulator_decays():
+    method = FedKSeed(candidates=4, decay=0.25)
+    state = method.start(LAYOUT, 1)
+    pairs = Pairs(np.array([1, 3, 1], dtype=np.uint32), np.array([2.0, 1.0, 1.0], dtype=np.float32))
+    for number, expected in ((1, [0, 3, 0, 1]), (2, [0, 5.25, 0, 1.75])):
+        state = method.advance(state, method.aggregate(state, answers(number, [(0, 1.0, pairs)])))
+        np.testing.assert_array_equal(state.step.accumulator, np.array(expected, dtype=np.float32))
+    nobody = method.aggregate(state, answers(3, []))
+    np.testing.assert_array_equal(nobody.accumulator, state.step.accumulator)
+
+
+def test_n_one_point_estimates_take_n_plus_one_passes():
+    found = {}
+    for estimator, passes in (("one-point", 6), ("two-point", 10)):
+        method = MeZO(**QUICK, estimates=5, estimator=estimator)
+        run = federation(method, 1)
+        run.coordinator.open(1)
+        answer = run.worker.train(run.coordinator.plan(0), 0, run.items[0])
+        assert answer.cost.forward_passes == passes
+        found[estimator] = method.decode_update(run.worker.state, 1, Message.decode(answer.message).payload).scalars
+    np.testing.assert_allclose(*found.values(), atol=5e-3)  # they differ by eps times a curvature
+
+
+def test_a_loss_that_is_not_finite_is_no_estimate():
+    class Client:
+        autocast = staticmethod(lambda dtype: torch.no_grad())
+        loss = staticmethod(lambda items: float("nan"))
+        perturbed_loss = staticmethod(lambda basis, k, scale, items: 1.0)
+
+    method = MeZO(estimates=2, estimator="one-point")
+    with pytest.raises(NonFiniteError, match="nan"):
+        method.one_points(Client(), method.directions(1), [0, 1], [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "text"),
+    [
+        (MeZO, {"divide_by": "deviation"}, 'divide_by = "deviation" needs several directions a step'),
+        (ZOFedSGD, {"divide_by": "deviation", "seeds": "shared"}, 'divide_by = "deviation" needs several'),
+        (FeedSign, {"divide_by": "scalar"}, 'divide_by = "scalar": votes have no size'),
+        (FeedSign, {"divide_by": "deviation", "votes_per_round": 4}, "votes have no size"),
+        (MeZO, {"decay": 0.1}, 'decay = 0.1 needs small_steps = "from-base"'),
+        (FeedSign, {"decay": 0.1, "small_steps": "stochastic"}, 'decay = 0.1 needs small_steps = "from-base"'),
+        (MeZO, {"optimizer": "nesterov", "small_steps": "from-base"}, 'needs optimizer = "sgd"'),
+        (FedKSeed, {"decay": 1.0}, "less than 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
+    with pytest.raises(ValidationError, match=text):
+        kind(**settings)
+
+
+def test_orbits_of_runs_that_use_none_of_it_do_not_name_it():
+    new = {"divide_by", "decay", "estimator"}
+    for method in (MeZO(), ZOFedSGD(), FeedSign(), FedKSeed()):
+        assert not new & orbit_dump(method).keys()
+    used = MeZO(estimates=2, divide_by="deviation", estimator="one-point")
+    assert new & orbit_dump(used).keys() == {"divide_by", "estimator"}
+
+
+RUNS = {
+    "fzoo": (MeZO(**QUICK | {"learning_rate": 2e-5}, estimates=4, estimator="one-point", divide_by="deviation"), 1),
+    "meazo": (ZOFedSGD(**QUICK, seeds="shared", divide_by="scalar"), 3),
+    "own-nesterov": (ZOFedSGD(**QUICK | {"learning_rate": 2e-6}, divide_by="deviation", optimizer="nesterov"), 3),
+    "sign-decay": (FeedSign(**QUICK, votes_per_round=2, small_steps="from-base", decay=0.01), 3),
+    "scalar-decay": (MeZO(**QUICK, divide_by="scalar", small_steps="from-base", decay=0.01, schedule="linear"), 1),
+    "pool-decay": (FedKSeed(**QUICK, candidates=64, steps=3, decay=0.1), 3),
+}
+
+
+@pytest.mark.parametrize("name", ["fzoo", "meazo", "own-nesterov"])
+def test_they_learn(name):
+    method, clients = RUNS[name]
+    summary = federation(method, clients, rounds=40).run().summary
+    assert summary["final"]["loss"] < summary["baseline"]["loss"] - 0.02
+
+
+IN_16_BIT = ("meazo", "sign-decay")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_replay_resume_and_clients_of_their_own_have_the_bits_of_the_run(name, tmp_path, without_pictures):
+    method, clients = RUNS[name]
+    dtype = torch.bfloat16 if name in IN_16_BIT else torch.float32
+    settings = {"evaluate_every": 4}
+    whole = federation(method, clients, dtype, out=tmp_path / "whole", rounds=8, **settings).run()
+    orbit = Orbit.open(tmp_path / "whole" / "model.orbit")
+    settings_of = [{**m.model_dump(), "schedule": None} for m in (orbit.header.method, method)]
+    assert settings_of[0] == settings_of[1]
+    for line in whole.metrics:
+        assert orbit.replay(model(dtype), line["round"]) == line["weights_digest"]
+    if method.schedule is None:  # one that lasts as long as the run would be another one
+        federation(method, clients, dtype, out=tmp_path / "run", rounds=4, **settings).run()
+        more = federation(method, clients, dtype, out=tmp_path / "run", rounds=8, **settings)
+        resumed = more.run(resume=True, extend=True)
+        assert resumed.summary["weights_digest"] == whole.summary["weights_digest"]
+        assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
+    late = Worker(model(dtype), orbit.header.method, OBJECTIVE, 3)
+    for record in orbit.steps(8):
+        step = late.method.decode_step(late.state, record.payload)
+        late.space.apply(late.method.change(late.state, step))
+        late.state = late.method.advance(late.state, step)
+    assert late.space.digest() == whole.summary["weights_digest"]
+    if name in ("meazo", "scalar-decay"):
+        assert late.state.squares != Squares() and late.state.squares.steps == 8
