@@ -1,0 +1,166 @@
+"""Functions of weights that differ from row to row of a batch, without ever making the weights.
+
+Row i has W + s_i sum_j u_ij w_ij^T / sqrt(r), with signs u (left) and w (right). The large product is one for the whole
+batch; what a row adds is of rank r. Each function below is what one row computes; `vmap` is how torch computes it for
+all rows at once (`torch.func`, "Extending torch.func with autograd.Function"). Sizes: B rows, r the rank, T tokens.
+
+Factors come as tables, shape (directions, r, ...), and `row` says which entry of them is the row's; each row has one,
+so `row` is always what is mapped over.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+
+class Factors(NamedTuple):
+    """What a matrix' directions are made of.
+
+    Args:
+        left: signs u, shape (directions, r, rows of the matrix), in the matrix' dtype.
+        right: signs w, shape (directions, r, columns), likewise.
+        scale: s / sqrt(r) of each entry, shape (directions,), float32.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    scale: torch.Tensor
+
+
+class RowsDiffer(Exception):
+    """A model branched on a value that is not the same for all rows.
+
+    Args:
+        same: for each row, whether it has the first row's value.
+    """
+
+    def __init__(self, same: list[bool]) -> None:
+        super().__init__("rows take different branches")
+        self.same = same
+
+
+def _each(value: Any, dim: int | None, rows: int) -> Any:
+    """A value with one entry for each row, in dimension 0."""
+    return value.expand(rows, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+class _OfRows(torch.autograd.Function):
+    """A function that only knows how to work for all rows at once, and has no gradient."""
+
+    @staticmethod
+    def forward(*_: Any) -> torch.Tensor:
+        """One row alone is never asked for: see `row` above."""
+        raise RuntimeError("rows are mapped over")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """There is no gradient."""
+
+
+class Linear(_OfRows):
+    """x W^T + bias, W of shape (m, n), x of (..., n); the bias may differ from row to row."""
+
+    @staticmethod
+    def vmap(  # type: ignore[override]
+        info: Any, dims: Any, x: Any, weight: Any, bias: Any, factors: Factors, row: Any
+    ) -> tuple[torch.Tensor, int]:
+        """For all rows: y += (x w^T) u, with what is added to y in one pass over it."""
+        x = _each(x, dims[0], info.batch_size)
+        shared = bias if dims[2] is None else None
+        y = functional.linear(x, weight, shared)
+        left, right = factors.left[row], factors.right[row]
+        flat = x.reshape(len(row), -1, x.shape[-1])
+        inner = torch.bmm(flat, right.to(x.dtype).mT)
+        terms, signs = (inner * factors.scale[row, None, None]).to(y.dtype), left.to(y.dtype)
+        if dims[2] is not None:  # another term: 1 * bias
+            terms = torch.cat([terms, torch.ones_like(terms[..., :1])], dim=-1)
+            signs = torch.cat([signs, bias.movedim(dims[2], 0)[:, None].to(y.dtype)], dim=1)
+        y.view(len(row), -1, y.shape[-1]).baddbmm_(terms, signs)
+        return y, 0
+
+
+class Embedding(_OfRows):
+    """Rows of W, shape (m, n), that token ids name."""
+
+    @staticmethod
+    def vmap(  # type: ignore[override]
+        info: Any, dims: Any, ids: Any, weight: Any, factors: Factors, row: Any
+    ) -> tuple[torch.Tensor, int]:
+        """For all rows: y += u[token] w, in single precision, rounded once."""
+        ids = _each(ids, dims[0], info.batch_size)
+        flat = ids.reshape(len(row), -1)
+        left = factors.left[row[:, None], :, flat].float() * factors.scale[row, None, None]  # (B, T, r)
+        y = functional.embedding(flat, weight).float()
+        y = torch.baddbmm(y, left, factors.right[row].float())
+        return y.to(weight.dtype).view(*ids.shape, -1), 0
+
+
+class Convolution(_OfRows):
+    """`convolve`(x, W, bias, stride, padding, dilation, groups), W of shape (m, channels of a group, ...)."""
+
+    @staticmethod
+    def vmap(  # type: ignore[override]
+        info: Any, dims: Any, convolve: Any, x: Any, weight: Any, bias: Any, how: Any, groups: int,
+        factors: Factors, row: Any,
+    ) -> tuple[torch.Tensor, int]:  # fmt: skip
+        """For all rows: y += u conv(x, w), each row's w as groups of one convolution."""
+        x = _each(x, dims[1], info.batch_size)  # (B, b, channels, ...)
+        rows, each, space = len(row), x.shape[1], weight.dim() - 2
+        shared = bias if dims[3] is None else None
+        y = convolve(x.flatten(0, 1), weight, shared, *how, groups)
+        left, right = factors.left[row], factors.right[row].to(x.dtype)
+        rank = right.shape[1]
+        kernels = right.view(rows, 1, rank, *weight.shape[1:]).expand(-1, groups, -1, *[-1] * (space + 1))
+        side = x.movedim(0, 1).flatten(1, 2)  # (b, B channels, ...)
+        inner = convolve(side, kernels.flatten(0, 2), None, *how, rows * groups)
+        inner = inner.view(each, rows, groups, rank, -1) * factors.scale[row].view(-1, 1, 1, 1)
+        signs = left.to(y.dtype).view(rows, rank, groups, -1)
+        added = torch.einsum("bBgrs,Brgm->Bbgms", inner.to(y.dtype), signs)
+        y += added.reshape(y.shape)
+        y = y.unflatten(0, (rows, each))
+        if dims[3] is not None:
+            y += bias.movedim(dims[3], 0).to(y.dtype).view(rows, 1, -1, *[1] * space)
+        return y, 0
+
+
+class Attention(_OfRows):
+    """`scaled_dot_product_attention`, for all rows as one batch: torch would go through them one by one."""
+
+    @staticmethod
+    def vmap(  # type: ignore[override]
+        info: Any, dims: Any, query: Any, key: Any, value: Any, mask: Any, row: Any, how: Any
+    ) -> tuple[torch.Tensor, int]:
+        """For all rows: dimensions 0 and 1 are one."""
+        q, k, v = (_each(t, d, info.batch_size) for t, d in zip((query, key, value), dims[:3], strict=True))
+        rows = q.shape[:2]
+        if mask is not None:
+            mask = _each(mask, dims[3], info.batch_size)
+            while mask.dim() < q.dim():
+                mask = mask.unsqueeze(1)
+            mask = mask.expand(*rows, *mask.shape[2:]).flatten(0, 1)
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **how)
+        return out.unflatten(0, rows), 0
+
+
+class Agreed(torch.autograd.Function):
+    """A value that all rows agree on, as Python reads it from a tensor."""
+
+    @staticmethod
+    def forward(value: torch.Tensor) -> torch.Tensor:
+        """Not mapped over: the value itself."""
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """There is no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, value: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        """The first row's value. Raises RowsDiffer if another row has another."""
+        values = value.movedim(dims[0], 0)
+        same = (values == values[0]).flatten(1).all(dim=1)
+        if not bool(same.all()):
+            raise RowsDiffer(same.tolist())
+        return values[0].clone(), None
