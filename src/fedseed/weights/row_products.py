@@ -160,7 +160,7 @@ class Agreed(torch.autograd.Function):
     def vmap(info: Any, dims: Any, value: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         """The first row's value. Raises RowsDiffer if another row has another."""
         values = value.movedim(dims[0], 0)
-        same = (values == values[0]).flatten(1).all(dim=1)
+        same = (values == values[0]).reshape(len(values), -1).all(dim=1)
         if not bool(same.all()):
             raise RowsDiffer(same.tolist())
         return values[0].clone(), None
