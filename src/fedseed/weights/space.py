@@ -1,10 +1,8 @@
 """ParameterSpace: a model's trainable tensors as one vector in blocks, and what can be done to it."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,30 +11,14 @@ from numpy.typing import NDArray
 from fedseed.optimizers.moments import Moments
 from fedseed.optimizers.rules import Rule
 from fedseed.randomness import Basis, kernels
-from fedseed.randomness.basis import MAX_DIRECTIONS
 from fedseed.weights import moving, projection
 from fedseed.weights.change import Add, Average, Change, Coefficients, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.offload import Offload, Offloaded, copies
 from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange
-from fedseed.weights.perturbed_rows import PerturbedRows, RowsError
-from fedseed.weights.vector import Vector, check_scale, flat
-
-
-Item = TypeVar("Item")
-
-
-def _moves(directions: Sequence[int], scales: float | Sequence[float]) -> list[tuple[int, float]]:
-    """(direction, scale) of each row. Raises ValueError as `perturbed_rows` does."""
-    each = [float(scales)] * len(directions) if isinstance(scales, float | int) else [float(s) for s in scales]
-    if not len(directions) or len(each) != len(directions):
-        raise ValueError(f"{len(directions)} directions, {len(each)} scales: one of each for every row, at least one")
-    for k, scale in zip(directions, each, strict=True):
-        check_scale(scale)
-        if not 0 <= k < MAX_DIRECTIONS:
-            raise ValueError(f"k = {k}: a direction index is from 0 to 2**32 - 1")
-    return [(int(k), scale) for k, scale in zip(directions, each, strict=True)]
+from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
+from fedseed.weights.vector import Vector, flat
 
 
 class ParameterSpace:
@@ -66,7 +48,7 @@ class ParameterSpace:
         self._rebuilt: Rebuild | None = None  # the last one
         self._moved = False  # whether the weights are anything but the base or what was rebuilt from it
         self._moments: Moments | None = None
-        self._apart: str | None = None  # why rows with weights of their own go one by one
+        self.rows = Rows(model, self.vector, self.perturbed)
 
     @property
     def size(self) -> int:
@@ -324,30 +306,15 @@ class ParameterSpace:
         finally:
             self.restore(saved)
 
-    def rows_possible(self) -> bool:
-        """Whether `perturbed_rows` can be used: not on a model with scripted or compiled parts."""
-        return can_exchange(self.model)
-
-    @contextmanager
     def perturbed_rows(
         self, basis: Basis, directions: Sequence[int], scales: float | Sequence[float]
-    ) -> Iterator[PerturbedRows]:
+    ) -> AbstractContextManager[PerturbedRows]:
         """Inside the block, the model sees row i of its inputs with w + scales[i] * direction(directions[i]).
 
-        With "lowrank" directions that is one pass, little slower than one with w: the large products are shared by all
-        rows, and no matrix is made for a row. The model's `forward` is mapped over the first dimension of those inputs
-        that have len(directions) rows; other inputs are the same for all rows. Every row goes through the model as a
-        batch of one, as long as it came (padding stays), and so with what the model makes of it alone: rows can't mix.
-        Rows that take different branches (some are padded, others not) go apart. What can't be mapped over rows, such
-        as another basis or a function that wants a large matrix as a whole, is done in one pass for each row
-        (`PerturbedRows.reason` says why, and so does a warning, once for a space).
-
-        The results are those of `perturbed` to rounding. In 16 bits a product x w^T and its sum with x W^T are rounded
-        to the dtype where torch rounds products (sums are single precision inside), while `perturbed` rounds the
-        weights: neither is the other's bits. Tensors of one dimension and rows of embeddings are rounded as there.
-
-        There are no gradients inside. What a model returns that is neither a tensor nor a number, such as a cache for
-        generation, comes back as None. A number or tensor without a first dimension comes back once for each row.
+        With "lowrank" directions that is one pass, little slower than one with w: products with matrices are shared by
+        all rows. Inputs of the model whose first dimension is B have rows; others are the same for all. See
+        `fedseed.weights.perturbed_rows` for what is done with a model that can't be mapped over rows, and
+        `row_losses` there for losses that may not be of rows.
 
         Args:
             basis: where the directions come from.
@@ -356,70 +323,10 @@ class ParameterSpace:
 
         Raises:
             ValueError: no row, a scale that is not finite, or numbers of directions and scales that differ.
-            RowsError: the model can't be looked into (`rows_possible`); inside the block, the model is called with no
-                tensor of B rows, or a parameter is used outside of its `forward`.
+            RowsError: the model has scripted or compiled parts; inside the block, it is called with no tensor of B
+                rows, or a parameter is used outside of its `forward`.
         """
-        moves = _moves(directions, scales)
-        if not self.rows_possible():
-            raise RowsError("a model with scripted or compiled parts: its rows can't have weights of their own")
-        rows = PerturbedRows(
-            self.model, self.vector, basis, moves, lambda k, scale: self.perturbed(basis, k, scale), self._apart is None
-        )
-        before = vars(self.model).get("forward")
-        self.model.forward = rows.forward
-        try:
-            with rows.mode():
-                yield rows
-        finally:
-            if before is None:
-                del self.model.forward
-            else:
-                self.model.forward = before
-            if rows.reason is not None and self._apart is None and basis.name == "lowrank":
-                self._apart = rows.reason
-                warnings.warn(f"one pass for each row of a batch, not one for all: {rows.reason}", stacklevel=3)
-
-    def row_losses(
-        self,
-        losses: Callable[[Sequence[Item]], torch.Tensor],
-        items: Sequence[Item],
-        basis: Basis,
-        directions: Sequence[int],
-        scales: float | Sequence[float],
-    ) -> torch.Tensor:
-        """The loss of each item at w + scales[i] * direction(directions[i]): in one pass, or one for each direction.
-
-        Args:
-            losses: what makes items to losses of shape (items,), in their order, with `model`.
-            items: B of them.
-            basis: where the directions come from.
-            directions: as `perturbed_rows` takes them.
-            scales: likewise.
-
-        Returns:
-            Shape (B,).
-
-        Raises:
-            ValueError: as `perturbed_rows` does, or the number of items is not that of the directions.
-        """
-        moves = _moves(directions, scales)
-        if len(items) != len(moves):
-            raise ValueError(f"{len(items)} items, {len(moves)} directions")
-        if basis.name == "lowrank" and self._apart is None and self.rows_possible():
-            try:
-                with self.perturbed_rows(basis, directions, scales) as rows:
-                    found = losses(items).detach()
-                if rows.calls == 1 and found.shape == (len(items),):
-                    return found
-            except RowsError:  # the rows of the model's inputs are not the items, or other functions use its weights
-                pass
-        out: list[torch.Tensor] = [torch.empty(0)] * len(moves)
-        for move in dict.fromkeys(moves):
-            own = [i for i, other in enumerate(moves) if other == move]
-            with torch.no_grad(), self.perturbed(basis, *move):
-                for i, loss in zip(own, losses([items[i] for i in own]), strict=True):
-                    out[i] = loss.detach()
-        return torch.stack(out)
+        return self.rows.shown(basis, moves_of(directions, scales))
 
     # -- the weights as they are -----------------------------------------------------------------------------------
 

@@ -140,9 +140,7 @@ class Records:
 as_records = Records
 
 
-def signs(
-    records: Records, domain: Domain, start: int, count: int, device: torch.device | None = None
-) -> torch.Tensor:
+def signs(records: Records, domain: Domain, start: int, count: int, device: torch.device | None = None) -> torch.Tensor:
     """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count), float32."""
     patterns = records.patterns(domain, start, count, device or default_device())
     places = torch.arange(GROUP, dtype=torch.uint8, device=patterns.device)
