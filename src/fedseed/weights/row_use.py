@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedseed.errors import FedseedError
 from fedseed.randomness import Basis, kernels
+from fedseed.randomness.kernels.reference import Spec
 from fedseed.randomness.stream import Domain
 from fedseed.weights import row_products
 from fedseed.weights.perturbation import way_of
@@ -79,7 +80,7 @@ class Tables:
     def _signs(self, parameter: torch.Tensor, domain: Domain, count: int) -> torch.Tensor:
         kernel, spec = kernels.current(parameter.device.type), self._spec
         if domain == Domain.DIRECTION:
-            spec = spec._replace(rank=1)
+            spec = Spec(spec.name, spec.seed, spec.tile, 1, spec.matrices)
         device = [parameter.device] if kernel.TENSORS else []
         made = kernel.signs(spec, self._directions, domain, self._vector.start_of(parameter), count, *device)
         signs = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(made))
