@@ -44,8 +44,15 @@ _MAY_HOLD = (torch.Tensor, list, tuple, dict)
 _WAYS: dict[Any, str] = {}  # what to do with which function, found out once
 
 
-def _way(func: Any) -> str:
+def way_of(func: Any) -> str:
     """How weights that this function is given are exchanged: "ask" (not at all), or what is special about it."""
+    way = _WAYS.get(func)
+    if way is None:
+        way = _WAYS[func] = _way(func)
+    return way
+
+
+def _way(func: Any) -> str:
     name = getattr(func, "__name__", "")
     if name in _ASKS:
         return "ask"
@@ -197,9 +204,7 @@ class PerturbedUse(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch in place of `func`; the mode is off inside."""
         kwargs = kwargs or {}
-        way = _WAYS.get(func)
-        if way is None:
-            way = _WAYS[func] = _way(func)
+        way = way_of(func)
         if way == "ask":
             return func(*args, **kwargs)
         if way != "any" and not torch.is_grad_enabled():  # a graph would hold on to the copies

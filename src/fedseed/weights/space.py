@@ -1,7 +1,7 @@
 """ParameterSpace: a model's trainable tensors as one vector in blocks, and what can be done to it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.offload import Offload, Offloaded, copies
 from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange
+from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
 from fedseed.weights.vector import Vector, flat
 
 
@@ -47,6 +48,7 @@ class ParameterSpace:
         self._rebuilt: Rebuild | None = None  # the last one
         self._moved = False  # whether the weights are anything but the base or what was rebuilt from it
         self._moments: Moments | None = None
+        self.rows = Rows(model, self.vector, self.perturbed)
 
     @property
     def size(self) -> int:
@@ -303,6 +305,28 @@ class ParameterSpace:
             yield
         finally:
             self.restore(saved)
+
+    def perturbed_rows(
+        self, basis: Basis, directions: Sequence[int], scales: float | Sequence[float]
+    ) -> AbstractContextManager[PerturbedRows]:
+        """Inside the block, the model sees row i of its inputs with w + scales[i] * direction(directions[i]).
+
+        With "lowrank" directions that is one pass, little slower than one with w: products with matrices are shared by
+        all rows. Inputs of the model whose first dimension is B have rows; others are the same for all. See
+        `fedseed.weights.perturbed_rows` for what is done with a model that can't be mapped over rows, and
+        `row_losses` there for losses that may not be of rows.
+
+        Args:
+            basis: where the directions come from.
+            directions: B indices, one for each row; some may be the same.
+            scales: how far to move along each; one number: all rows alike.
+
+        Raises:
+            ValueError: no row, a scale that is not finite, or numbers of directions and scales that differ.
+            RowsError: the model has scripted or compiled parts; inside the block, it is called with no tensor of B
+                rows, or a parameter is used outside of its `forward`.
+        """
+        return self.rows.shown(basis, moves_of(directions, scales))
 
     # -- the weights as they are -----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 from fedseed.randomness.kernels.reference import Floats, Part, Spec
 from fedseed.randomness.kernels.structured import Structured
+from fedseed.randomness.stream import Domain
 
 IMPLEMENTATIONS = ("cpu", "reference", "triton")
 
@@ -56,6 +57,10 @@ class Kernels(Protocol):
 
     def move_rows(self, out: Any, source: Any, rows: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
         """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
+        ...
+
+    def signs(self, spec: Spec, directions: Sequence[int], domain: Domain, start: int, count: int, *device: Any) -> Any:
+        """Signs that low-rank directions are made of, shape (directions, rank, count); see `structured`."""
         ...
 
     draw: Callable[..., None] | None  # out = values rounded by the elements' words; None: who calls rounds himself

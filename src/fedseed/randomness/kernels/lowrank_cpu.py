@@ -22,7 +22,7 @@ from fedseed.randomness.kernels.reference import Floats, Spec
 from fedseed.randomness.matrices import Matrix
 from fedseed.randomness.stream import Domain, split_seed
 
-__all__ = ["as_records", "join", "padded", "products", "total", "total_of_rows"]
+__all__ = ["as_records", "join", "padded", "products", "signs", "total", "total_of_rows"]
 
 _COLUMNS = 32  # columns of a table: two tables of 2^8 sums of 16 numbers fill a first-level cache
 _ROWS = 2048  # rows that one table serves: their sums stay in the second-level cache
@@ -213,6 +213,13 @@ def _sum_rows(out, lefts, rights, share):  # type: ignore[no-untyped-def]
         group = np.empty(out.shape[1], np.float32)
         for a in range(task * share, min(len(out), (task + 1) * share)):
             _sum_row(out[a], group, a, lefts, rights)
+
+
+def signs(records: NDArray[Any], domain: Domain, start: int, count: int) -> Floats:
+    """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
+    bits = np.empty((len(records), count), np.uint8)
+    _fill_bits(bits, records, int(domain), start)
+    return np.float32(1) - np.float32(2) * bits
 
 
 def _factors(records: NDArray[Any], matrix: Matrix, first: int, rows: int) -> tuple[NDArray[np.uint8], Floats]:

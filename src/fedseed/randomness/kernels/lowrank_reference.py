@@ -75,6 +75,12 @@ def factor(seed: int, domain: Domain, k: int, j: int, start: int, count: int) ->
     return reference.signs(seed, domain, k, first, first + count)
 
 
+def signs(records: Sequence[Pair], domain: Domain, start: int, count: int) -> Floats:
+    """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count)."""
+    rows = [factor(seed, domain, k, j, start, count) for seed, k, j, _ in records]
+    return np.stack(rows) if rows else np.zeros((0, count), dtype=np.float32)
+
+
 def total(records: Sequence[Pair], matrix: Matrix, first: int, last: int) -> Floats:
     """The sum on rows first..last of a matrix, shape (last - first, columns)."""
     out = np.zeros((last - first, matrix.columns), dtype=np.float32)

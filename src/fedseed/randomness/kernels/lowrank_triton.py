@@ -140,6 +140,14 @@ class Records:
 as_records = Records
 
 
+def signs(records: Records, domain: Domain, start: int, count: int, device: torch.device | None = None) -> torch.Tensor:
+    """Signs start, start + 1, ... of every pair's factor in a domain, shape (pairs, count), float32."""
+    patterns = records.patterns(domain, start, count, device or default_device())
+    places = torch.arange(GROUP, dtype=torch.uint8, device=patterns.device)
+    bits = (patterns[:, None] >> places[:, None]) & 1
+    return 1 - 2 * bits.reshape(-1, count)[: records.count].float()
+
+
 def total(records: Records, matrix: Matrix, first: int, last: int, device: torch.device | None = None) -> torch.Tensor:
     """The sum on rows first..last of a matrix, shape (last - first, columns)."""
     device = device or default_device()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedseed.randomness.kernels import lowrank_reference as plain
 from fedseed.randomness.kernels.reference import Floats, Part, Spec
 from fedseed.randomness.matrices import Matrices, Run
+from fedseed.randomness.stream import Domain
 
 PIECE = 1 << 22  # elements whose sums are kept at a time, for many directions
 FEW_PIECE = 1 << 17  # for a few: their sums are no work, so they should not leave the cache
@@ -89,6 +90,22 @@ class Structured:
             else:
                 parts += [sums for _, _, sums in self._sums(prepared, run, start)]
         return self._low.join(parts)
+
+    def signs(self, spec: Spec, directions: Sequence[int], domain: Domain, start: int, count: int, *device: Any) -> Any:
+        """Signs start, start + 1, ... that low-rank directions are made of, shape (directions, rank, count).
+
+        Args:
+            spec: the basis, "lowrank".
+            directions: their indices.
+            domain: `LEFT` for u_j, `RIGHT` for w_j; `DIRECTION` (with a rank of 1) for tensors of one dimension.
+            start: index of the tensor's first element in the vector.
+            count: how many signs.
+            device: where to make them, for kernels that work on tensors.
+        """
+        one = np.float32(1)
+        pairs = [plain.Pair(spec.seed, k, j, one) for k in directions for j in range(spec.rank)]
+        made = self._low.signs(self._low.as_records(pairs), domain, start, count, *device)
+        return made.reshape(len(directions), spec.rank, count)
 
     def _sums(self, prepared: Sum, run: Run, start: int, *device: Any) -> Any:
         """(lo, hi, sums) for pieces of a run on a matrix, counted as the run's own ends are."""

@@ -1,0 +1,229 @@
+"""A batch each of whose rows is evaluated at weights of its own: w + scales[i] * direction(directions[i]).
+
+A model's `forward` is mapped over the rows of its inputs (`torch.vmap`): it is written for a batch, and what it sees is
+a batch of one. So nothing has to be guessed about which dimension of which tensor inside a model is the batch, and rows
+can't mix: torch follows the rows through every function. While it does, a mode hands out what belongs to a row where
+one of the space's parameters is used (`fedseed.weights.row_use`).
+
+What can't be mapped is done one row after the other, with the weights that `ParameterSpace.perturbed` shows. What would
+be wrong without a word is an error: a parameter that is used outside of the model's `forward`, and inputs of which none
+has a row for each direction.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fedseed.randomness import Basis
+from fedseed.randomness.basis import MAX_DIRECTIONS
+from fedseed.weights.perturbation import can_exchange
+from fedseed.weights.row_products import Row, RowsDifferError
+from fedseed.weights.row_use import RowsError, RowUse, Tables, UnmappedError
+from fedseed.weights.vector import Vector, check_scale
+
+__all__ = ["PerturbedRows", "Rows", "RowsError", "moves_of"]
+
+Move = tuple[int, float]  # (direction, scale)
+Perturbed = Callable[[Basis, int, float], AbstractContextManager[None]]  # `ParameterSpace.perturbed`
+LEAST = 1 << 20  # numbers that copies of a matrix, one for each row, may have in any case
+_OF_ROWS = "_fedseed_rows"  # a model whose forward is another one
+_TENSOR = object()
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def moves_of(directions: Sequence[int], scales: float | Sequence[float]) -> list[Move]:
+    """(direction, scale) of each row.
+
+    Raises:
+        ValueError: no row, a scale that is not finite, or numbers of directions and scales that differ.
+    """
+    each = [float(scales)] * len(directions) if isinstance(scales, float | int) else [float(s) for s in scales]
+    if not len(directions) or len(each) != len(directions):
+        raise ValueError(f"{len(directions)} directions, {len(each)} scales: one of each for every row, at least one")
+    for k, scale in zip(directions, each, strict=True):
+        check_scale(scale)
+        if not 0 <= k < MAX_DIRECTIONS:
+            raise ValueError(f"k = {k}: a direction index is from 0 to 2**32 - 1")
+    return [(int(k), scale) for k, scale in zip(directions, each, strict=True)]
+
+
+class Rows:
+    """What a space knows of its model's rows; `shown` is `ParameterSpace.perturbed_rows`.
+
+    Args:
+        model: the model.
+        vector: its trainable tensors.
+        perturbed: shows the model moved along one direction, for what can't be mapped over rows.
+    """
+
+    def __init__(self, model: torch.nn.Module, vector: Vector, perturbed: Perturbed) -> None:
+        self.model = model
+        self.vector = vector
+        self.perturbed = perturbed
+        self.reason: str | None = None  # why rows go one after the other
+
+    def possible(self, basis: Basis) -> bool:
+        """Whether one pass for many directions may be worth a try."""
+        return basis.name == "lowrank" and self.reason is None and can_exchange(self.model)
+
+    @contextmanager
+    def shown(self, basis: Basis, moves: Sequence[Move]) -> Iterator["PerturbedRows"]:
+        """Inside the block, the model's `forward` is another one. Raises RowsError where that can't be."""
+        model = self.model
+        if not can_exchange(model):
+            raise RowsError("a model with scripted or compiled parts: its rows can't have weights of their own")
+        if _OF_ROWS in vars(model):
+            raise RowsError("the model's rows have weights of their own already")
+        rows = PerturbedRows(self, basis, moves)
+        before = vars(model).get("forward")
+
+        @wraps(model.forward)  # who asks for its arguments shall see them
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return rows.forward(*args, **kwargs)
+
+        model.forward, model.__dict__[_OF_ROWS] = forward, True
+        try:
+            with rows.use:
+                yield rows
+        finally:
+            del model.__dict__[_OF_ROWS], model.forward
+            if before is not None:
+                model.forward = before
+            if rows.reason is not None and self.reason is None and basis.name == "lowrank":
+                self.reason = rows.reason
+                warnings.warn(f"one pass for each row of a batch, not one for all: {rows.reason}", stacklevel=4)
+
+
+class PerturbedRows:
+    """A model's `forward` with weights for each row.
+
+    Args:
+        rows: the model and its space.
+        basis: where the directions come from.
+        moves: (direction, scale) of each row.
+
+    Attributes:
+        use: the mode that has to be on while the model is called.
+        calls: how often the model was called.
+        reason: why rows went one after the other; None: they did not.
+    """
+
+    def __init__(self, rows: Rows, basis: Basis, moves: Sequence[Move]) -> None:
+        self._moves = list(moves)
+        self._different = list(dict.fromkeys(self._moves))
+        entry = {move: i for i, move in enumerate(self._different)}
+        self._entries = torch.tensor([entry[move] for move in self._moves], device="cpu")
+        self._device = rows.vector.devices[0]
+        self._one = partial(rows.perturbed, basis)
+        self._forward = rows.model.forward
+        self.use = RowUse(Tables(rows.vector, basis, self._different), max(rows.vector.layout.size, LEAST))
+        self.calls = 0
+        self.reason = rows.reason if basis.name == "lowrank" else "its basis is not lowrank"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """In place of the model's own."""
+        if self.use.inside:  # a model that calls itself
+            return self._forward(*args, **kwargs)
+        self.calls += 1
+        call = _Call(self._forward, args, kwargs, len(self._moves))
+        with torch.no_grad():
+            if self.reason is None:
+                try:
+                    return call.joined(self._in_one_go(call, torch.arange(len(self._moves), device="cpu")))
+                except (UnmappedError, RuntimeError, ValueError, NotImplementedError) as error:
+                    self.reason = str(error).strip().partition("\n")[0]
+            return call.joined(self._one_by_one(call))
+
+    def _in_one_go(self, call: "_Call", rows: torch.Tensor) -> "list[Answer]":
+        """What the model makes of some rows; those that take different branches go apart."""
+        entries = self._entries[rows]
+        in_order = torch.equal(entries, torch.arange(len(self._different), device="cpu"))
+
+        def of_row(entry: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+            with self.use.mapped(Row(entry, in_order), len(rows)):
+                return call(inputs)
+
+        inputs = [own[:, None] for own in call.inputs(rows)]  # every row a batch of one
+        try:
+            out = torch.vmap(of_row, randomness="different")(entries.to(self._device), *inputs)
+        except RowsDifferError as branch:
+            same = torch.tensor(branch.same, device="cpu")
+            return self._in_one_go(call, rows[same]) + self._in_one_go(call, rows[~same])
+        return [(rows, [whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in out])]
+
+    def _one_by_one(self, call: "_Call") -> "list[Answer]":
+        """The same, with one pass for each direction."""
+        answers: list[Answer] = []
+        for entry, move in enumerate(self._different):
+            rows = (self._entries == entry).nonzero()[:, 0]
+            with self.use.off(), self._one(*move):
+                out = call(call.inputs(rows))
+                if len(rows) > 1 and any(t.dim() == 0 or len(t) != len(rows) for t in out):  # whose is what?
+                    answers += [(row, _at_least_1d(call(call.inputs(row)))) for row in rows[:, None]]
+                else:
+                    answers.append((rows, _at_least_1d(out)))
+        return answers
+
+
+Answer = tuple[torch.Tensor, list[torch.Tensor]]  # rows, and what the model returned for them, one after the other
+
+
+def _at_least_1d(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t[None] if t.dim() == 0 else t for t in tensors]
+
+
+class _Call:
+    """One call of a model, to be made for some of its rows.
+
+    Args:
+        forward: the model's.
+        args: what it was called with.
+        kwargs: likewise.
+        rows: B, how many rows there are.
+
+    Raises:
+        RowsError: no tensor has so many.
+    """
+
+    def __init__(self, forward: Callable[..., Any], args: Any, kwargs: Any, rows: int) -> None:
+        self._forward, self._rows = forward, rows
+        self._leaves, self._form = pytree.tree_flatten((args, kwargs))
+        self._of_rows = [isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == rows for v in self._leaves]
+        self._found: list[Any] = []  # what a call returned; for tensors, whether they are such
+        self._found_form: Any = None
+        if not any(self._of_rows):
+            shapes = ", ".join(str(tuple(v.shape)) for v in self._leaves if isinstance(v, torch.Tensor))
+            raise RowsError(f"{rows} rows have weights of their own, but the model was given tensors of shape {shapes}")
+
+    def inputs(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Rows of the inputs that have rows, shape (rows, ...) each."""
+        own = [v for v, of_rows in zip(self._leaves, self._of_rows, strict=True) if of_rows]
+        return own if len(rows) == self._rows else [v[rows.to(v.device)] for v in own]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that the model returns for these rows."""
+        own = iter(inputs)
+        leaves = [next(own) if of_rows else v for v, of_rows in zip(self._leaves, self._of_rows, strict=True)]
+        args, kwargs = pytree.tree_unflatten(leaves, self._form)
+        found, self._found_form = pytree.tree_flatten(self._forward(*args, **kwargs))
+        self._found = [_TENSOR if isinstance(v, torch.Tensor) else v if isinstance(v, _PLAIN) else None for v in found]
+        return [v for v in found if isinstance(v, torch.Tensor)]
+
+    def joined(self, answers: Sequence[Answer]) -> Any:
+        """What the model would have returned for the batch."""
+        rows = torch.cat([rows for rows, _ in answers])
+        tensors = []
+        for parts in zip(*(out for _, out in answers), strict=True):
+            if len(parts) == 1:
+                tensors.append(parts[0])
+                continue
+            each = [part.unflatten(0, (len(own), -1)) for part, (own, _) in zip(parts, answers, strict=True)]
+            whole = torch.cat(each)
+            tensors.append(whole[torch.argsort(rows).to(whole.device)].flatten(0, 1))
+        made = iter(tensors)
+        return pytree.tree_unflatten([next(made) if v is _TENSOR else v for v in self._found], self._found_form)

@@ -1,0 +1,212 @@
+"""Functions of weights that differ from row to row of a batch, without ever making the weights.
+
+Row i has W + s_i sum_j u_ij w_ij^T / sqrt(r), with signs u (left) and w (right). The large product is one for the whole
+batch; what a row adds is of rank r. Each function below is what one row computes; `vmap` is how torch computes it for
+all rows at once (`torch.func`, "Extending torch.func with autograd.Function"). Sizes: B rows, r the rank, T tokens.
+
+Factors come as tables, shape (directions, r, ...), and `row` says which entry of them is the row's; each row has one,
+so a `Row` is always mapped over.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+
+class Factors(NamedTuple):
+    """What a matrix' directions are made of.
+
+    Args:
+        left: signs u, shape (directions, r, rows of the matrix), in the matrix' dtype.
+        right: signs w, shape (directions, r, columns), likewise.
+        scale: s / sqrt(r) of each entry, shape (directions,), float32.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    scale: torch.Tensor
+
+
+class Row(NamedTuple):
+    """Which entry of the tables is the row's.
+
+    Args:
+        entry: its index; of all rows, shape (B,).
+        in_order: whether the rows have the entries 0, 1, ... of tables of B.
+    """
+
+    entry: torch.Tensor
+    in_order: bool
+
+    def pick(self, table: torch.Tensor) -> torch.Tensor:
+        """All rows' entries, shape (B, ...)."""
+        return table if self.in_order else table.index_select(0, self.entry)
+
+
+class RowsDifferError(Exception):
+    """A model branched on a value that is not the same for all rows.
+
+    Args:
+        same: for each row, whether it has the first row's value.
+    """
+
+    def __init__(self, same: list[bool]) -> None:
+        super().__init__("rows take different branches")
+        self.same = same
+
+
+def _each(value: Any, dim: int | None, rows: int) -> Any:
+    """A value with one entry for each row, in dimension 0."""
+    return value.expand(rows, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+class _OfRows(torch.autograd.Function):
+    """A function that only knows how to work for all rows at once, and has no gradient."""
+
+    @staticmethod
+    def forward(*_: Any) -> torch.Tensor:
+        """One row alone is never asked for: see `row` above."""
+        raise RuntimeError("rows are mapped over")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """There is no gradient."""
+
+
+class Linear(_OfRows):
+    """x W^T + bias, W of shape (m, n), x of (..., n); the bias may differ from row to row."""
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Any, weight: Any, bias: Any, factors: Factors, row: Row
+    ) -> tuple[torch.Tensor, int]:
+        """For all rows: y += (x w^T) u, with what is added to y in one pass over it."""
+        x = _each(x, dims[0], info.batch_size)
+        flat = x.reshape(len(x), -1, x.shape[-1])
+        inner = torch.bmm(flat, row.pick(factors.right).to(x.dtype).mT) * row.pick(factors.scale)[:, None, None]
+        left = row.pick(factors.left).to(flat.dtype)
+        own = None if dims[2] is None else bias.movedim(dims[2], 0)[:, None].to(flat.dtype)
+        if torch.is_autocast_enabled(x.device.type) or (own is None and bias is not None):
+            y = functional.linear(flat, weight, bias if own is None else None)
+            y += _sum(inner.to(y.dtype), left.to(y.dtype), None if own is None else own.to(y.dtype))
+        else:
+            y = _sum(inner.to(flat.dtype), left, own)
+            y.view(-1, y.shape[-1]).addmm_(flat.flatten(0, 1), weight.t())  # adds as it writes: no pass of its own
+        return y.view(*x.shape[:-1], -1), 0
+
+
+def _sum(terms: torch.Tensor, signs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """terms signs + bias, shape (B, T, m), of (B, T, r), (B, r, m) and (B, 1, m), in one pass where there is a way."""
+    if signs.shape[1] == 1:
+        return terms * signs if bias is None else torch.addcmul(bias, terms, signs)
+    return torch.bmm(terms, signs) if bias is None else torch.baddbmm(bias, terms, signs)
+
+
+class LayerNorm(_OfRows):
+    """`layer_norm` with a weight and a bias (or neither) for each row, of shape (directions, ...)."""
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float, row: Row
+    ) -> tuple[torch.Tensor, int]:
+        """For all rows: normalised as one batch, then both in one pass."""
+        y = functional.layer_norm(_each(x, dims[0], info.batch_size), shape, eps=eps)
+        wide = (-1, *[1] * (y.dim() - 1 - len(shape)), *shape)
+        weight, bias = (row.pick(v).to(y.dtype).view(wide) for v in (weight, bias))
+        return torch.addcmul(bias, y, weight, out=y), 0
+
+
+class Pick(_OfRows):
+    """A row's entry of a table."""
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, table: torch.Tensor, row: Row) -> tuple[torch.Tensor, int]:
+        """For all rows."""
+        own = row.pick(table)
+        return own.view(own.shape), 0  # what is returned as it came would not be taken for mapped
+
+
+class Embedding(_OfRows):
+    """Rows of W, shape (m, n), that token ids name."""
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, ids: Any, weight: Any, factors: Factors, row: Row) -> tuple[torch.Tensor, int]:
+        """For all rows: y += u[token] w, in single precision, rounded once."""
+        ids = _each(ids, dims[0], info.batch_size)
+        flat = ids.reshape(len(ids), -1)
+        left = factors.left[row.entry[:, None], :, flat].float() * row.pick(factors.scale)[:, None, None]  # (B, T, r)
+        y = functional.embedding(flat, weight).float()
+        with torch.autocast(y.device.type, enabled=False):
+            y = torch.baddbmm(y, left, row.pick(factors.right).float())
+        return y.to(weight.dtype).view(*ids.shape, -1), 0
+
+
+class Convolution(_OfRows):
+    """`convolve`(x, W, bias, stride, padding, dilation, groups), W of shape (m, channels of a group, ...)."""
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, convolve: Any, x: Any, weight: Any, bias: Any, how: Any, groups: int,
+        factors: Factors, row: Row,
+    ) -> tuple[torch.Tensor, int]:  # fmt: skip
+        """For all rows: y += u conv(x, w), each row's w as groups of one convolution."""
+        x = _each(x, dims[1], info.batch_size)  # (B, b, channels, ...)
+        rows, each, space = len(x), x.shape[1], weight.dim() - 2
+        shared = bias if dims[3] is None else None
+        y = convolve(x.flatten(0, 1), weight, shared, *how, groups)
+        left, right = row.pick(factors.left), row.pick(factors.right).to(x.dtype)
+        rank = right.shape[1]
+        kernels = right.view(rows, 1, rank, *weight.shape[1:]).expand(-1, groups, -1, *[-1] * (space + 1))
+        side = x.movedim(0, 1).flatten(1, 2)  # (b, B channels, ...)
+        inner = convolve(side, kernels.flatten(0, 2), None, *how, rows * groups)
+        inner = inner.view(each, rows, groups, rank, -1) * row.pick(factors.scale).view(-1, 1, 1, 1)
+        signs = left.to(y.dtype).view(rows, rank, groups, -1)
+        added = torch.einsum("bBgrs,Brgm->Bbgms", inner.to(y.dtype), signs)
+        y += added.reshape(y.shape)
+        y = y.unflatten(0, (rows, each))
+        if dims[3] is not None:
+            y += bias.movedim(dims[3], 0).to(y.dtype).view(rows, 1, -1, *[1] * space)
+        return y, 0
+
+
+class Attention(_OfRows):
+    """`scaled_dot_product_attention`, for all rows as one batch: torch would go through them one by one."""
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, query: Any, key: Any, value: Any, mask: Any, row: Row, how: Any
+    ) -> tuple[torch.Tensor, int]:
+        """For all rows: dimensions 0 and 1 are one."""
+        q, k, v = (_each(t, d, info.batch_size) for t, d in zip((query, key, value), dims[:3], strict=True))
+        rows = q.shape[:2]
+        if mask is not None:
+            mask = _each(mask, dims[3], info.batch_size)
+            while mask.dim() < q.dim():
+                mask = mask.unsqueeze(1)
+            mask = mask.expand(*rows, *mask.shape[2:]).flatten(0, 1)
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **how)
+        return out.unflatten(0, rows), 0  # type: ignore[no-untyped-call]
+
+
+class Agreed(torch.autograd.Function):
+    """A value that all rows agree on, as Python reads it from a tensor."""
+
+    @staticmethod
+    def forward(value: torch.Tensor) -> torch.Tensor:
+        """Not mapped over: the value itself."""
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """There is no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, value: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The first row's value. Raises RowsDifferError if another row has another."""
+        values = value.movedim(dims[0], 0)
+        same = (values == values[0]).reshape(len(values), -1).all(dim=1)
+        if not bool(same.all()):
+            raise RowsDifferError(same.tolist())
+        return values[0].clone(), None

@@ -1,0 +1,184 @@
+"""Rows of a batch at weights of their own: each row's loss is that of the whole model moved along its direction."""
+
+from contextlib import nullcontext as nothing
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from torch.nn.functional import cross_entropy
+
+from fedseed import Basis, ParameterSpace
+from fedseed.randomness.kernels import load
+from fedseed.randomness.stream import Domain
+from fedseed.weights.row_losses import row_losses
+from fedseed.weights.row_use import RowsError
+from weights.test_perturbation import TEXT, Shared
+from weights.test_perturbation import build as build_other
+
+NARROW = {**TEXT, "intermediate_size": 32, "num_key_value_heads": 1}
+
+
+def build(name):
+    """(model, row-wise outputs of the model for inputs ids, mask)"""
+    torch.manual_seed(0)
+    if name == "gemma":
+        return tf.GemmaForCausalLM(tf.GemmaConfig(**NARROW, head_dim=8))
+    if name == "mistral":
+        return tf.MistralForCausalLM(tf.MistralConfig(**NARROW, sliding_window=4))
+    if name == "t5":
+        config = tf.T5Config(vocab_size=61, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+        return tf.T5ForConditionalGeneration(config)
+    return build_other(name)[0]
+
+
+def inputs_of(name, rows):
+    """What a model is called with; texts of different lengths, padded."""
+    g = torch.Generator().manual_seed(1)
+    if name in ("vit", "resnet"):
+        return {"pixel_values": torch.randn(rows, 3, *([16, 16] if name == "vit" else [32, 32]), generator=g)}
+    ids = torch.randint(2, 61, (rows, 9), generator=g)
+    mask = (torch.arange(9)[None] < torch.tensor([9, 4, 7, 9, 2])[:rows, None]).long()
+    ids = ids * mask + (1 - mask)
+    return {"input_ids": ids, "attention_mask": mask, **({"decoder_input_ids": ids[:, :5]} if name == "t5" else {})}
+
+
+def losses_of(model, name):
+    """One loss for each row: of classes, or of tokens."""
+
+    def losses(items):
+        x = {k: torch.stack([item[k] for item in items]) for k in items[0]}
+        if "pixel_values" in x:
+            x["pixel_values"] = x["pixel_values"].to(model.dtype)
+        logits = model(**x).logits.float()
+        targets = torch.arange(logits.shape[1]).expand(logits.shape[:2]) % 3 if logits.dim() == 3 else None
+        if targets is None:
+            return cross_entropy(logits, torch.arange(len(items)) * 0 + 1, reduction="none")
+        return cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(dim=1)
+
+    return losses
+
+
+def items_of(name, rows):
+    x = inputs_of(name, rows)
+    return [{k: v[i] for k, v in x.items()} for i in range(rows)]
+
+
+NAMES = ["opt", "llama", "gpt2", "qwen2", "gemma", "mistral", "roberta", "vit", "resnet", "t5"]
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+MANY = [
+    pytest.param(name, dtype, 1 + (i + j) % 2, marks=[pytest.mark.long] if j and i % 4 != j else [])
+    for i, name in enumerate(NAMES)
+    for j, dtype in enumerate(DTYPES)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "rank"), MANY)
+def test_losses_of_rows_are_those_of_the_model_moved_alone(name, dtype, rank):
+    model = build(name).to(dtype).eval()
+    space, basis = ParameterSpace(model, blocks=3), Basis("lowrank", 7, rank=rank)
+    before, losses, items = space.digest(), losses_of(model, name), items_of(name, 5)
+    directions, scales = [3, 8, 3, 0, 3], [0.05, -0.05, 0.05, 0.1, -0.02]  # rows 0 and 2 share one
+    with torch.no_grad():
+        plain = losses(items)
+        alone = []
+        for item, k, scale in zip(items, directions, scales, strict=True):
+            with space.perturbed(basis, k, scale):
+                alone.append(losses([item]))
+    found = row_losses(space, losses, items, basis, directions, scales)
+    assert space.rows.reason is None  # one pass: nothing fell back
+    assert space.digest() == before
+    torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=DTYPES[dtype])
+    assert "forward" not in vars(model)
+    assert float((found - plain).abs().max()) > DTYPES[dtype]
+
+
+def test_one_pass_goes_through_the_model_once():
+    model = build("opt").eval()
+    space, losses, items = ParameterSpace(model), losses_of(model, "opt"), items_of("opt", 4)
+    seen = []
+    model.lm_head.register_forward_hook(lambda *_: seen.append(1))
+    with space.perturbed_rows(Basis("lowrank"), [1, 2, 3, 4], 0.1) as rows:
+        losses([{k: v for k, v in item.items() if k == "input_ids"} for item in items])
+    assert (rows.calls, rows.reason, len(seen)) == (1, None, 1)
+
+
+@pytest.mark.parametrize("basis", [Basis("lowrank", 3), Basis("rademacher", 3)])
+def test_what_cant_be_mapped_takes_a_pass_for_each_direction(basis):
+    """`.data`, which vmap refuses; a basis that has no factors."""
+    torch.manual_seed(0)
+    model, x = Shared().eval(), torch.randn(4, 5, 8)
+    space = ParameterSpace(model)
+    alone = []
+    with torch.no_grad():
+        for i, k in enumerate([1, 2, 1, 3]):
+            with space.perturbed(basis, k, 0.1):
+                alone.append(model(x[i : i + 1]))
+    said = pytest.warns(UserWarning) if basis.name == "lowrank" else nothing()
+    with said, space.perturbed_rows(basis, [1, 2, 1, 3], 0.1) as rows:
+        found = model(x)
+    assert rows.reason
+    torch.testing.assert_close(found, torch.cat(alone))
+    with space.perturbed_rows(basis, [1, 2, 1, 3], 0.1):  # known by now, and not said again
+        torch.testing.assert_close(model(x), found)
+
+
+class Mixing(torch.nn.Module):
+    """Batch norm over the batch as it is; a head that another function uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
+        self.flat = torch.nn.Conv1d(6, 3, 1, bias=False)
+        self.head = torch.nn.Parameter(torch.randn(3, 5))
+
+    def forward(self, x):
+        return torch.matmul(self.flat(self.up(x).flatten(2)).mean(-1), self.head)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_convolutions_in_groups_and_products_written_by_hand(rank):
+    torch.manual_seed(0)
+    model, x, basis = Mixing(), torch.randn(3, 4, 6, 6), Basis("lowrank", 3, rank=rank)
+    space = ParameterSpace(model)
+    alone = []
+    with torch.no_grad():
+        for i in range(3):
+            with space.perturbed(basis, i, 0.3):
+                alone.append(model(x[i : i + 1]))
+    with space.perturbed_rows(basis, range(3), 0.3) as rows:
+        found = model(x)
+    assert rows.reason is None
+    torch.testing.assert_close(found, torch.cat(alone))
+
+
+def test_a_parameter_used_outside_of_the_model_is_an_error_not_a_wrong_number():
+    model, x = Mixing(), torch.randn(3, 4, 6, 6)
+    space, basis = ParameterSpace(model), Basis("lowrank")
+    with space.perturbed_rows(basis, range(3), 0.3), pytest.raises(RowsError, match="outside"):
+        model.up(x)
+    with space.perturbed_rows(basis, range(5), 0.3), pytest.raises(RowsError, match="5 rows"):
+        model(x)
+    with pytest.raises(ValueError, match="one of each"):
+        space.perturbed_rows(basis, [1, 2], [0.1])
+
+    def twice(items):  # rows of the inputs are not the items
+        both = torch.cat([model(torch.stack(items)), model(torch.stack(items[::-1]))])
+        return both.view(2, len(items), -1).sum(dim=(0, 2))
+
+    found = row_losses(space, lambda items: model(torch.stack(items)).sum(1), list(x), basis, range(3), 0.3)
+    apart = row_losses(space, twice, list(x[:1]), basis, [0], 0.3)
+    torch.testing.assert_close(apart, 2 * found[:1])
+
+
+@pytest.mark.parametrize("name", ["cpu", "triton"])
+def test_signs_are_the_references(name):
+    if name == "triton":
+        pytest.importorskip("triton")
+        if not torch.cuda.is_available() and not __import__("os").environ.get("TRITON_INTERPRET"):
+            pytest.skip("no GPU, no interpreter")
+    spec = Basis("lowrank", 1 << 40, rank=3).spec_on(ParameterSpace(Mixing()).layout.matrices)
+    for domain in (Domain.LEFT, Domain.RIGHT, Domain.DIRECTION):
+        expected = load("reference").signs(spec, [5, 0, 1 << 31], domain, 1001, 300)
+        found = load(name).signs(spec, [5, 0, 1 << 31], domain, 1001, 300)
+        np.testing.assert_array_equal(np.asarray(found), expected)
