@@ -334,7 +334,7 @@ def check(name: str, target: dict[str, Any], servers: "queue.Queue[Server]", job
         server = servers.get()
         try:
             changed = data[: mutant.start] + mutant.text.encode() + data[mutant.stop :]
-            outcome, took = server.run(target["file"], changed, target["tests"], max(60.0, 20 * seconds))
+            outcome, took = server.run(target["file"], changed, target["tests"], max(20.0, 20 * seconds))
         finally:
             servers.put(server)
         outcome = "survived" if outcome == "passed" else outcome
