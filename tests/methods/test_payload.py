@@ -216,6 +216,7 @@ def test_whole_tensors():
     payload = Whole.decode(DATA, about())
     assert payload.data == DATA == payload.encode()
     assert Nothing.decode(b"", about("plan")) == Nothing() and Nothing().encode() == b""
+    assert Nothing().size(about()) == 0.0
 
 
 @pytest.mark.parametrize("kind", [Signs, Whole, Optional])
