@@ -1,4 +1,4 @@
-"""The table of the mutation check speaks of what there is: files, functions, tests, and changes that are really made."""
+"""The table of the mutation check speaks of what there is: files, functions, tests, and changes that are tried."""
 
 import runpy
 import tomllib
