@@ -25,6 +25,7 @@ from fedseed.methods.payload import (
     Ragged,
     Scalar,
     Tensors,
+    check_pack,
     codecs,
     pack,
     unpack,
@@ -353,10 +354,17 @@ def test_other_steps_are_packed_one_after_the_other(payloads):
 
 
 def test_records_that_can_not_be_unpacked():
-    for count in (0, 2):
-        with pytest.raises(MessageError, match=f"7 bytes can't be {count} steps of equal length"):
-            unpack(MeZO(), b"1234567", count)
-    with pytest.raises(MessageError, match="bytes of votes"):
-        unpack(FeedSign(), b"\1\1", 3)
-    with pytest.raises(MessageError, match="a padding bit is set"):
-        unpack(FeedSign(), b"\x0f", 3)
+    """Neither unpacked, nor taken for ones that can be."""
+    three = FeedSign(votes_per_round=3)
+    for method, data, count, text in (
+        (MeZO(), b"1234567", 0, "7 bytes can't be 0 steps of equal length"),
+        (MeZO(), b"1234567", 2, "7 bytes can't be 2 steps of equal length"),
+        (FeedSign(), b"\1\1", 3, "bytes of votes"),
+        (FeedSign(), b"\x0f", 3, "a padding bit is set"),
+        (three, b"\x7f", 2, "more than 6 votes"),
+    ):
+        for act in (unpack, check_pack):
+            with pytest.raises(MessageError, match=text):
+                act(method, data, count)
+    check_pack(three, b"\x3f", 2)
+    check_pack(MeZO(), b"1234567", 7)
