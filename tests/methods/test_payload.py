@@ -7,7 +7,8 @@ from typing import Annotated
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -27,7 +28,9 @@ from fedseed.methods.payload import (
     Tensors,
     check_pack,
     codecs,
+    from_floats,
     pack,
+    to_floats,
     unpack,
 )
 from fedseed.methods.zofedsgd import OneByte
@@ -228,6 +231,20 @@ def test_only_a_step_may_be_empty(kind):
     for what in NOBODY:
         with pytest.raises(MessageError):
             kind.decode(b"", about(what))
+
+
+HALVES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-8, 1 + 2**-8 + 2**-20, 1 + 2**-9, 1.5]
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-6e4, max_value=6e4), min_size=1))
+@example(HALVES)  # of the last place, in bfloat16 and in float16: to the even neighbour
+def test_numbers_are_rounded_as_torch_does(values):
+    array = np.array(values, dtype=np.float32)
+    for dtype in ("float32", "bfloat16", "float16"):
+        expected = torch.from_numpy(array).to(getattr(torch, dtype))
+        data = from_floats(array, dtype)
+        assert data == expected.view(torch.uint8).numpy().tobytes()
+        np.testing.assert_array_equal(to_floats(data, dtype), expected.float().numpy())
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
