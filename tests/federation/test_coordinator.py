@@ -107,13 +107,58 @@ def test_the_clients_are_added_up_in_one_order_whenever_they_answer():
     assert len(steps) == 1
 
 
+def dense(examples=(1, 1), **settings):
+    made = Coordinator(FedAvg(**settings), LAYOUT, 1, examples, len(examples))
+    made.take_base(lambda: floats(0.0, 0.0))
+    return made
+
+
+def round_of(made, number, *sent):
+    """A round in which these clients answer, in this order; what its step holds."""
+    made.open(number)
+    for client, payload in sent:
+        made.receive(update(made, client, payload, number), client)
+    return Message.decode(made.close()).payload
+
+
+def test_who_is_out_of_all_proportion_is_left_out_and_named_in_the_clients_order():
+    made = dense([1, 2, 1, 10**6, 10**6, 1])
+    sent = [(client, floats(1.0, 1.0)) for client in (4, 3, 2, 1, 0)]
+    assert round_of(made, 1, (5, floats(9e5, 1.0)), *sent) == floats(1.0, 1.0)
+    assert [(one.round, one.client) for one in made.rejected] == [(1, 3), (1, 4), (1, 5)]
+    assert "bounds.claims" in made.rejected[0].reason and "bounds.proportion" in made.rejected[2].reason
+
+
+def test_rounds_that_nobody_answered_say_nothing_about_sizes():
+    made = Coordinator(SCALARS, LAYOUT, 1, [1], 1)
+    for number in (1, 2, 3):
+        assert round_of(made, number) == b""
+    assert round_of(made, 4, (0, scalar(1e5))) == scalar(1e5) and made.untaken is None
+
+
+def test_whole_weights_count_by_the_largest_update():
+    """Not by their mean, which Adam makes a step of one size of."""
+    made = dense()
+    for number in (1, 2, 3):
+        assert round_of(made, number, *[(client, floats(number, number)) for client in (0, 1)])
+    far = [(0, floats(4.0, 4.0)), (1, floats(1500.0, 1500.0))]
+    assert round_of(made, 4, *far) == b"" and "out of all proportion: 1.5e+03" in made.untaken
+    near = [(0, floats(4.0, 4.0)), (1, floats(900.0, 900.0))]
+    assert round_of(made, 5, *near) == floats(452.0, 452.0) and made.untaken is None
+
+
+def test_what_an_optimiser_keeps_is_finite():
+    made = dense([1], server="adam", global_rate=0.1)
+    assert round_of(made, 1, (0, floats(1.0, 1.0))) and made.untaken is None
+    assert round_of(made, 2, (0, floats(3e38, 0.5))) == b""
+    assert made.untaken.startswith("what the server's optimiser keeps")
+    assert all(np.isfinite(kept).all() for kept in made.state_dict().values())
+
+
 def test_a_step_next_to_those_before():
     """What was taken is remembered, what was refused is no part of it."""
     made = Coordinator(SCALARS, LAYOUT, 1, [1], 1)
     for number, value in enumerate((2.0, 3.0, 2.0, 1e5, 2.0), start=1):
-        made.open(number)
-        made.receive(update(made, 0, scalar(value), number), 0)
-        payload = Message.decode(made.close()).payload
-        assert payload == (b"" if value == 1e5 else scalar(value))
+        assert round_of(made, number, (0, scalar(value))) == (b"" if value == 1e5 else scalar(value))
         assert (made.untaken is not None) == (value == 1e5)
         assert made.steps == number
