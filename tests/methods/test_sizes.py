@@ -7,11 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedseed import Basis, FedKSeed
-from fedseed.errors import MessageError
+from fedseed import Basis
 from fedseed.methods import sizes
-from fedseed.methods.payload import About
-from fedseed.methods.pool import Accumulated, Pairs
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("a", (3,), "float32"), TensorEntry("b", (5,), "bfloat16")), (0, 2, 8))
@@ -49,31 +46,3 @@ def test_whole_weights_count_by_how_far_they_are_from_those_before(piece, monkey
     assert sizes.gradient_size(LAYOUT, before) == pytest.approx(sqrt(204 / 8))
     assert sizes.gradient_size(LAYOUT, dense(1.0, 0.5, *[0.0] * 6)) == pytest.approx(sqrt(1.25 / 8))
     assert sizes.gradient_size(LAYOUT, dense(0.5, *[0.0] * 7)) == sqrt(1 / 8)
-
-
-# -- the pool of FedKSeed ----------------------------------------------------------------------------------------------
-
-METHOD = FedKSeed(candidates=4, steps=3)
-STATE = METHOD.advance(METHOD.start(LAYOUT, 1), Accumulated(np.array([5.0, 0.0, -2.0, 0.0], dtype=np.float32)))
-
-
-def pairs(indices, scalars):
-    return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
-
-
-def test_pairs_of_the_pool_are_read_and_others_are_not():
-    for good in (pairs([3], [1.0]), pairs([0, 3, 3], [1.0, 2.0, -1e6])):
-        assert METHOD.decode_update(STATE, 2, good.encode()).encode() == good.encode()
-    for bad, text in (
-        (pairs([], []), "0 bytes of pairs: from 8 to 24"), (pairs([0] * 4, [1.0] * 4), "32 bytes of pairs"),
-        (pairs([0, 4], [1.0, 1.0]), "candidate 4: the pool has 4"), (pairs([0], [1.1e6]), "1.1e[+]06|1100000"),
-    ):  # fmt: skip
-        with pytest.raises(MessageError, match=text):
-            METHOD.decode_update(STATE, 2, bad.encode())
-    assert pairs([0, 1], [-7.0, 2.0]).size(About(METHOD, STATE, "update", 2)) == 7.0
-
-
-def test_a_step_of_the_pool_counts_by_what_it_adds():
-    about = About(METHOD, STATE, "step")
-    for now, size in (([5.0, -9.0, -2.0, 1.0], 9.0), ([5.5, 0.0, -2.0, 0.0], 1.0), ([5.0, 0.0, -2.0, 0.0], 0.0)):
-        assert Accumulated(np.array(now, dtype=np.float32)).size(about) == size
