@@ -49,6 +49,7 @@ def test_a_step_of_the_pool_counts_by_what_it_adds():
         ([6, 3, 9, 0], [2, 1, 3, 0], [0.0] * 4),
         ([0, 0, 0, 0], [0, 0, 0, 0], [0.0] * 4),
         ([1, 2, 3, 5], [1, 1, 1, 1], [0.0, 0.25, 0.5, 1.0]),
+        ([1, 2, 0, 2], [2, 2, 0, 2], [0.0, 1.0, 2 / 3, 1.0]),  # a span below 1 is one
     ],
 )
 def test_probabilities_are_those_of_equation_13(sums, uses, psi):
