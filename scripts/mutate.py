@@ -14,6 +14,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import gc
 import json
 import os
 import queue
@@ -33,7 +34,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("mutations.toml")
-WARM = "numpy scipy.stats torch torch._dynamo transformers.modeling_utils numba hypothesis pytest pydantic sklearn"
+WARM = """numpy scipy.stats torch torch._dynamo transformers.modeling_utils numba hypothesis pytest pydantic.main
+          sklearn anyio.pytest_plugin"""
 
 BOUNDS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 OPPOSITES = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
@@ -210,6 +212,7 @@ def serve() -> None:
     for module in WARM.split():
         with contextlib.suppress(ImportError):
             __import__(module)
+    gc.freeze()  # pytest collects garbage, which need not look at all that
     for line in sys.stdin:
         order = json.loads(line)
         began = time.monotonic()
@@ -234,14 +237,18 @@ def serve() -> None:
 def run_tests(folder: str, tests: list[str], log: str) -> None:
     """The forked process's life."""
     import pytest
+    from hypothesis import Phase, settings
 
+    # the same examples each time, and what fails need not be made small
+    settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], derandomize=True, deadline=None)
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     sys.path.insert(0, folder)
     os.environ["PYTHONPATH"] = folder  # for processes that a test starts
     os.chdir(ROOT)
-    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not long", *tests]
+    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not long"]
+    words += ["--assert=plain", "--hypothesis-profile=mutants", *tests]
     code = int(pytest.main(words))
     loaded = sys.modules.get("fedseed")
     if loaded is not None and not str(loaded.__file__).startswith(folder):
@@ -327,7 +334,7 @@ def check(name: str, target: dict[str, Any], servers: "queue.Queue[Server]", job
         server = servers.get()
         try:
             changed = data[: mutant.start] + mutant.text.encode() + data[mutant.stop :]
-            outcome, took = server.run(target["file"], changed, target["tests"], max(60.0, 20 * seconds))
+            outcome, took = server.run(target["file"], changed, target["tests"], max(20.0, 20 * seconds))
         finally:
             servers.put(server)
         outcome = "survived" if outcome == "passed" else outcome
@@ -356,6 +363,15 @@ def report(lines: list[dict[str, Any]]) -> str:
             text.append(f"  {line['file']}:{line['line']} {line['function']}: {line['change']}")
             text += [f"      {line['why']}"] if "why" in line else []
     return "\n".join(text) + "\n"
+
+
+def save(lines: list[dict[str, Any]], out: Path) -> str:
+    """Write the report into a folder; what is readable of it is returned."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "mutants.json").write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+    text = report(lines)
+    (out / "mutants.txt").write_text(text, encoding="utf-8")
+    return text
 
 
 def main() -> int:
@@ -389,13 +405,10 @@ def main() -> int:
         try:
             for name, target in chosen.items():
                 lines += check(name, target, servers, options.jobs)
+                text = save(lines, options.out)  # after each target: a run of hours may be stopped
         finally:
             for server in all_servers:
                 server.close()
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "mutants.json").write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
-    text = report(lines)
-    (options.out / "mutants.txt").write_text(text, encoding="utf-8")
     print(f"\n{text}\n{options.out}/mutants.json, .txt")
     return 1 if any(line["outcome"] in ("survived", "broken") for line in lines) else 0
 

@@ -11,7 +11,16 @@ from fedseed.errors import MessageError
 from fedseed.federation.cost import Cost
 from fedseed.federation.held_out import averaged, read_figures
 from fedseed.federation.protocol import read_json
-from fedseed.federation.report import LINE_FIELDS, MOST_COUNT, MOST_EXAMPLES, Phases, read_report
+from fedseed.federation.report import (
+    LINE_FIELDS,
+    MOST_COUNT,
+    MOST_EXAMPLES,
+    MOST_LOSS,
+    MOST_SECONDS,
+    Phases,
+    add_metrics,
+    read_report,
+)
 
 DIGEST = "ab" * 16
 SPENT = {"seconds": {"local": 1.5, "rebuild": 0.25}, "forward_passes": 12, "losses": 7.5, "counted": 3}
@@ -37,6 +46,20 @@ def test_a_report_as_clients_send_it():
     assert read(ratio=math.nan).ratio is None  # the weights are NaN: the run has diverged
     figures = {"a": {"held_out": 3, "loss": math.inf}}
     assert read(by_client=figures).by_client == figures
+
+
+def test_what_is_just_within_the_bounds_is_read():
+    found = read(round=0, ratio=0, seconds=-1.0, spent={}, metrics={f"{i}": 2**999 for i in range(100)})
+    assert (found.round, found.ratio, found.seconds, found.spent) == (0, 0.0, -1.0, Cost())
+    assert len(found.metrics) == 100 and found.metrics["7"] == 2.0**999
+    spent = {"seconds": {"x" * i: MOST_SECONDS for i in range(69, 101)}, "losses": -3 * MOST_LOSS, "counted": 3,
+             "forward_passes": MOST_COUNT, "moved_weights": 7, "movable_weights": 7}  # fmt: skip
+    found = read(round=2**32 - 1, ratio=math.inf, seconds=None, spent=spent, metrics={})
+    assert found.spent == Cost(**spent) and found.round == 2**32 - 1
+    assert found.ratio is None and found.seconds == 0.0 and found.metrics == {}
+    line = {"round": 1, "loss": 2.0}
+    add_metrics(line, {"loss": 9.0, "accuracy": 0.5})
+    assert line == {"round": 1, "loss": 2.0, "accuracy": 0.5}
 
 
 LONG = 10**400
@@ -71,6 +94,18 @@ BAD = {
     "a name that is long": ({"metrics": {"a" * 1000: 1.0}}, "aaa.*is no name of a metric"),
     "metrics that are a list": ({"metrics": [1]}, "no table"),
     "a round beyond all": ({"round": 2**32}, "round: 4294967296"),
+    "a round of 20 digits": ({"round": 10**19}, "round: 10000000000000000000 is not from 0 to 4,294,967,295"),
+    "a round of 21 digits": ({"round": 10**20}, "round: a number of about 21 digits is not"),
+    "one metric too many": ({"metrics": {f"a{i}": 1.0 for i in range(101)}}, "no table of at most 100"),
+    "one phase too many": ({"spent": {"seconds": {f"a{i}": 1.0 for i in range(33)}}}, "at most 32 phases"),
+    "a metric without a name": ({"metrics": {"": 1.0}}, "'' is no name of a metric"),
+    "a name of 101 letters": ({"metrics": {"a" * 101: 1.0}}, "is no name of a metric"),
+    "a metric of 1001 bits": ({"metrics": {"loss": 2**1000}}, "more than a float can hold"),
+    "a number for metrics": ({"metrics": 5}, "no table"),
+    "seconds that are a number": ({"spent": {"seconds": 5}}, "no table of at most 32 phases"),
+    "seconds below -1": ({"seconds": -1.5}, "seconds: -1.5"),
+    "a metric that is true": ({"metrics": {"loss": True}}, "metrics: loss is no number"),
+    "one more lost than can be": ({"spent": {"losses": 1.01e39, "counted": 1}}, "no sum of 1 losses"),
     "a round that is true": ({"round": True}, "round is no whole number"),
     "no round": ({"round": None}, "round is no whole number"),
     "a short digest": ({"digest": "ab"}, "digest is not 32"),

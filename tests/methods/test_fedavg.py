@@ -1,13 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedseed import FedAvg, ParameterSpace
 from fedseed.errors import MessageError
 from fedseed.methods.dense import Weights
-from fedseed.methods.payload import from_floats, to_floats
+from fedseed.methods.payload import to_floats
 from support.rounds import answers
 
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -69,16 +67,6 @@ def test_wrong_weights_are_refused():
         where.parameters[2][0, 0] = float("inf")
     with pytest.raises(MessageError, match=r"tensor 1\.weight"):
         method.decode_update(state, 1, where.dense())
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-6e4, max_value=6e4), min_size=1))
-def test_rounding_is_torchs(values):
-    array = np.array(values, dtype=np.float32)
-    for dtype in DTYPES:
-        expected = torch.from_numpy(array).to(getattr(torch, dtype))
-        data = from_floats(array, dtype)
-        assert data == expected.view(torch.uint8).numpy().tobytes()
-        np.testing.assert_array_equal(to_floats(data, dtype), expected.float().numpy())
 
 
 def test_server_optimisers_take_the_papers_steps():

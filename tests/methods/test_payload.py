@@ -7,7 +7,8 @@ from typing import Annotated
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -25,8 +26,11 @@ from fedseed.methods.payload import (
     Ragged,
     Scalar,
     Tensors,
+    check_pack,
     codecs,
+    from_floats,
     pack,
+    to_floats,
     unpack,
 )
 from fedseed.methods.zofedsgd import OneByte
@@ -216,6 +220,7 @@ def test_whole_tensors():
     payload = Whole.decode(DATA, about())
     assert payload.data == DATA == payload.encode()
     assert Nothing.decode(b"", about("plan")) == Nothing() and Nothing().encode() == b""
+    assert Nothing().size(about()) == 0.0
 
 
 @pytest.mark.parametrize("kind", [Signs, Whole, Optional])
@@ -226,6 +231,20 @@ def test_only_a_step_may_be_empty(kind):
     for what in NOBODY:
         with pytest.raises(MessageError):
             kind.decode(b"", about(what))
+
+
+HALVES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-8, 1 + 2**-8 + 2**-20, 1 + 2**-9, 1.5]
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-6e4, max_value=6e4), min_size=1))
+@example(HALVES)  # of the last place, in bfloat16 and in float16: to the even neighbour
+def test_numbers_are_rounded_as_torch_does(values):
+    array = np.array(values, dtype=np.float32)
+    for dtype in ("float32", "bfloat16", "float16"):
+        expected = torch.from_numpy(array).to(getattr(torch, dtype))
+        data = from_floats(array, dtype)
+        assert data == expected.view(torch.uint8).numpy().tobytes()
+        np.testing.assert_array_equal(to_floats(data, dtype), expected.float().numpy())
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -352,10 +371,17 @@ def test_other_steps_are_packed_one_after_the_other(payloads):
 
 
 def test_records_that_can_not_be_unpacked():
-    for count in (0, 2):
-        with pytest.raises(MessageError, match=f"7 bytes can't be {count} steps of equal length"):
-            unpack(MeZO(), b"1234567", count)
-    with pytest.raises(MessageError, match="bytes of votes"):
-        unpack(FeedSign(), b"\1\1", 3)
-    with pytest.raises(MessageError, match="a padding bit is set"):
-        unpack(FeedSign(), b"\x0f", 3)
+    """Neither unpacked, nor taken for ones that can be."""
+    three = FeedSign(votes_per_round=3)
+    for method, data, count, text in (
+        (MeZO(), b"1234567", 0, "7 bytes can't be 0 steps of equal length"),
+        (MeZO(), b"1234567", 2, "7 bytes can't be 2 steps of equal length"),
+        (FeedSign(), b"\1\1", 3, "bytes of votes"),
+        (FeedSign(), b"\x0f", 3, "a padding bit is set"),
+        (three, b"\x7f", 2, "more than 6 votes"),
+    ):
+        for act in (unpack, check_pack):
+            with pytest.raises(MessageError, match=text):
+                act(method, data, count)
+    check_pack(three, b"\x3f", 2)
+    check_pack(MeZO(), b"1234567", 7)

@@ -1,5 +1,7 @@
 """Who wrote a message, by its signature."""
 
+import hashlib
+
 import nkeys
 import pytest
 
@@ -13,7 +15,7 @@ def keys(tmp_path_factory):
     folder = tmp_path_factory.mktemp("signed") / "keys"
     make("run", folder, ["a", "ward=b,c d", "again"], ["localhost"], 1)
     second = nkeys.from_seed(seed_of(folder / "again.nk").encode()).public_key.decode()
-    with (folder / "coordinator.nk").open("a") as file:  # a client may have several keys
+    with (folder / "coordinator.nk").open("a") as file:  # by hand: a client may have several keys
         file.write(f"client a {second}\n")
     return folder
 
@@ -48,7 +50,8 @@ def test_a_signature_is_for_one_message_at_one_place(keys):
         ("rsubject", b"data", b"afte"), ("subject", b"dataafter", b""),
     ):  # fmt: skip
         assert not coordinator.of_client("a", subject, data, said, after)
-    for broken in ({}, {HEADER: ""}, {HEADER: "x"}, {HEADER: "é" * 88}, {HEADER: said[HEADER][:-4]}):
+    spaced = said[HEADER][:9] + "!\n" + said[HEADER][9:]  # one message, one text
+    for broken in ({}, *({HEADER: text} for text in ("", "x", "é" * 88, said[HEADER][:-4], spaced))):
         assert not coordinator.of_client("a", "subject", b"data", broken, b"after") and signature_in(broken) is None
 
 
@@ -57,6 +60,10 @@ def test_a_challenge_of_the_server_is_never_a_signature(keys):
     a, coordinator = read(keys, "a"), read(keys, "coordinator")
     from fedseed.transport import signatures
 
+    signed = signatures._digested("subject", b"data", b"after")
+    digest = hashlib.blake2b(b"data", digest_size=32).digest()
+    assert signed == b"\xfffedseed 1\0" + digest + b"\5\0\0\0" + b"after" + b"subject"
+    assert a.sign("subject", b"data", b"after") == nkeys.from_seed(seed_of(keys / "a.nk").encode()).sign(signed)
     signed = signatures._digested("subject", b"data", b"")
     with pytest.raises(UnicodeDecodeError):
         signed.decode()
@@ -98,13 +105,15 @@ def test_without_keys_nothing_is_checked(tmp_path, keys):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [("", "there is no NKEY seed"), ("SUnothing", "not an NKEY seed"), ("{seed}\ncoordinator UABC", "line 2: not a"),
-     ("{seed}\nclient a {public}X", "line 2: not a"), ("\xff\xfe", "not a key file")],
+     ("{seed}\nclient a {public}X", "line 2: not a"), ("\xff\xfe", "not a key file"),
+     ("# mine\n\n{seed}\nclient a {other}", "line 4: not a public NKEY")],
 )  # fmt: skip
 def test_what_is_no_key_file(text, problem, tmp_path, keys):
     seed = seed_of(keys / "a.nk")
     public = nkeys.from_seed(seed.encode()).public_key.decode()
     path = tmp_path / "x.nk"
-    path.write_text(text.format(seed=seed, public=public), encoding="latin-1")
+    other = public[:9] + ("A" if public[9] != "A" else "B") + public[10:]  # a character is wrong
+    path.write_text(text.format(seed=seed, public=public, other=other), encoding="latin-1")
     with pytest.raises(RecipeError, match=problem):
         Signatures.read(path)
 

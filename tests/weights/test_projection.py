@@ -8,7 +8,7 @@ import torch
 
 from fedseed import Basis, ParameterSpace
 from fedseed.weights import projection as module
-from fedseed.weights.projection import Projection, change_norms, project_change
+from fedseed.weights.projection import Projection, change_norms, count_moved, project_change
 
 
 def moved(dtype, blocks):
@@ -64,3 +64,25 @@ def test_parts_are_added_with_their_scales_and_a_block_that_got_nothing_has_zero
     np.testing.assert_allclose(gammas[0], v @ expected, rtol=1e-4, atol=1e-5)
     for gamma in gammas[1:]:
         np.testing.assert_array_equal(gamma, np.zeros(3, dtype=np.float32))
+
+
+def test_a_space_of_one_tensor():
+    space = ParameterSpace(torch.nn.Linear(4, 2, bias=False), "one")
+    saved = [p + 1 for p in space.snapshot()]
+    (gamma,) = project_change(space.vector, saved, Basis("rademacher", 5), [3])
+    v = np.stack([Basis("rademacher", 5).direction(k, 0, 8, 8) for k in range(3)])
+    np.testing.assert_allclose(gamma, v.sum(axis=1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(space.change_norms(saved), [np.sqrt(8)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("piece", [1 << 22, 4])
+def test_how_many_16_bit_weights_have_moved(piece, monkeypatch):
+    monkeypatch.setattr(module, "PIECE", piece)
+    weights = [torch.ones(5), torch.ones(2, 5, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float16)]
+    saved = [w.clone() for w in weights]
+    assert count_moved(weights, saved) == (0, 13)
+    weights[0] += 1  # float32: no part of it
+    for at in (0, 3, 4, 9):
+        weights[1].view(-1)[at] += 1
+    weights[2] += 1
+    assert count_moved(weights, saved) == (4 + 3, 13)

@@ -66,13 +66,15 @@ def test_tensors_are_rounded_to_the_bits_of_arrays(dtype):
     assert (found.view(np.uint32) == expected.view(np.uint32))[number].all()
 
 
+@pytest.mark.parametrize("names", ["cpu", "reference"])  # one that draws by itself, one for which torch does
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_piece_of_a_tensor_is_written_as_the_whole(dtype, monkeypatch):
+def test_a_piece_of_a_tensor_is_written_as_the_whole(dtype, names, monkeypatch):
     """The words belong to the elements' places in the parameter vector, whatever pieces they are written in."""
     from fedseed.randomness import Domain, kernels
     from fedseed.weights import stochastic
     from fedseed.weights.rounding import stochastic as of_arrays
 
+    monkeypatch.setenv("FEDSEED_KERNELS", names)
     values = torch.randn(10_001, generator=torch.Generator().manual_seed(0))
     whole = torch.empty(10_001, dtype=getattr(torch, dtype))
     stochastic.write(whole, values, (5, 9), 77)

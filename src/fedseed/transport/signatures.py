@@ -47,7 +47,7 @@ def _lines(path: Path) -> list[str]:
         text = path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not a key file: {error}") from error
-    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [line.strip() for line in text.splitlines()]
 
 
 def key_file(seed: str, coordinator: str | None = None, clients: Iterable[tuple[str, str]] = ()) -> str:

@@ -1,0 +1,164 @@
+"""The coordinator by itself: who takes part, whose answers count and for how much, and what a round leaves."""
+
+import numpy as np
+import pytest
+
+from fedseed import FedAvg, FedSGD, ZOFedSGD
+from fedseed.errors import MessageError
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.messages import EVERYBODY, Message, MessageKind
+from fedseed.methods.dense import Weights
+from fedseed.methods.fedsgd import Gradient
+from fedseed.weights.layout import Layout, TensorEntry
+
+LAYOUT = Layout((TensorEntry("w", (2,), "float32"),), (0, 2))
+SCALARS = ZOFedSGD(learning_rate=0.1, seeds="shared")
+
+
+def update(made, client, payload, number=1, attempt=0):
+    return Message(MessageKind.UPDATE, made.method.code, number, client, payload, attempt).encode()
+
+
+def scalar(value):
+    return np.array([value], dtype="<f4").tobytes()
+
+
+def floats(*values):
+    return np.array(values, dtype="<f4").tobytes()
+
+
+def test_who_takes_part_does_not_hang_on_who_else_can_be_reached():
+    made = Coordinator(SCALARS, LAYOUT, 5, [1] * 30, 4)
+    rounds = {number: made.sampled(number) for number in range(1, 40)}
+    assert len({tuple(clients) for clients in rounds.values()}) > 20
+    assert {client for clients in rounds.values() for client in clients} == set(range(30))
+    for number, clients in rounds.items():
+        assert clients == sorted(set(clients)) and len(clients) == 4
+        assert made.sampled(number, range(30)) == clients == made.open(number)
+        without = made.sampled(number, set(range(30)) - {clients[0]})
+        assert set(clients[1:]) < set(without) and clients[0] not in without and len(without) == 4
+    assert made.sampled(1, [7, 3]) == [3, 7] and made.sampled(1, ()) == []
+    assert Coordinator(SCALARS, LAYOUT, 6, [1] * 30, 4).sampled(1) != rounds[1]
+
+
+def test_what_is_no_answer_is_refused_counted_and_changes_nothing():
+    made = Coordinator(SCALARS, LAYOUT, 1, [1] * 4, 3)
+    taking = made.open(1, attempt=2, alive=[0, 1, 2])
+    assert taking == [0, 1, 2]
+    made.receive(update(made, 0, scalar(0.5), attempt=2), 0)
+    for data, sender, text in (
+        (update(made, 1, scalar(1.0), attempt=2), 2, "client 2 sent an update in the name of client 1"),
+        (update(made, 1, scalar(1.0)), 1, "attempt 2 is open, this answers attempt 0"),
+        (update(made, 3, scalar(1.0), attempt=2), 3, "client 3 takes no part in round 1"),
+        (update(made, 0, scalar(1.0), attempt=2), 0, "client 0 has answered round 1 already"),
+        (update(made, 1, scalar(1.0), 2, 2), 1, "round 1 was expected, round 2 came"),
+        (update(made, 1, b"", attempt=2), 1, "0 projections in update of zo-fedsgd, not 1"),
+    ):
+        with pytest.raises(MessageError, match=text):
+            made.receive(data, sender)
+        assert (made.rejected[-1].round, made.rejected[-1].client) == (1, sender) and text in made.rejected[-1].reason
+    assert len(made.rejected) == 6 and list(made.answered) == [0]
+    assert made.screen() == {}
+    with pytest.raises(MessageError, match="round 1 is being closed"):
+        made.receive(update(made, 1, scalar(1.0), attempt=2), 1)
+    step = Message.decode(made.close())
+    assert step.payload == scalar(0.5) and (step.kind, step.client, step.round) == (MessageKind.STEP, EVERYBODY, 1)
+    with pytest.raises(RuntimeError, match="no round is open"):
+        made.plan(0)
+    made.open(2)
+    assert Message.decode(made.plan(0)).attempt == 0 and not made.answered
+    assert Message.decode(made.close()).payload == b"" and made.steps == 2  # nobody has answered
+
+
+EXAMPLES, TERMS, VALUES = [30, 10, 20], [2, 6, 8], [1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("weighting", "weights"),
+    [("equal", [1 / 3] * 3), ("examples", [0.5, 1 / 6, 1 / 3]), ("terms", [0.125, 0.375, 0.5])],
+)
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_answers_count_by_their_weights_in_the_clients_order(weighting, weights, order):
+    for method in (FedAvg, FedSGD):
+        if method is FedAvg and weighting == "terms":
+            continue
+        settings = {"learning_rate": 1.0} if method is FedSGD else {}
+        made = Coordinator(method(weighting=weighting, **settings), LAYOUT, 1, EXAMPLES, 3)
+        made.take_base(lambda: floats(0.0, 8.0))
+        made.open(1)
+        for client in order:
+            data = floats(VALUES[client], 8.0)
+            sent = Weights(data) if method is FedAvg else Gradient(TERMS[client], data)
+            made.receive(update(made, client, sent.encode()), client)
+        expected = sum(weight * value for weight, value in zip(weights, VALUES, strict=True))
+        found = np.frombuffer(Message.decode(made.close()).payload, dtype="<f4")
+        np.testing.assert_allclose(found, [expected, 8.0] if method is FedAvg else [-expected, 0.0], rtol=1e-6)
+
+
+def test_the_clients_are_added_up_in_one_order_whenever_they_answer():
+    """The sum of doubles depends on it, and an orbit holds what came out."""
+    steps = set()
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        made = Coordinator(SCALARS, LAYOUT, 1, [1, 1, 1], 3)
+        made.open(1)
+        for client in order:
+            made.receive(update(made, client, scalar([1e6, 1e-10, -1e6][client])), client)
+        steps.add(Message.decode(made.close()).payload)
+    assert len(steps) == 1
+
+
+def dense(examples=(1, 1), **settings):
+    made = Coordinator(FedAvg(**settings), LAYOUT, 1, examples, len(examples))
+    made.take_base(lambda: floats(0.0, 0.0))
+    return made
+
+
+def round_of(made, number, *sent):
+    """A round in which these clients answer, in this order; what its step holds."""
+    made.open(number)
+    for client, payload in sent:
+        made.receive(update(made, client, payload, number), client)
+    return Message.decode(made.close()).payload
+
+
+def test_who_is_out_of_all_proportion_is_left_out_and_named_in_the_clients_order():
+    made = dense([1, 2, 1, 10**6, 10**6, 1])
+    sent = [(client, floats(1.0, 1.0)) for client in (4, 3, 2, 1, 0)]
+    assert round_of(made, 1, (5, floats(9e5, 1.0)), *sent) == floats(1.0, 1.0)
+    assert [(one.round, one.client) for one in made.rejected] == [(1, 3), (1, 4), (1, 5)]
+    assert "bounds.claims" in made.rejected[0].reason and "bounds.proportion" in made.rejected[2].reason
+
+
+def test_rounds_that_nobody_answered_say_nothing_about_sizes():
+    made = Coordinator(SCALARS, LAYOUT, 1, [1], 1)
+    for number in (1, 2, 3):
+        assert round_of(made, number) == b""
+    assert round_of(made, 4, (0, scalar(1e5))) == scalar(1e5) and made.untaken is None
+
+
+def test_whole_weights_count_by_the_largest_update():
+    """Not by their mean, which Adam makes a step of one size of."""
+    made = dense()
+    for number in (1, 2, 3):
+        assert round_of(made, number, *[(client, floats(number, number)) for client in (0, 1)])
+    far = [(0, floats(4.0, 4.0)), (1, floats(1500.0, 1500.0))]
+    assert round_of(made, 4, *far) == b"" and "out of all proportion: 1.5e+03" in made.untaken
+    near = [(0, floats(4.0, 4.0)), (1, floats(900.0, 900.0))]
+    assert round_of(made, 5, *near) == floats(452.0, 452.0) and made.untaken is None
+
+
+def test_what_an_optimiser_keeps_is_finite():
+    made = dense([1], server="adam", global_rate=0.1)
+    assert round_of(made, 1, (0, floats(1.0, 1.0))) and made.untaken is None
+    assert round_of(made, 2, (0, floats(3e38, 0.5))) == b""
+    assert made.untaken.startswith("what the server's optimiser keeps")
+    assert all(np.isfinite(kept).all() for kept in made.state_dict().values())
+
+
+def test_a_step_next_to_those_before():
+    """What was taken is remembered, what was refused is no part of it."""
+    made = Coordinator(SCALARS, LAYOUT, 1, [1], 1)
+    for number, value in enumerate((2.0, 3.0, 2.0, 1e5, 2.0), start=1):
+        assert round_of(made, number, (0, scalar(value))) == (b"" if value == 1e5 else scalar(value))
+        assert (made.untaken is not None) == (value == 1e5)
+        assert made.steps == number

@@ -1,0 +1,121 @@
+"""Where exactly the bounds are: what an update, a claim and a step may be next to the others, number by number."""
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+
+from fedseed import Basis
+from fedseed.federation.bounds import WINDOW, Bounds, LastSteps, too_far
+from fedseed.methods.payload import LARGEST
+from fedseed.optimizers.rules import Rule
+from fedseed.weights.change import Add, Average, Optimize, Rebuild, Replace, Term
+from fedseed.weights.layout import Layout, TensorEntry
+
+TEN = Bounds(proportion=10.0, claims=10.0)
+
+
+def refused(sizes, claims=(), bounds=TEN):
+    return bounds.outliers(dict(enumerate(sizes)), dict(enumerate(claims)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "clients"),
+    [
+        ([1.0, 1.0, 10.0], []),  # exactly so many times the median is not more
+        ([1.0, 1.0, 10.1], [2]),
+        ([1.0, 1.0, 2.0, 2.0, 10.1], []),  # the middle one is 2
+        ([1.0, 2.0, 2.0, 10.1], []),
+        ([1.0, 1.0, 2.0, 10.1], [3]),  # of an even number the lower one
+        ([10.1, 1.0, 1.0], [0]),  # in any order
+        ([0.1, 0.1, 0.1, 1.1], [3]),
+        ([0.1, 0.1, 0.9], []),
+        ([0.0, 0.0, 0.0, 1.0, 1.0, 10.1], [5]),  # those without a size are no part of it
+        ([0.0, 0.0, 1.0, 10.1], []),  # so here are two only
+        ([1.0, 10.1], []),
+    ],
+)
+def test_an_update_or_a_claim_next_to_the_median(sizes, clients):
+    assert list(refused(sizes)) == clients
+    assert list(refused([1.0] * len(sizes), sizes)) == clients
+    assert refused(sizes, sizes, Bounds(proportion="off", claims="off")) == {}
+
+
+def test_what_none_can_have_measured_is_no_part_of_the_median():
+    assert refused([LARGEST, 1.0]) == {}
+    assert list(refused([LARGEST * 1.001, 1.0])) == [0]
+    for value in (inf, nan, LARGEST * 2):
+        assert list(refused([1.0, value, 1.0, value, 10.1, 1.0])) == [1, 3, 4]
+        assert refused([value] * 3) == {}  # all of them: nobody can say who
+    assert list(refused([1.0, 1.0, 1.0, inf], [1, 20, 1, 1])) == [3, 1]
+
+
+def test_what_a_client_is_told():
+    told = refused([2.0, 2.0, 2.0, 5e5, inf], [1, 20, 1, 1, 1])
+    assert told == {
+        1: "it claims more than 10 times the examples or terms of others (bounds.claims)",
+        3: "out of all proportion: 1e+05 times the median of its round (bounds.proportion = 10)",
+        4: "larger than 1e+06, which no honest update is",
+    }
+
+
+def last(*sizes, bounds=TEN):
+    steps = LastSteps(bounds)
+    for size in sizes:
+        steps.take(size)
+    return steps
+
+
+def test_a_step_next_to_the_last_ones():
+    assert last(1.0, 1.0).problem(1e5) is None  # two are too few
+    three = last(0.0, 2.0, 1.0, 2.0)  # the empty one says nothing
+    assert list(three.sizes) == [2.0, 1.0, 2.0]
+    assert three.problem(20.0) is None and three.problem(20.1) is not None
+    assert three.problem(123.0) == (
+        "it is out of all proportion: 123, where the last 3 were about 2 (bounds.proportion)"
+    )
+    assert last(0.5, 0.5, 0.5).problem(5.1) is not None
+    for steps in (last(), three, last(1.0, 1.0, 1.0, bounds=Bounds(proportion="off"))):
+        for size in (inf, nan, LARGEST * 1.001):
+            assert "no honest one is above 1e+06" in steps.problem(size)
+    assert last(1.0, 1.0, 1.0, bounds=Bounds(proportion="off")).problem(LARGEST) is None
+    assert last().problem(LARGEST) is None
+
+
+def test_only_the_newest_are_remembered_and_they_can_be_kept():
+    steps = last(*[1.0] * 20, *[100.0] * (WINDOW // 2 + 1))
+    assert len(steps.sizes) == WINDOW and steps.problem(500.0) is None
+    again = LastSteps(TEN)
+    again.load(steps.sizes)
+    assert list(again.sizes) == list(steps.sizes)
+    again.take(3.0)
+    assert len(again.sizes) == WINDOW and again.sizes[-1] == 3.0
+    again.load([0.5])
+    assert list(again.sizes) == [0.5]
+    for wrong in ([1.0, 0.0], [1.0, -1.0], [1.0, inf], [nan], ["x"]):
+        with pytest.raises(ValueError, match=r"that can't be|could not convert"):
+            again.load(wrong)
+
+
+def layout(*dtypes):
+    return Layout(tuple(TensorEntry(f"t{n}", (4,), dtype) for n, dtype in enumerate(dtypes)), (0, 4 * len(dtypes)))
+
+
+def along(*coefficients):
+    """Every weight moves by the root of the sum of their squares."""
+    return [Term(Basis("rademacher", 1), np.array(coefficients))]
+
+
+def test_a_sum_over_directions_next_to_what_a_weight_can_hold():
+    single, half = layout("float32"), layout("bfloat16", "float16", "float32")
+    assert too_far(Add(along(1e6)), single) is None and too_far(Add(along(1.001e6)), single) is not None
+    assert too_far(Add(along(1.0, 1.0, 1.0, 1.0), 6e5), single) == (
+        "it would move every weight by about 1.2e+06: at most 1e+06 is possible"
+    )
+    for value, fits in ((65503.0, True), (65505.0, False)):  # of several dtypes the narrowest
+        assert (too_far(Add(along(value)), half) is None) == fits
+        assert (too_far(Rebuild(along(1.0), value), half) is None) == fits
+        assert (too_far(Optimize(along(2.0), Rule("momentum", value / 2)), half) is None) == fits
+    huge = Add(along(1e9))
+    for other in (Add([]), Average([(1.0, [huge])]), Replace(b"")):  # empty, or looked at in another way
+        assert too_far(other, single) is None

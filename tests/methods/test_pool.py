@@ -1,0 +1,59 @@
+"""What travels in FedKSeed: what is read, how large it is, and which candidates are drawn how often."""
+
+import numpy as np
+import pytest
+
+from fedseed import FedKSeed
+from fedseed.errors import MessageError
+from fedseed.methods.payload import About
+from fedseed.methods.pool import Accumulated, Pairs, probabilities
+from fedseed.weights.layout import Layout, TensorEntry
+
+LAYOUT = Layout((TensorEntry("w", (8,), "float32"),), (0, 8))
+METHOD = FedKSeed(candidates=4, steps=3)
+STATE = METHOD.advance(METHOD.start(LAYOUT, 1), Accumulated(np.array([5.0, 0.0, -2.0, 0.0], dtype=np.float32)))
+
+
+def pairs(indices, scalars):
+    return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
+
+
+def test_pairs_of_the_pool_are_read_and_others_are_not():
+    for good in (pairs([3], [1.0]), pairs([0, 3, 3], [1.0, 2.0, -1e6])):
+        assert METHOD.decode_update(STATE, 2, good.encode()).encode() == good.encode()
+    for bad, text in (
+        (pairs([], []), "0 bytes of pairs: from 8 to 24"), (pairs([0] * 4, [1.0] * 4), "32 bytes of pairs"),
+        (pairs([0, 4], [1.0, 1.0]), "candidate 4: the pool has 4"), (pairs([0], [1.1e6]), "1.1e[+]06|1100000"),
+    ):  # fmt: skip
+        with pytest.raises(MessageError, match=text):
+            METHOD.decode_update(STATE, 2, bad.encode())
+    assert pairs([0, 1], [-7.0, 2.0]).size(About(METHOD, STATE, "update", 2)) == 7.0
+
+
+def test_a_step_of_the_pool_counts_by_what_it_adds():
+    about = About(METHOD, STATE, "step")
+    for now, size in (([5.0, -9.0, -2.0, 1.0], 9.0), ([5.5, 0.0, -2.0, 0.0], 1.0), ([5.0, 0.0, -2.0, 0.0], 0.0)):
+        assert Accumulated(np.array(now, dtype=np.float32)).size(about) == size
+
+
+@pytest.mark.parametrize(
+    ("sums", "uses", "psi"),
+    [
+        (
+            [2, 9, 0, 4],
+            [2, 3, 0, 2],
+            [0.0, 1.0, 0.5, 0.5],
+        ),  # means 1, 3, none, 2: 0 to 1, and their mean for the unused
+        ([5, 0, 1, 9], [1, 0, 1, 3], [1.0, 0.5, 0.0, 0.5]),  # used once is used
+        ([5, 0, 0, 0], [1, 0, 0, 0], [0.0] * 4),  # there is nothing to tell them by
+        ([6, 3, 9, 0], [2, 1, 3, 0], [0.0] * 4),
+        ([0, 0, 0, 0], [0, 0, 0, 0], [0.0] * 4),
+        ([1, 2, 3, 5], [1, 1, 1, 1], [0.0, 0.25, 0.5, 1.0]),
+        ([1, 2, 0, 2], [2, 2, 0, 2], [0.0, 1.0, 2 / 3, 1.0]),  # a span below 1 is one
+    ],
+)
+def test_probabilities_are_those_of_equation_13(sums, uses, psi):
+    floats = np.array(sums, dtype=np.float32)
+    found = probabilities(Accumulated(np.zeros(4, np.float32), floats, np.array(uses, dtype=np.uint32)))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.exp(psi) / np.exp(psi).sum(), rtol=1e-6)

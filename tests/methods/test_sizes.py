@@ -1,0 +1,48 @@
+"""How large updates and steps are said to be, worked out by hand."""
+
+import struct
+from math import sqrt
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedseed import Basis
+from fedseed.methods import sizes
+from fedseed.weights.layout import Layout, TensorEntry
+
+LAYOUT = Layout((TensorEntry("a", (3,), "float32"), TensorEntry("b", (5,), "bfloat16")), (0, 2, 8))
+
+
+def dense(*values):
+    """Three values in float32, five in bfloat16."""
+    halves = np.array(values[3:], dtype="<f4").view("<u4") >> 16
+    return struct.pack("<3f", *values[:3]) + halves.astype("<u2").tobytes()
+
+
+def test_projections_count_by_the_largest():
+    assert sizes.largest(np.array([2.0, -3.0, 0.5])) == 3.0
+    assert sizes.largest(np.array([0.5, -0.1])) == 1.0
+    assert sizes.largest(np.array([])) == 0.0
+
+
+def test_coefficients_count_by_how_far_they_move_a_weight():
+    method = SimpleNamespace(directions_of=lambda seed: Basis("rademacher", seed))
+    parts = [[np.array([3.0, 4.0], np.float32), np.array([2.0], np.float32)], [np.array([1.0], np.float32)] * 2]
+    found = sizes.moved(method, LAYOUT, parts)  # blocks of 2 and 6 of 8 weights
+    assert found == pytest.approx(sqrt((2 * 25 + 6 * 4 + 2 * 1 + 6 * 1) / 8))
+    assert sizes.moved(method, LAYOUT, []) == 0.0
+    assert sizes.moved(method, LAYOUT, [[np.zeros(1, np.float32)] * 2]) == sizes.SMALLEST_MOVE
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 2])
+def test_whole_weights_count_by_how_far_they_are_from_those_before(piece, monkeypatch):
+    monkeypatch.setattr(sizes, "_PIECE", piece)
+    before = dense(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    after = dense(1.5, 2.0, 3.0, 2.0, 5.0, 6.0, 7.0, 9.0)
+    assert sizes.distance(LAYOUT, after, before) == pytest.approx(sqrt((0.25 + 4 + 1) / 8))
+    assert sizes.distance(LAYOUT, before, before) == sizes.SMALLEST_MOVE
+    assert sizes.distance(LAYOUT, after, None) == sizes.distance(LAYOUT, b"", before) == 0.0
+    assert sizes.gradient_size(LAYOUT, before) == pytest.approx(sqrt(204 / 8))
+    assert sizes.gradient_size(LAYOUT, dense(1.0, 0.5, *[0.0] * 6)) == pytest.approx(sqrt(1.25 / 8))
+    assert sizes.gradient_size(LAYOUT, dense(0.5, *[0.0] * 7)) == sqrt(1 / 8)

@@ -1,0 +1,94 @@
+"""Records one by one: their bytes, how many steps they may say they are, and which steps go into which record."""
+
+import hashlib
+import struct
+import zlib
+
+import pytest
+
+from fedseed import FedKSeed, FeedSign, MeZO
+from fedseed.errors import MessageError
+from fedseed.orbit import NO_DIGEST, Record, record
+from fedseed.orbit.record import MOST_PACKED, PackedRecord, Steps, ending, link, packed
+
+VOTES, FLOATS = FeedSign(), MeZO()  # a bit a step; four bytes a step
+END = "ab" * 16
+
+
+def test_a_records_bytes_and_its_link():
+    made = PackedRecord(7, 3, b"payload", END)
+    head = struct.pack("<III", 7, 7, 3)
+    assert made.encode() == head + struct.pack("<I", zlib.crc32(head)) + b"payload" + b"\xab" * 16
+    assert made.last == 9 and PackedRecord(7, 1, b"").last == 7
+    assert link(b"before", b"data") == hashlib.blake2b(b"beforedata", digest_size=16).digest()
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "payload"),
+    [
+        (VOTES, 0, b""), (VOTES, 1, b""), (VOTES, 1, b"\1"), (FLOATS, 1, bytes(4)), (VOTES, 2, b"\3"),
+        (VOTES, MOST_PACKED, bytes(MOST_PACKED // 8)), (FLOATS, 2, bytes(MOST_PACKED)),
+        (FedKSeed(), 1, bytes(3 * MOST_PACKED)),
+    ],
+)  # fmt: skip
+def test_a_payload_that_can_be_so_many_steps(method, steps, payload):
+    made = PackedRecord(1, steps, payload)
+    made.check(method)
+    assert len(list(made.unpack(method))) == steps
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "payload", "text"),
+    [
+        (VOTES, 0, b"\0", "0 steps in 1 bytes"),
+        (VOTES, 2, b"", "2 steps in 0 bytes"),
+        (VOTES, MOST_PACKED + 1, bytes(MOST_PACKED // 8 + 1), "65537 steps in 8193 bytes"),
+        (FLOATS, 2, bytes(MOST_PACKED + 2), "2 steps in 65538 bytes"),
+        (FLOATS, 3, bytes(7), "7 bytes can't be 3 steps of equal length"),
+        (VOTES, 2, b"\7", "a padding bit is set"),
+    ],
+)
+def test_a_payload_that_can_not_be_so_many_steps(method, steps, payload, text):
+    made = PackedRecord(1, steps, payload)
+    for act in (made.check, lambda method: list(made.unpack(method))):
+        with pytest.raises(MessageError, match=text):
+            act(method)
+
+
+def test_the_digest_is_that_of_the_last_step_and_steps_end_where_asked():
+    parts = [PackedRecord(1, 1, b"\1", END), PackedRecord(2, 3, b"\5", END), PackedRecord(5, 1, b"", END)]
+    whole = [Record(1, b"\1", END), Record(2, b"\1"), Record(3, b"\0"), Record(4, b"\1", END), Record(5, b"", END)]
+    assert whole[1].digest == NO_DIGEST
+    assert list(Steps(parts, VOTES)) == whole
+    for upto in range(7):
+        assert list(Steps(parts, VOTES, upto)) == whole[:upto]
+    broken = [parts[0], PackedRecord(2, 3, b"\xff", END)]
+    assert list(Steps(broken, VOTES, 1)) == whole[:1]  # what comes later is not looked at
+
+
+def joined(method, *payloads):
+    """(first, steps, payload) of each record that the steps become."""
+    made = [Record(number, payload, f"{number:032x}") for number, payload in enumerate(payloads, start=1)]
+    found = list(packed(method, made))
+    assert [int(each.digest, 16) for each in found] == [each.last for each in found]
+    assert [r.payload for r in Steps(found, method)] == list(payloads)
+    return [(each.first, each.steps, each.payload) for each in found]
+
+
+def test_which_steps_share_a_record(monkeypatch):
+    assert joined(VOTES) == []
+    assert joined(VOTES, b"\1") == [(1, 1, b"\1")]
+    assert joined(VOTES, b"\1", b"\0", b"\1") == [(1, 3, b"\5")]
+    assert joined(VOTES, b"\1", b"\1", b"", b"", b"\1") == [(1, 2, b"\3"), (3, 1, b""), (4, 1, b""), (5, 1, b"\1")]
+    assert joined(FLOATS, b"1234", b"5678", b"12345678") == [(1, 2, b"12345678"), (3, 1, b"12345678")]
+    assert joined(FedKSeed(), b"1234", b"5678") == [(1, 1, b"1234"), (2, 1, b"5678")]  # not one step after the other
+    monkeypatch.setattr(record, "MOST_PACKED", 12)
+    four = [b"1234", b"5678", b"9abc", b"defg"]
+    assert joined(FLOATS, *four) == [(1, 3, b"123456789abc"), (4, 1, b"defg")]
+    assert joined(FLOATS, *four[:2], *[b"12345"] * 3) == [(1, 2, b"12345678"), (3, 2, b"1234512345"), (5, 1, b"12345")]
+
+
+def test_what_ends_a_file():
+    parts = [PackedRecord(1, 4, b"\5", NO_DIGEST), PackedRecord(5, 2, b"\1", END)]
+    assert list(ending(parts)) == [*parts, PackedRecord(7, 0, b"", END)]
+    assert list(ending([])) == [PackedRecord(1, 0, b"")]
