@@ -32,8 +32,8 @@ MOST_NAME = 100  # characters that a metric's name may have, or a phase's; plug-
 # of a line of metrics, whoever writes it: what a client measures has another name
 LINE_FIELDS = frozenset((
     "attacked", "backward_passes", "by_client", "bytes_down", "bytes_up", "clients", "evaluated", "exchanged",
-    "forward_passes", "not_taken", "privacy", "processes", "refused", "round", "rounds", "seconds", "skipped", "skipped_steps",
-    "step_over_weights", "taking_part", "train_loss", "unknown", "weights_digest", "weights_moved",
+    "forward_passes", "not_taken", "privacy", "processes", "refused", "round", "rounds", "seconds", "skipped",
+    "skipped_steps", "step_over_weights", "taking_part", "train_loss", "unknown", "weights_digest", "weights_moved",
 ))  # fmt: skip
 OWN_PHASES = frozenset(("aggregation", "evaluation", "total"))  # which the coordinator measures itself
 _KNOWN = frozenset(("at", "by_client", "digest", "epoch", "metrics", "ratio", "round", "seconds", "spent"))

@@ -20,6 +20,7 @@ from fedseed.transport.signatures import seed_of
 from fedseed.transport.subjects import Subjects
 
 CONNECT_SECONDS = 5
+MOST_HEADERS = 16 << 10  # bytes of a message's headers: a signature, a place and the server's own take a few hundred
 
 # The server separates the parts of a line by spaces, and a subject may hold any other byte. The library takes all for
 # a separator that Python calls space: with a vertical tab in a subject or reply subject, whoever may publish at all
@@ -48,6 +49,8 @@ class _Guarded(Client):
         await super()._process_msg(sid, _as_text(subject), _as_text(reply), data, headers)
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        if headers and len(headers) > MOST_HEADERS:  # they would take ten times that, and are not counted as waiting
+            return None
         try:
             return await super()._process_headers(headers)
         except (ValueError, IndexError):
