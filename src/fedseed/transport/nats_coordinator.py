@@ -14,15 +14,16 @@ from nats.js.errors import NoStreamResponseError, NotFoundError
 from fedseed.errors import NetworkError
 from fedseed.transport.base import CoordinatorEnd, Interrupted, LogLostError, Receive, Rejected
 from fedseed.transport.nats_end import MORE, OVER, NatsEnd, explained
-from fedseed.transport.nats_log import PENDING_BYTES, REQUEST_SECONDS, NatsLogWriter, is_missing
+from fedseed.transport.nats_log import REQUEST_SECONDS, NatsLogWriter, is_missing
 from fedseed.transport.pulse import Pulse
 from fedseed.transport.server_log import ServerLog
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
 from fedseed.transport.warden import Warden
 
-IN_A_ROW = 32  # messages that are looked at before others get a turn
+IN_A_ROW = 8  # messages that are looked at before others get a turn, and more are read
 STATUS_SECONDS = 0.1  # for which an answer about the status is given again: many may ask
+PENDING_BYTES = 16 << 20  # of messages that wait to be looked at; what comes beyond is dropped, and said again
 PENDING_MESSAGES = 20_000  # that wait to be looked at: each takes a kilobyte, however little it holds
 PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: they need hold nothing
 UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
@@ -121,7 +122,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
     async def _reply(self, message: Msg, data: bytes) -> None:
         """Answer, as fast as the server takes it: whoever asks ten thousand times gets so many answers."""
         while self.connection.pending_data_size > UNSENT_BYTES and self.connection.is_connected:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.001)
         await self._publish(message.reply, data)
 
     def _inboxes(self, *names: str) -> tuple[str, ...]:
