@@ -416,6 +416,8 @@ async def test_so_many_messages_wait_and_no_more(room):
     await room.mallory.flush()
     await until(lambda: up._received >= sent)
     assert up.pending_msgs <= PENDING_MESSAGES
+    dropped = [who for who, why in room.rejected if "too many messages at once" in why]
+    assert set(dropped) == {"somebody as mallory"} and len(dropped) >= sent - PENDING_MESSAGES - 1
 
 
 @hostile

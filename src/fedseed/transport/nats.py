@@ -42,7 +42,11 @@ class NatsTransport(Transport):
             for one in end:
                 one.restart()
 
-        connection = await self._connect("coordinator", refused, reconnected)
+        def dropped(subject: str) -> None:
+            for one in end:
+                one.dropped(subject)
+
+        connection = await self._connect("coordinator", refused, reconnected, dropped)
         end.append(NatsCoordinator(connection, self._subjects, Signatures.read(at.key, coordinating=True), log))
         return end[0]
 
@@ -64,6 +68,11 @@ class NatsTransport(Transport):
         return NatsEnd(await self._connect("watcher"), self._subjects, None, Signatures.read(self._access.key))
 
     async def _connect(
-        self, name: str, refused: Callable[[str], None] | None = None, again: Callable[[], None] | None = None
+        self,
+        name: str,
+        refused: Callable[[str], None] | None = None,
+        again: Callable[[], None] | None = None,
+        dropped: Callable[[str], None] | None = None,
     ) -> Client:
-        return await connect(self._access.url, self._subjects, name, self._access.key, self._access.ca, refused, again)
+        at = self._access
+        return await connect(at.url, self._subjects, name, at.key, at.ca, refused, again, dropped)

@@ -70,6 +70,7 @@ async def connect(
     ca: Path | None = None,
     on_refusal: Callable[[str], None] | None = None,
     on_reconnect: Callable[[], None] | None = None,
+    on_drop: Callable[[str], None] | None = None,
 ) -> Client:
     """Connect, and stay connected: later interruptions are bridged.
 
@@ -81,6 +82,7 @@ async def connect(
         ca: file with the certificates to trust; makes encryption compulsory.
         on_refusal: told when the server refuses a publication or subscription.
         on_reconnect: told when an interruption is over.
+        on_drop: told the subject of a message for which too many wait.
 
     Raises:
         RecipeError: the URL or a file is wrong.
@@ -109,6 +111,10 @@ async def connect(
     seen: list[Exception] = []
 
     async def failed(error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            if on_drop is not None:
+                on_drop(error.subject)
+            return
         seen[:] = [error]
         if on_refusal is not None and "permissions violation" in str(error).lower():
             on_refusal(str(error).removeprefix("nats: "))

@@ -129,6 +129,13 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         """What the subjects begin with at which somebody may be answered."""
         return tuple(f"{self.subjects.inbox(name)}." for name in names)
 
+    def dropped(self, subject: str) -> None:
+        """There was no room for a message: its subject says whose name it came in; that it is theirs is not proven."""
+        parts = subject.split(".")
+        name = name_of(parts[-2]) if len(parts) > 2 else None
+        who = f"somebody as {name}" if name is not None and parts[-3] == "up" else "somebody"
+        self._rejected(who, "one of too many messages at once: it was not looked at")
+
     def together(self, one: str, other: str) -> bool:
         """Whether they have the same key."""
         return self.signatures.together(one, other)
