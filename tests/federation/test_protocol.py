@@ -1,5 +1,6 @@
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +17,9 @@ def test_entries():
     assert wire.read_step(wire.Entry.decode(entry.encode())) == (after, MESSAGE)
     assert wire.step_entry(after, MESSAGE, MESSAGE)[1] != after
     assert wire.read_mark(wire.Entry.decode(wire.mark_entry(9, "ab" * 16).encode())) == (9, "ab" * 16)
-    head = wire.header_entry({"names": ["ä"]}, b"orbit" + LINK)
-    assert wire.read_header(wire.Entry.decode(head.encode())) == ({"names": ["ä"]}, b"orbit" + LINK)
+    about = {"epoch": "e", "names": ["ä"]}
+    head = wire.header_entry(about, b"orbit" + LINK)
+    assert wire.read_header(wire.Entry.decode(head.encode())) == (about, b"orbit" + LINK)
 
 
 def test_plans():
@@ -74,3 +76,11 @@ def test_mutations_are_read_or_refused():
         refused += sum(not tried(reader, bytes(data)) for reader in READERS)
         assert tried(Message.decode, bytes(data)) == (bytes(data) == MESSAGE)  # no damage is overlooked
     assert refused > 20_000
+
+
+@pytest.mark.parametrize(
+    "about", [{}, {"names": ["a"]}, {"epoch": 7, "names": ["a"]}, {"epoch": "x"}, {"epoch": "x", "names": [["a"]]}]
+)
+def test_a_logs_header_says_epoch_and_names(about):
+    with pytest.raises(MessageError, match="epoch"):
+        wire.read_header(wire.header_entry(about, b"orbit" + LINK))

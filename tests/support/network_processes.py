@@ -26,7 +26,7 @@ from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
-from fedseed.transport.nats import NatsEnd
+from fedseed.transport.nats_end import NatsEnd
 from support.problem import Problem
 
 

@@ -60,10 +60,13 @@ def test_a_configuration_has_the_users_that_were_asked_for_and_no_others(clients
         assert not users[2] and not USER.sub("", users[0]) and len(USER.findall(users[0])) == len(clients) + 2
 
 
-def test_hosts_ports_and_folders_stay_out_of_the_configuration(tmp_path):
+def test_runs_hosts_ports_and_folders_stay_out_of_the_configuration(tmp_path):
     for host in ("a b", "a\nb", chr(34), ""):
         with pytest.raises(RecipeError, match="--host"):
             make("run", tmp_path / "keys", ["a"], [host], 4222)
+    for run in ("a\nb", "a\r}", "a b", "a.>", ""):
+        with pytest.raises(RecipeError, match="run name"):
+            make(run, tmp_path / "keys", ["a"], ["h"], 4222)
     with pytest.raises(RecipeError, match="--port 0"):
         make("run", tmp_path / "keys", ["a"], ["h"], 0)
     with pytest.raises(RecipeError, match="without quotes"):

@@ -19,6 +19,7 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
 from fedseed.transport.nats_connection import connect
+from fedseed.transport.nats_coordinator import PENDING_MESSAGES, UNSENT_BYTES
 from fedseed.transport.nats_objects import PLACE
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
@@ -339,11 +340,84 @@ async def test_a_flood_of_questions_is_answered_from_one_answer(room):
     async def hear(message):
         heard.append(message.data)
 
-    await watcher.subscribe(inbox, cb=hear)
-    for _ in range(2000):
-        await watcher.publish(SUBJECTS.status, b"{}", reply=inbox)
+    await watcher.subscribe(f"{inbox}.*", cb=hear)
+    for number in range(2000):
+        await watcher.publish(SUBJECTS.status, b"{}", reply=f"{inbox}.{number}")
     await until(lambda: len(heard) == 2000)
     assert set(heard) == {b"fine"} and not made
+
+
+@hostile
+async def test_who_asks_again_at_once_has_the_answer(room):
+    room.coordinator._answer = (float("inf"), b"newest")
+    watcher = await room.bare("watcher")
+    inbox, heard = watcher.new_inbox(), []
+
+    async def hear(message):
+        heard.append(message.subject)
+
+    await watcher.subscribe(f"{inbox}.*", cb=hear)
+    for number in (1, 1, 1, 2, 1, 3):
+        await watcher.publish(SUBJECTS.status, b"{}", reply=f"{inbox}.{number}")
+    await until(lambda: f"{inbox}.3" in heard)
+    assert heard == [f"{inbox}.{number}" for number in (1, 2, 3)]
+
+
+@hostile
+async def test_answers_wait_for_the_server(room):
+    """Two hundred questions are two hundred answers: not all at once in the coordinator's memory."""
+    room.coordinator._answer = (float("inf"), bytes(100_000))
+    connection, unsent = room.coordinator.connection, []
+    publish = connection.publish
+
+    async def watched(*arguments, **more):
+        await publish(*arguments, **more)
+        unsent.append(connection.pending_data_size)
+
+    connection.publish = watched
+    watcher = await room.bare("watcher")
+    inbox, heard = watcher.new_inbox(), []
+
+    async def hear(message):
+        heard.append(len(message.data))
+
+    await watcher.subscribe(f"{inbox}.*", cb=hear)
+    for number in range(200):
+        await watcher.publish(SUBJECTS.status, b"{}", reply=f"{inbox}.{number}")
+    await until(lambda: len(heard) == 200)
+    assert max(unsent) < 2 * UNSENT_BYTES
+
+
+@hostile
+async def test_headers_are_read_up_to_a_size(room):
+    """A megabyte of them would be ten in memory, for each message that waits, and is not counted as waiting."""
+    many = {f"h{number}": "x" for number in range(3000)}
+    subject = SUBJECTS.up("mallory", "beat")
+    signed = Signatures.read(room.keys / "mallory.nk").headers(subject, b"{}")
+    await room.mallory.publish(subject, b"{}", headers={**signed, **many})
+    await room.mallory.publish(subject, b"{}", headers=signed)
+    await until(lambda: room.came)
+    assert room.came == [("mallory", "beat", b"{}")]
+    assert room.rejected[-1] == ("somebody", "a message in the name of mallory without a signature of its key")
+
+
+@hostile
+async def test_so_many_messages_wait_and_no_more(room):
+    """Small ones take memory, too, though they hold nothing."""
+    [up] = [sub for sub in room.coordinator.connection._subs.values() if sub.subject.endswith(".up.*.*")]
+
+    async def hold(message):
+        await asyncio.Event().wait()
+
+    up._cb = hold
+    subject, sent = SUBJECTS.up("mallory", "beat"), PENDING_MESSAGES + 500
+    for _ in range(sent):
+        await room.mallory.publish(subject, b"")
+    await room.mallory.flush()
+    await until(lambda: up._received >= sent)
+    assert up.pending_msgs <= PENDING_MESSAGES
+    dropped = [who for who, why in room.rejected if "too many messages at once" in why]
+    assert set(dropped) == {"somebody as mallory"} and len(dropped) >= sent - PENDING_MESSAGES - 1
 
 
 @hostile

@@ -23,7 +23,7 @@ from fedseed.methods import Method
 from fedseed.orbit import Header
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
-from fedseed.transport.base import CoordinatorEnd, LogLostError
+from fedseed.transport.base import CoordinatorEnd, LogLostError, end_task
 
 SHOWN = (
     "round", "evaluated", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up", "bytes_down", "weights_digest",
@@ -120,6 +120,12 @@ class NetworkCoordinator:
                 self.session.fail(LogLostError(self.run))
                 return
             seen = there
+
+    async def close(self) -> None:
+        """Look at the log no more, and let go of the transport; again is fine."""
+        if self._guard is not None:
+            await end_task(self._guard)
+        await self.session.end.close()
 
     async def open(self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None) -> Coordinator:
         """Make the coordinator, and let the clients know.

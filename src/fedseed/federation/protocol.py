@@ -74,15 +74,19 @@ def header_entry(about: Mapping[str, Any], orbit_start: bytes) -> Entry:
 
 
 def read_header(entry: Entry) -> tuple[dict[str, Any], bytes]:
-    """What a header entry says, and how the orbit begins.
+    """What a header entry says ("epoch": a text, "names": a list of texts), and how the orbit begins.
 
     Raises:
         MessageError: not valid.
     """
-    (size,) = struct.unpack_from("<I", entry.body)
+    size = int.from_bytes(entry.body[:4], "little")
     if entry.kind != "H" or len(entry.body) < 4 + size + LINK_BYTES:
         raise MessageError("the log does not begin with a header")
-    return read_json(entry.body[4 : 4 + size]), entry.body[4 + size :]
+    about = read_json(entry.body[4 : 4 + size])
+    epoch, names = about.get("epoch"), about.get("names")
+    if not isinstance(epoch, str) or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise MessageError("the log's header does not say its epoch, or the clients' names")
+    return about, entry.body[4 + size :]
 
 
 def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, bytes]:

@@ -248,7 +248,7 @@ class NetworkBackend(Backend):
             return
         if self._talk is not None:
             with suppress(NetworkError):
-                self._wait(self._talk.session.end.close())
+                self._wait(self._talk.close())
         left = asyncio.all_tasks(self._loop)
         for task in left:
             task.cancel()

@@ -19,6 +19,7 @@ import nkeys
 
 from fedseed.errors import FedseedError, RecipeError, to_install
 from fedseed.text import shown
+from fedseed.transport.base import check_run
 from fedseed.transport.signatures import key_file
 from fedseed.transport.subjects import Subjects, name_problem
 
@@ -53,8 +54,9 @@ def make(
 
     Raises:
         FedseedError: the folder exists, or the library for certificates is missing.
-        RecipeError: a name is none, or is used twice; a host or the port is none.
+        RecipeError: the run's or a client's name is none, or is used twice; a host or the port is none.
     """
+    check_run(run)
     hosted = _hosted(clients)
     for host in hosts:
         if not _HOST.fullmatch(host):

@@ -20,6 +20,7 @@ from fedseed.transport.signatures import seed_of
 from fedseed.transport.subjects import Subjects
 
 CONNECT_SECONDS = 5
+MOST_HEADERS = 16 << 10  # bytes of a message's headers: a signature, a place and the server's own take a few hundred
 
 # The server separates the parts of a line by spaces, and a subject may hold any other byte. The library takes all for
 # a separator that Python calls space: with a vertical tab in a subject or reply subject, whoever may publish at all
@@ -48,6 +49,8 @@ class _Guarded(Client):
         await super()._process_msg(sid, _as_text(subject), _as_text(reply), data, headers)
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        if headers and len(headers) > MOST_HEADERS:  # they would take ten times that, and are not counted as waiting
+            return None
         try:
             return await super()._process_headers(headers)
         except (ValueError, IndexError):
@@ -67,6 +70,7 @@ async def connect(
     ca: Path | None = None,
     on_refusal: Callable[[str], None] | None = None,
     on_reconnect: Callable[[], None] | None = None,
+    on_drop: Callable[[str], None] | None = None,
 ) -> Client:
     """Connect, and stay connected: later interruptions are bridged.
 
@@ -78,6 +82,7 @@ async def connect(
         ca: file with the certificates to trust; makes encryption compulsory.
         on_refusal: told when the server refuses a publication or subscription.
         on_reconnect: told when an interruption is over.
+        on_drop: told the subject of a message for which too many wait.
 
     Raises:
         RecipeError: the URL or a file is wrong.
@@ -106,6 +111,10 @@ async def connect(
     seen: list[Exception] = []
 
     async def failed(error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            if on_drop is not None:
+                on_drop(error.subject)
+            return
         seen[:] = [error]
         if on_refusal is not None and "permissions violation" in str(error).lower():
             on_refusal(str(error).removeprefix("nats: "))

@@ -43,7 +43,7 @@ METHODS = {
     "fedkseed": {"name": "fedkseed", "basis": "hadamard", "basis_size": 64, "candidates": 64, "steps": 6,
                  "learning_rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True},
 }  # fmt: skip
-SAME = ("round", "clients", "skipped", "bytes_up", "bytes_down", "weights_digest", "rounds")  # in metrics.jsonl
+SAME = ("round", "clients", "bytes_up", "bytes_down", "weights_digest", "rounds")  # in metrics.jsonl
 ASK_SECONDS = 0.25  # between two questions for the status
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -212,7 +212,10 @@ def result_of(out, digests):
     else:
         model = {name: tensor.tobytes() for name, tensor in load_file(out / "model.safetensors").items()}
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return Result(model, digests, [{key: line.get(key) for key in SAME} for line in lines])
+    compared = [{key: line.get(key) for key in SAME} for line in lines]
+    for line, seen in zip(lines, compared, strict=True):
+        seen["skipped"] = [one["client"] for one in line.get("skipped", [])]  # the reason may be one more refusal
+    return Result(model, digests, compared)
 
 
 def _simulation(recipe, problem, **more):

@@ -152,7 +152,8 @@ class Conversation:
         """End it."""
         self.work.cancel()
         self._do(asyncio.gather(self.work, return_exceptions=True))
-        self._do(self.talk.session.end.close())
+        self._do(self.talk.close())
+        assert not asyncio.all_tasks(self.loop), "work that goes on without a coordinator"
         self.loop.close()
 
 

@@ -13,6 +13,7 @@ from fedseed.federation.protocol import Stored
 from fedseed.orbit.record import link
 from support.hostile.damage import ESCAPES, bomb, damaged, damaged_json, evil
 
+NEVER = 10_000  # attempts after this one: the next may come, and then it counts
 MOST = 900_000  # bytes of what it says: the server takes 1 MiB
 LATER = 2  # rounds after this one, which wait for it: what is for the next one may come in time, and count
 DIGITS = "9" * 4300
@@ -65,7 +66,7 @@ async def wrong_frame(bad, number, attempt):
     wrong = bad.rng.choice([
         replace(right, round=(number + bad.rng.choice([-1, LATER, 1000, 1 << 31])) & 0xFFFFFFFF),
         replace(right, client=bad.rng.choice(others)), replace(right, kind=MessageKind.STEP),
-        replace(right, kind=MessageKind.PLAN), replace(right, attempt=attempt + 1),
+        replace(right, kind=MessageKind.PLAN), replace(right, attempt=attempt + NEVER),
         replace(right, method=right.method + 1),
     ])  # fmt: skip
     if bad.rng.random() < 0.3:

@@ -1,0 +1,187 @@
+"""What the ends of a run on NATS have in common, and a client's end."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import api
+from nats.js.errors import NotFoundError
+
+from fedseed.errors import NetworkError
+from fedseed.transport.base import ClientEnd, End, LogLostError, Take
+from fedseed.transport.nats_log import REQUEST_SECONDS, LogReader, NatsFollowing
+from fedseed.transport.nats_objects import Objects
+from fedseed.transport.signatures import Chain, Signatures
+from fedseed.transport.subjects import Subjects
+
+OVER = "the run is over"
+MORE = "docs/federation.md says what that means"
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """The library's errors as one of ours."""
+    try:
+        yield
+    except (TimeoutError, nats.errors.Error, OSError) as error:
+        raise NetworkError(f"{what}: {error or type(error).__name__}") from error
+
+
+class NatsEnd(End):
+    """What the ends have in common.
+
+    Args:
+        connection: to the server.
+        subjects: the run's names there.
+        owner: whose blobs are put here; None: the coordinator's.
+        signatures: sign what is sent, and check what comes.
+    """
+
+    largest = 256 * 1024  # a server takes 1 MiB by default
+
+    def __init__(self, connection: Client, subjects: Subjects, owner: str | None, signatures: Signatures) -> None:
+        self.connection = connection
+        self.subjects = subjects
+        self.signatures = signatures
+        self.objects = Objects(connection, subjects, signatures)
+        self._owner = owner
+        self._followers: list[NatsFollowing] = []
+        self._told: set[str] = set()
+
+    @property
+    def unproven(self) -> str | None:
+        """Without the coordinator's public key."""
+        if self.signatures.coordinator is not None:
+            return None
+        why = "the key file does not name the coordinator's key" if self.signatures.own is not None else "no key"
+        return f"{why}: it is not proven that what comes is the coordinator's ({MORE})"
+
+    async def status(self, seconds: float) -> bytes | None:
+        """What the coordinator answers."""
+        return await self._request(self.subjects.status, b"{}", seconds)
+
+    async def _request(self, subject: str, data: bytes, seconds: float) -> bytes | None:
+        """Ask the coordinator; None: it has not answered."""
+        headers = self.signatures.headers(subject, data)
+        try:
+            answer = await self.connection.request(subject, data, timeout=seconds, headers=headers)
+        except (nats.errors.Error, TimeoutError, OSError):
+            return None
+        return answer.data if self.signatures.of_coordinator(answer.subject, answer.data, answer.headers) else None
+
+    async def log_end(self) -> int | None:
+        """The stream's last sequence number. Raises NetworkError if JetStream is missing, or this key may not ask."""
+        info = await self._stream()
+        return None if info is None else int(info.state.last_seq)
+
+    async def log_over(self) -> bool:
+        """Whether the stream's description says that it was ended. Raises as `log_end` does."""
+        info = await self._stream()
+        return info is not None and info.config.description == OVER
+
+    async def _stream(self) -> api.StreamInfo | None:
+        try:
+            return await self.connection.jetstream(timeout=REQUEST_SECONDS).stream_info(self.subjects.stream)
+        except NotFoundError:
+            return None
+        except (TimeoutError, nats.errors.Error) as error:
+            raise NetworkError(
+                f"the server does not answer about run {self.subjects.run}: has it JetStream, and may this key ask? "
+                f"({error})"
+            ) from error
+
+    async def follow(self, after: int, take: Take) -> "NatsFollowing":
+        """Follow the stream."""
+        return self._follow(self._reader(after, take))
+
+    def _reader(self, after: int, take: Take, until: int | None = None) -> LogReader:
+        chain = Chain(self.signatures, self.subjects.log)
+        return LogReader(self.subjects.run, chain, after, take, self._foreign, self._log_lost, until)
+
+    def _follow(self, reader: LogReader) -> NatsFollowing:
+        following = NatsFollowing(
+            self.connection, self.subjects.stream, reader, reader.first, stopped=self._followers.remove
+        )
+        self._followers.append(following)
+        return following
+
+    def _foreign(self) -> None:
+        """There is something in the log that the coordinator has not written."""
+        self._note("the log holds messages that are not the coordinator's: they are passed over")
+
+    def _log_lost(self) -> None:
+        """The log was there."""
+        self.noted(f"{LogLostError(self.subjects.run)}: waiting until it is put there again by `fedseed serve`")
+
+    def _note(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._told:
+            self._told.add(text)
+            self.noted(text)
+
+    def restart(self) -> None:
+        """The connection was interrupted: whatever consumers there were may be gone."""
+        for following in self._followers:
+            following.restart()
+        self.objects.restart()
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Store an object; an interruption is waited for."""
+        with explained(f"{len(data):,} bytes can't be stored on the server as {name}"):
+            await self.objects.put(self._owner, name, data)
+
+    async def get(self, owner: str | None, name: str, size: int) -> bytes:
+        """Fetch an object; an interruption is waited for."""
+        return await self.objects.get(owner, name, size)
+
+    async def drop(self, owner: str | None, name: str) -> None:
+        """Delete an object."""
+        await self.objects.drop(owner, name)
+
+    async def close(self) -> None:
+        """End the connection."""
+        for following in list(self._followers):
+            await following.stop()
+        with suppress(nats.errors.Error, TimeoutError):
+            await self.connection.close()
+
+    async def _publish(self, subject: str, data: bytes) -> None:
+        try:
+            await self.connection.publish(subject, data, headers=self.signatures.headers(subject, data))
+        except nats.errors.OutboundBufferLimitError:
+            pass  # an interruption that lasts: what is not kept is lost
+        except nats.errors.Error as error:
+            raise NetworkError(f"nothing can be sent to run {self.subjects.run}: {error}") from error
+
+
+class NatsClient(NatsEnd, ClientEnd):
+    """A client's end."""
+
+    async def listen(self, take: Callable[[bytes], None]) -> None:
+        """Subscribe to what goes to everybody."""
+
+        async def deliver(message: Msg) -> None:
+            if not message.data or message.reply.startswith("$JS"):  # a heartbeat, or delivered from a stream
+                return
+            if self.signatures.of_coordinator(message.subject, message.data, message.headers):
+                take(message.data)
+            else:
+                self._note("somebody else than the coordinator writes to everybody: that is passed over")
+
+        await self.connection.subscribe(self.subjects.down, cb=deliver)
+        await self.flush()  # what is broadcast from here on comes
+
+    async def send(self, client: str, what: str, data: bytes) -> None:
+        """Publish under the client's name."""
+        await self._publish(self.subjects.up(client, what), data)
+
+    async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
+        """A request under the client's name."""
+        return await self._request(self.subjects.up(client, what), data, seconds)
+
+    async def flush(self) -> None:
+        """A round trip to the server."""
+        with explained("the server does not answer"):
+            await self.connection.flush()
