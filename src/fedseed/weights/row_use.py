@@ -181,8 +181,8 @@ class RowUse(TorchFunctionMode):
         if self._rows * parameter.numel() > self._most:
             raise UnmappedError(f"a function wants {self._rows} copies of a tensor of shape {tuple(parameter.shape)}")
         left, right, scale = (
-            row_products.Pick.apply(table, self._row).float()
-            for table in self._tables.factors(parameter)  # type: ignore[no-untyped-call]
+            row_products.Pick.apply(table, self._row).float()  # type: ignore[no-untyped-call]
+            for table in self._tables.factors(parameter)
         )
         with torch.autocast(parameter.device.type, enabled=False):
             change = (left * scale).mT @ right
