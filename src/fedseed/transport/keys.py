@@ -23,7 +23,7 @@ from fedseed.transport.base import check_run
 from fedseed.transport.signatures import key_file
 from fedseed.transport.subjects import Subjects, name_problem
 
-_HOST = re.compile(r"[A-Za-z0-9._:-]+")
+_HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
 def make(
@@ -232,7 +232,7 @@ def _certificates(out: Path, hosts: Sequence[str], days: int, valid_from: dateti
     end = start + datetime.timedelta(days=days)
 
     def name(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # no more fit
 
     def builder(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         return (
