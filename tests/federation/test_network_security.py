@@ -199,7 +199,9 @@ def test_hostile_clients_change_nothing(problem, network, secured, in_process):
     assert others["the server does not know its key"] == 1
     assert others["a message larger than the server takes, bytes: 104857600 vs 1048576"] == 1
     honest = {name for name, reasons in refused.items() if network_support.repeats({name: reasons})}
-    assert set(refused) - {"a consumer"} - honest == {"client-4", "somebody at 127.0.0.1"}
+    delivered = "the server was to deliver the run's log or objects to others"  # if it was looked at meanwhile
+    assert set(refused.get("somebody", {})) <= {delivered}
+    assert set(refused) - {"a consumer", "somebody"} - honest == {"client-4", "somebody at 127.0.0.1"}
     assert len(violations) == 4 and all("permissions violation" in text.lower() for text in violations)
     net.check(problem, coordinator, hosts, expected.summary)
     assert net.summary()["repeated_rounds"] == 0
