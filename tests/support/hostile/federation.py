@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from fedseed import Orbit
 from fedseed.errors import NetworkError
 from fedseed.federation.protocol import read_json
+from fedseed.runs.checkpoint import KEPT
 from fedseed.runs.joining import part_of
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.threads import limited
@@ -210,7 +211,8 @@ def result_of(out, digests):
     if (out / "model.orbit").exists():
         model = [(step.round, step.payload, step.digest) for step in Orbit.open(out / "model.orbit").steps()]
     else:
-        model = {name: tensor.tobytes() for name, tensor in load_file(out / "model.safetensors").items()}
+        tensors = load_file(out / "model.safetensors").items()  # of a simulation also the optimiser's state
+        model = {name: tensor.tobytes() for name, tensor in tensors if not name.startswith(KEPT)}
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     compared = [{key: line.get(key) for key in SAME} for line in lines]
     for line, seen in zip(lines, compared, strict=True):
