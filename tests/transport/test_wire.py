@@ -46,3 +46,18 @@ def test_a_message_of_any_bytes_is_one_message(subject, reply, headers, shared_s
         await end.close()
 
     asyncio.run(run())
+
+
+def test_an_answer_that_nobody_waits_for_any_more_ends_no_connection(shared_server):
+    async def run():
+        end = await transport(Access(shared_server.url), "wire").client("client-2", print, lambda: None)
+        connection, given_up = end.connection, asyncio.get_running_loop().create_future()
+        given_up.cancel()
+        await connection._send_ping(given_up)
+        await connection.flush(SECONDS)
+        assert (
+            connection.is_connected and connection.stats["reconnects"] == 0 and connection.stats["errors_received"] == 0
+        )
+        await end.close()
+
+    asyncio.run(run())

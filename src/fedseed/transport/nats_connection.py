@@ -56,6 +56,13 @@ class _Guarded(Client):
         except (ValueError, IndexError):
             return None
 
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():  # who asked has given up; the library would end the connection
+            self._pongs.pop(0)
+            self._pings_outstanding = 0
+            return
+        await super()._process_pong()
+
 
 def _as_text(data: bytes) -> bytes:
     """The same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's name."""
