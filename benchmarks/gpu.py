@@ -44,6 +44,7 @@ from fedseed.objectives.losses import Tokens
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
+from fedseed.randomness.matrices import Matrices
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Rebuild, Term
@@ -153,8 +154,10 @@ def same(report: Report, _: argparse.Namespace) -> None:
         for start, size in [*PLACES, *LARGE]:
             values = rng.normal(size=size).astype(np.float32)
             length = max(size, 5000)
+            matrices = Matrices([(start,), (size // 33, 33), (size % 33,)])  # `lowrank` alone looks at them
             for dtype in DTYPES:
-                parts = [Part(Basis(name, 2**63 + 11, size=64).spec, 61, rng.normal(size=7).astype(np.float32))]
+                spec = Basis(name, 2**63 + 11, size=64, rank=2).spec_on(matrices)
+                parts = [Part(spec, 61, rng.normal(size=7).astype(np.float32))]
                 w = stored(values, dtype)
                 out, expected = torch.empty_like(w), np.empty_like(as_array(w))
                 gpu.move(out, w, dtype, gpu.prepare(parts, length), -1.3, start)
@@ -162,7 +165,7 @@ def same(report: Report, _: argparse.Namespace) -> None:
                 report.check(f"move, {name}, {dtype}, {size} from {start}", bool((as_array(out) == expected).all()))
                 count += 1
             for directions, tile in ((1, 64), (150, 64), *([] if TOY else [(4099, 4096)])):
-                spec, x = Basis(name, 7, size=tile).spec, stored(values, "float32")
+                spec, x = Basis(name, 7, size=tile).spec_on(matrices), stored(values, "float32")
                 found = gpu.project(spec, 3, directions, x, start, length)
                 known = cpu.project(spec, 3, directions, as_array(x), start, length)
                 report.check(f"project, {name}, {directions} directions, {size} from {start}",
