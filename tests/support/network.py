@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from fedseed import Orbit
+from fedseed.federation.large import is_stored
 from fedseed.federation.messages import Message
 from fedseed.federation.protocol import Entry, read_step
 from fedseed.runs.recipe import Recipe
@@ -198,7 +199,8 @@ class Network:
             orbit = Orbit.open(self.out / "model.orbit")
             assert orbit.complete and [r.round for r in orbit.steps()] == list(range(1, recipe.rounds + 1))
             assert {orbit.replay(problem.model())} == digests
-            assert [m.payload for m in self.steps()] == [r.payload for r in orbit.steps()]
+            if not self.stores_steps():  # otherwise the log has references to them
+                assert [m.payload for m in self.steps()] == [r.payload for r in orbit.steps()]
         lines = self.lines()
         assert sum(line.get("rounds", 0) for line in lines) == recipe.rounds
         assert lines[-1]["weights_digest"] in digests
@@ -212,6 +214,10 @@ class Network:
         steps = [Message.decode(read_step(e)[1]) for e in entries if e.kind == "T" and read_step(e)[1][:2] == b"FS"]
         assert [s.round for s in steps] == list(range(1, len(steps) + 1))
         return steps
+
+    def stores_steps(self):
+        """Whether steps were so large that the object store has them."""
+        return any(e.kind == "T" and is_stored(read_step(e)[1]) for e in asyncio.run(self._entries()))
 
     async def _entries(self):
         key, ca = (self.common.get(name) and Path(self.common[name]) for name in ("key", "ca"))
