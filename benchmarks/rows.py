@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-from transformers import OPTConfig, OPTForCausalLM
+from speed import opt_125m
 
 from fedseed import Basis, ParameterSpace
 
@@ -30,19 +30,6 @@ def seconds(act: Callable[[], object], device: str) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - busy
 
 
-def model_of(size: str, dtype: torch.dtype, device: str) -> torch.nn.Module:
-    """OPT with random weights, without twice its memory."""
-    with torch.device("meta"):
-        model = OPTForCausalLM(OPTConfig(dropout=0.0, **SIZES[size]))
-    model = model.to(dtype).to_empty(device=device)
-    model.tie_weights()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(0, 0.02)
-    return model.eval()
-
-
 def main() -> None:
     """Time the passes and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -54,7 +41,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_args()
-    model = model_of(args.size, getattr(torch, args.dtype), args.device)
+    model = opt_125m(getattr(torch, args.dtype), args.device, **SIZES[args.size])
     space = ParameterSpace(model)
     basis = Basis("lowrank", 1, rank=args.rank)
     ids = torch.randint(5, 50_000, (args.rows, args.tokens), generator=torch.Generator().manual_seed(1)).to(args.device)

@@ -54,11 +54,11 @@ class Ready(CausalLM):
         return list(examples)
 
 
-def opt_125m() -> torch.nn.Module:
-    """OPT-125M's architecture with random weights; no more memory than the weights."""
+def opt_125m(dtype: torch.dtype = torch.float32, device: str = "cpu", **shape: Any) -> torch.nn.Module:
+    """OPT-125M's architecture, or another `shape` of it, with random weights; no more memory than the weights."""
     with torch.device("meta"):
-        model = OPTForCausalLM(OPTConfig(dropout=0.0))
-    model = model.to_empty(device="cpu")
+        model = OPTForCausalLM(OPTConfig(dropout=0.0, **shape))
+    model = model.to(dtype).to_empty(device=device)
     model.tie_weights()
     torch.manual_seed(0)
     with torch.no_grad():

@@ -11,18 +11,10 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.session import CoordinatorSettings, Session
 from fedseed.orbit import NO_DIGEST
-from fedseed.reports.progress import Silent
+from support.heard import Heard
 
 RIGHT, WRONG = "ab" * 16, "cd" * 16
 DEADLINE = 600.0
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, text):
-        self.warnings.append(text)
 
 
 class Ask:

@@ -4,14 +4,7 @@ from fedseed.federation import rejected
 from fedseed.federation.membership import Membership, Roster
 from fedseed.federation.rejected import Rejected
 from fedseed.reports.progress import Silent
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, text):
-        self.warnings.append(text)
+from support.heard import Heard
 
 
 def test_all_are_counted_in_bounded_memory_and_the_first_are_told(monkeypatch):

@@ -13,20 +13,12 @@ from fedseed.federation.rejected import Rejected
 from fedseed.federation.rounds import Rounds
 from fedseed.federation.session import CoordinatorSettings, Session
 from fedseed.methods import FeedSign
-from fedseed.reports.progress import Silent
 from fedseed.transport.memory import MemoryEnd
 from fedseed.weights.layout import Layout, TensorEntry
+from support.heard import Heard
 
 DEADLINE = 600.0
 METHOD = FeedSign()
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, text):
-        self.warnings.append(text)
 
 
 class Answering:

@@ -2,9 +2,7 @@
 
 import json
 import struct
-import tracemalloc
 import zlib
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -24,23 +22,13 @@ from fedseed.weights import pending
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
 from support.command import fedseed
+from support.memory import at_most
 
 PER_BYTE, FREE = 700, 2 << 20  # bytes of memory
 METHOD = FeedSign(batch=1)
 LAYOUT = Layout((TensorEntry("w", (4,), "float32"),), (0, 4))
 HEADER = Header("small", "00" * 16, "float32", LAYOUT, METHOD, 1)
 TABLE = json.loads(zlib.decompress(HEADER.encode()[16:]))
-
-
-@contextmanager
-def at_most(size):
-    """No more memory than this at any time."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < size
-    finally:
-        tracemalloc.stop()
 
 
 def sealed(text):

@@ -4,9 +4,7 @@ import io
 import json
 import pickle
 import struct
-import tracemalloc
 import zlib
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,18 +15,8 @@ from fedseed.errors import RecipeError
 from fedseed.tasks import CIFAR10Task
 from fedseed.tasks.pickled import named, read_batch
 from fedseed.tasks.sources import each_row
+from support.memory import at_most
 from support.pictures import python2_pickle
-
-
-@contextmanager
-def at_most(size):
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < size
-    finally:
-        tracemalloc.stop()
-
 
 BOMBS = {
     "a text of 2 GB": b"B" + struct.pack("<I", 0x7FFFFFFF) + b"abc.",

@@ -56,12 +56,14 @@ class Warden:
         offset, deleted = 0, 0
         while True:
             found = await self._stream.consumers_info(stream, offset)
-            foreign = [info.name for info in found if not self._in_order(info.config.deliver_subject)]
-            for name in foreign:
-                with suppress(APIError):  # it is gone already
-                    await self._stream.delete_consumer(stream, name)
-            deleted += len(foreign)
-            offset += len(found) - len(foreign)
+            gone = 0
+            for info in found:
+                if not self._in_order(info.config.deliver_subject):
+                    with suppress(APIError):  # it is gone already; one that stays is passed over
+                        await self._stream.delete_consumer(stream, info.name)
+                        gone += 1
+            deleted += gone
+            offset += len(found) - gone
             if len(found) < AT_ONCE:
                 break
         if deleted:
