@@ -15,8 +15,10 @@ BIN := $(VENV)/bin
 QUICKSTART := runs/quickstart
 GPU_PYTHON ?= python3
 
-# two workers and more take from each other what is left; each has one thread (tests/conftest.py)
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# workers take from each other what is left; each has one thread (tests/conftest.py). One more than there are cores, as a
+# third of the time is waiting for processes and servers
+WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 1) + 1)))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15
 
 .PHONY: setup quickstart check test slow trackers gpu docs notebook packages mutate lint clean nats
 
