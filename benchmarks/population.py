@@ -75,7 +75,7 @@ def curve(case: Case, populated: bool, rate: float, seed: int, out: Path) -> lis
         build(read_recipe(case.recipe, case.settings(populated, rate, seed)), out=folder).run(resume=folder.exists())
     points, passes = [], 0
     for line in map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
-        passes += line["forward_passes"]
+        passes += line.get("forward_passes", 0)  # the first line is the base
         if line.get("loss") is not None:
             points.append((passes, line["loss"] if isfinite(line["loss"]) else inf))
     return points

@@ -45,7 +45,7 @@ class FedKSeed(Population):
     Args (besides those of `Population`):
         candidates: K, directions to choose among.
         importance: Pro: candidates are drawn by importance.
-        steps: T, local steps a round; with a population of n, each has n pairs.
+        steps: T, local steps a round.
         importance_clip: |rho| counts for importance up to this.
         decay: the share of the accumulator that each round forgets, so that the weights go back towards the base.
     """
