@@ -76,6 +76,10 @@ class NotingClient:
         """As `loss`."""
         return self.loss(items)
 
+    def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
+        """As `loss`, for each part."""
+        return [self.loss(items) for _ in along]
+
     def apply(self, change: Change) -> None:
         """Nothing happens."""
         if not any(asked.what == "change" for asked in self.asked):

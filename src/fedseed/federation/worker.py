@@ -173,7 +173,8 @@ class Worker:
         """What a Byzantine client sends in place of its honest update (simulation)."""
         message = Message.decode(update)
         honest = self.method.decode_update(self.state, message.round, message.payload)
-        drawn = words(self.seed, Domain.ATTACK, message.client, message.round << 20, 1 << 12).reshape(-1)
+        blocks = min(1 << 20, max(1 << 12, 2 * len(message.payload)))  # two words for each number or bit
+        drawn = words(self.seed, Domain.ATTACK, message.client, message.round << 20, blocks).reshape(-1)
         return replace(message, payload=honest.attacked(Attack(kind), drawn, self.method).encode()).encode()
 
     def apply(self, step_message: bytes) -> float | None:

@@ -34,6 +34,17 @@ class Client(Protocol):
         """The same at w + scale * direction(k)."""
         ...
 
+    def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
+        """The mean losses over all terms of n equal parts of `items`; one forward pass over all of them.
+
+        Args:
+            basis: where the directions come from.
+            along: n indices: part j is evaluated at w + scale * direction(along[j]).
+            scale: how far; 0: at the weights as they are.
+            items: a multiple of n.
+        """
+        ...
+
     def apply(self, change: Change) -> None:
         """Change the weights, for a local step."""
         ...

@@ -7,6 +7,9 @@ Cost under 18 Kilobytes", ICML 2024.
     rho  = [l(w + eps z_j) - l(w - eps z_j)] / 2 eps   Eq. 3; then w <- w - eta rho z_j, T times (Algorithm 1, 9-12)
     A_j <- A_j + c_i rho_j                             Algorithm 1, line 4
     p    = softmax(minmax(psi)), psi_j = mean |rho_j|  Eq. 13 (Pro): seeds that mattered are drawn more often
+
+With a population of n, a local step has n draws and is w <- w - (eta / n) sum_j rho_j z_j; all n pairs travel, and
+A_j <- A_j + c_i rho_j / n, so that Eq. 4 holds as it stands.
 """
 
 from collections.abc import Sequence
@@ -20,7 +23,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fedseed.methods.base import Answers, CatchUp, Round, State
 from fedseed.methods.client import Client
 from fedseed.methods.pool import Accumulated, Pairs, Pool, probabilities
-from fedseed.methods.zeroth import ZerothOrder
+from fedseed.methods.population import Population, is_usable
 from fedseed.randomness import Domain, derive
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import uniform_integers
@@ -36,10 +39,10 @@ class FedKSeedState(State):
     step: Accumulated = field(default_factory=lambda: Accumulated(np.zeros(0, dtype=np.float32)))
 
 
-class FedKSeed(ZerothOrder):
+class FedKSeed(Population):
     """FedKSeed's settings; defaults as published but for the basis.
 
-    Args (besides those of `ZerothOrder`):
+    Args (besides those of `Population`):
         candidates: K, directions to choose among.
         importance: Pro: candidates are drawn by importance.
         steps: T, local steps a round.
@@ -82,21 +85,25 @@ class FedKSeed(ZerothOrder):
         order = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         own = plan.accumulator.copy()
         pairs: list[tuple[int, float]] = []
-        factor = self.factor(client.round)
-        drawn = self.draw(plan, order).tolist()
-        for j, (rho, _) in self.local_steps(client, drawn, lambda j, items: self.two_point(client, basis, j, items)):
-            pairs.append((j, rho))
-            own[j] += np.float32(factor * rho)
+        factor, n = self.factor(client.round), self.population
+        drawn = self.draw(plan, order).reshape(-1, n).tolist()
+        steps = self.local_steps(client, drawn, lambda along, items: self.estimates_along(client, basis, along, items))
+        for along, found in steps:
+            usable = [(j, one.rho) for j, one in zip(along, found, strict=True) if is_usable(one)]
+            pairs += usable
+            for j, rho in usable:
+                own[j] += np.float32(factor * rho / n)
             if self.small_steps == "from-base":
                 client.apply(Rebuild([Term(basis, own.copy())], scale=-self.learning_rate))
             else:
-                client.apply(Add([Term(basis, [rho], j)], -self.rate(client.round), self.rounding(order, len(pairs))))
+                terms = [Term(basis, [rho / n], j) for j, rho in usable]
+                client.apply(Add(terms, -self.rate(client.round), self.rounding(order, len(pairs))))
         indices, scalars = zip(*pairs, strict=True)
         return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
 
     def draw(self, plan: Pool, seed: int) -> NDArray[np.int64]:
-        """T candidates, uniformly or by the plan's probabilities, decided by `seed`."""
-        numbers = uniform_integers(seed, Domain.SAMPLING, self.steps)
+        """n candidates for each of T steps, uniformly or by the plan's probabilities, decided by `seed`."""
+        numbers = uniform_integers(seed, Domain.SAMPLING, self.steps * self.population)
         if plan.probabilities is None:
             return (numbers % np.uint64(self.candidates)).astype(np.int64)
         edges = np.cumsum(plan.probabilities.astype(np.float64))
@@ -104,10 +111,10 @@ class FedKSeed(ZerothOrder):
         return np.minimum(np.searchsorted(edges, uniform, side="right"), self.candidates - 1)
 
     def aggregate(self, state: FedKSeedState, answers: Answers) -> Accumulated:
-        """A_j += c_i rho_j in double precision, rounded once (Algorithm 1, line 4); for Pro what Eq. 13 needs."""
+        """A_j += c_i rho_j / n in double precision, rounded once (Algorithm 1, line 4); for Pro what Eq. 13 needs."""
         updates: Sequence[Pairs] = answers.updates
         factor = self.factor(answers.round)  # a schedule's, multiplied in: the accumulator says what was really done
-        scaled = [u.scalars.astype(np.float64) * factor for u in updates]
+        scaled = [u.scalars.astype(np.float64) * factor / self.population for u in updates]
         indices = [u.indices for u in updates]
         before = state.step.accumulator
         if self.decay and answers:

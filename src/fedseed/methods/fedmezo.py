@@ -27,8 +27,8 @@ from fedseed.methods.dense import DenseState
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing, Payload
 from fedseed.methods.personal import Personal, Signals, phi
+from fedseed.methods.population import Population, is_usable
 from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned, distances, steps_again
-from fedseed.methods.zeroth import ZerothOrder
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Add, Change, Term
 from fedseed.weights.layout import Layout
@@ -50,13 +50,13 @@ class FedMeZOState(DenseState):
         return replace(super().load_state_dict(arrays), signals=Signals.from_state_dict(arrays))
 
 
-class FedMeZO(Averaged, ZerothOrder):
+class FedMeZO(Averaged, Population):
     """FedMeZO's settings.
 
-    Args (besides those of `ZerothOrder` and `Averaged`):
+    Args (besides those of `Population` and `Averaged`):
         steps: H, local steps a round.
         learning_rate: eta_0, the rate of the local steps; each client's own lies around it.
-        travel: "pairs" (4 bytes a local step) or "tensors" (as published).
+        travel: "pairs" (4 bytes a local step and direction) or "tensors" (as published).
         combine: with pairs, "sum" (one pass, one rounding) or "exact" (the bits of the tensors' average; every client's
             steps are taken again one by one, with two more copies of the weights in memory).
         personal: whether clients have rates of their own, and which signal decides them: "loss" (last round's training
@@ -111,16 +111,17 @@ class FedMeZO(Averaged, ZerothOrder):
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         basis = self.directions(seed)
         rate = (plan.rate if isinstance(plan, Rate) else self.learning_rate) * self.factor(client.round)
-        scalars = np.zeros(self.steps, dtype=np.float32)
         losses: list[float] = []
-        estimates = self.local_steps(client, range(self.steps), lambda t, x: self.two_point(client, basis, t, x))
-        for t, (rho, loss) in estimates:
-            losses.append(loss)
-            scalars[t] = rate * rho
-            if scalars[t]:
-                client.apply(Add([Term(basis, scalars[t : t + 1], t)], -1.0, self.rounding(seed, t)))
+        n, scalars = self.population, np.zeros((self.steps, self.population), dtype=np.float32)
+        draws = [range(t * n, (t + 1) * n) for t in range(self.steps)]
+        for along, found in self.local_steps(client, draws, lambda k, x: self.estimates_along(client, basis, k, x)):
+            losses += [one.loss for one in found if is_usable(one)]
+            t = along.start // n
+            scalars[t] = [rate * one.rho / n for one in found]
+            if scalars[t].any():
+                client.apply(Add([Term(basis, scalars[t], along.start)], -1.0, self.rounding(seed, t)))
         mean = float(np.float32(fmean(losses))) if self.losses_travel else None
-        return Trace(mean, scalars) if self.travel == "pairs" else Tuned(mean, client.weights())
+        return Trace(mean, scalars.reshape(-1)) if self.travel == "pairs" else Tuned(mean, client.weights())
 
     # -- as pairs; as tensors: FedAvg's average ------------------------------------------------------------------------
 

@@ -10,25 +10,24 @@ Learning", 2022, as Ferret and FedKSeed compare with it:
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
 from fedseed.methods.client import Client
 from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing
-from fedseed.methods.zeroth import ZerothOrder
+from fedseed.methods.population import Population, shares
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Add, Term
 
 
-class FedZO(Averaged, ZerothOrder):
+class FedZO(Averaged, Population):
     """FedZO's settings.
 
-    Args (besides those of `ZerothOrder` and `Averaged`):
+    Args (besides those of `Population` and `Averaged`):
         steps: T, local steps a round.
         batch: b1, examples of an estimate.
-        estimates: b2, directions of a step.
+        estimates: b2, directions of a step; with a population of n, b2 n.
         estimator: "one-point" (as published) or "two-point" (then this is FedMeZO as FedKSeed names it).
     """
 
@@ -48,13 +47,13 @@ class FedZO(Averaged, ZerothOrder):
         """T steps along directions of the client's own seed, then the weights."""
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         basis = self.directions(seed)
-        estimate = self.one_point if self.estimator == "one-point" else self.two_point
+        count = self.estimates * self.population
 
         def gradient(t: int, items: Sequence[Any]) -> Term:
             """g."""
-            first = t * self.estimates
-            rho = [estimate(client, basis, first + j, items).rho / self.estimates for j in range(self.estimates)]
-            return Term(basis, np.array(rho, dtype=np.float32), first)
+            along = range(t * count, (t + 1) * count)
+            found = self.estimates_along(client, basis, along, items, self.estimator == "one-point")
+            return Term(basis, shares(found), along.start)
 
         for t, g in self.local_steps(client, range(self.steps), gradient):
             client.apply(Add([g], -self.rate(client.round), self.rounding(seed, t)))

@@ -26,6 +26,7 @@ from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import Bits, Nothing, Payload
+from fedseed.methods.population import MOST, Population
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.privacy import PrivateSign
 from fedseed.randomness import Domain
@@ -37,20 +38,20 @@ Signs = NDArray[np.int8]
 
 @dataclass(frozen=True)
 class Votes(Payload):
-    """v signs (+1 or -1), one per direction: an update, or a step. No signs: a step that nobody voted on."""
+    """A sign (+1 or -1) for each direction of the step: an update, or a step. No signs: a step that nobody voted on."""
 
-    signs: Annotated[Signs, Bits("votes_per_round")]
+    signs: Annotated[Signs, Bits("per_step")]
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Other votes."""
         return Votes(attack.signs(self.signs, drawn))
 
 
-class FeedSign(Stepwise):
+class FeedSign(Population, Stepwise):
     """FeedSign's settings; a round is a step.
 
-    Args (besides those of `ZerothOrder` and `Stepwise`):
-        votes_per_round: v, directions voted on at the same weights and applied together.
+    Args (besides those of `Population` and `Stepwise`):
+        votes_per_round: v, directions voted on at the same weights and applied together; with a population of n, v n.
         epsilon: DP-FeedSign: each vote is (epsilon, 0)-differentially private; None: plain majority.
     """
 
@@ -70,25 +71,30 @@ class FeedSign(Stepwise):
     def _votes_have_no_size(self) -> "FeedSign":
         if self.divide_by != "nothing":
             raise ValueError(f'divide_by = "{self.divide_by}": votes have no size to divide by; leave it out')
+        if self.per_step > MOST:
+            raise ValueError(
+                f"votes_per_round = {self.votes_per_round}, population = {self.population}: {self.per_step:,} votes a "
+                f"step, at most {MOST:,} are possible"
+            )
         return self
 
     @property
     def per_step(self) -> int:
-        """v, the directions of a step."""
-        return self.votes_per_round
+        """v, the directions of a step; with a population, v n."""
+        return self.votes_per_round * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Votes:
         """The signs of the client's projections (Eq. 2); a loss that is not finite makes the client abstain.
 
         With `epsilon` it votes the coin where a loss is not usable, or where it has no example.
         """
-        rho = np.zeros(self.votes_per_round)
+        rho, n = np.zeros(self.per_step), self.population
         with suppress(NonFiniteError) if self.epsilon is not None else nullcontext():
             items = next(client.batches(self.batch))
-            basis = self.directions(state.seed)
-            for number, k in enumerate(self.indices(client.round)):
+            basis, along = self.directions(state.seed), self.indices(client.round)
+            for at in range(0, self.per_step, n):
                 with suppress(NonFiniteError) if self.epsilon is not None else nullcontext():
-                    rho[number] = self.two_point(client, basis, k, items).rho
+                    rho[at : at + n] = [r for r, _ in self.estimates_along(client, basis, along[at : at + n], items)]
         return Votes(np.where(rho == 0, self.coins(state, client.round), np.sign(rho)).astype(np.int8))
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:
@@ -110,8 +116,8 @@ class FeedSign(Stepwise):
 
     def coins(self, state: StepState, number: int) -> Signs:
         """The step's coins, one per vote; everybody knows them."""
-        drawn = words(state.seed, Domain.COIN, 0, number * (1 << 14), -(-self.votes_per_round // 4)).reshape(-1)
-        return np.where(drawn[: self.votes_per_round] & 1, 1, -1).astype(np.int8)
+        drawn = words(state.seed, Domain.COIN, 0, number * (1 << 14), -(-self.per_step // 4)).reshape(-1)
+        return np.where(drawn[: self.per_step] & 1, 1, -1).astype(np.int8)
 
     # -- what it declares ------------------------------------------------------------------------------------------
 
@@ -128,4 +134,4 @@ class FeedSign(Stepwise):
     @property
     def privacy(self) -> PrivateSign | None:
         """DP-FeedSign's mechanism."""
-        return None if self.epsilon is None else PrivateSign(self.epsilon, self.votes_per_round)
+        return None if self.epsilon is None else PrivateSign(self.epsilon, self.per_step)

@@ -6,6 +6,8 @@ Algorithm 1 (n = 1) and its n-SPSA variant:
     rho_j = [l(w + eps z_{t,j}; B) - l(w - eps z_{t,j}; B)] / 2 eps      j = 1..n, on one batch B
             [l(w + eps z_{t,j}; B) - l(w; B)] / eps                      "one-point": n + 1 passes in place of 2 n
     w    <- w - (eta / n) sum_j rho_j z_{t,j}
+
+With a population of p, each of the n estimates is p of them, on a part of B each: n p directions in 2n passes.
 """
 
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Nothing, Payload
+from fedseed.methods.population import Population, shares
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
@@ -25,9 +28,9 @@ from fedseed.weights.change import Change, Floats
 
 @dataclass(frozen=True)
 class Estimates(Payload):
-    """rho_j / n for each direction of the step; none in a step: nobody answered."""
+    """rho_j / n for each of the n directions of the step; none in a step: nobody answered."""
 
-    scalars: Annotated[Floats, Array("f4", "estimates", optional=True)]
+    scalars: Annotated[Floats, Array("f4", "per_step", optional=True)]
 
     def check(self, about: About) -> None:
         """Whether a loss can have given them."""
@@ -39,11 +42,11 @@ class Estimates(Payload):
         return largest(self.scalars)
 
 
-class MeZO(Stepwise):
+class MeZO(Population, Stepwise):
     """MeZO's settings; a round is a step.
 
-    Args (besides those of `ZerothOrder` and `Stepwise`):
-        estimates: n, directions a step; their estimates are averaged.
+    Args (besides those of `Population` and `Stepwise`):
+        estimates: n, directions a step; their estimates are averaged. With a population of p, n p directions.
         estimator: "two-point" (as published) or "one-point". With "one-point", divide_by = "deviation" and "rademacher"
             directions this is FZOO.
     """
@@ -63,19 +66,14 @@ class MeZO(Stepwise):
 
     @property
     def per_step(self) -> int:
-        """n, the directions of a step."""
-        return self.estimates
+        """n, the directions of a step; with a population, n p."""
+        return self.estimates * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Estimates:
         """n estimates on one batch, each divided by n."""
         items = next(client.batches(self.batch))
-        basis = self.directions(state.seed)
-        along = self.indices(client.round)
-        if self.estimator == "one-point":
-            found = self.one_points(client, basis, along, items)
-        else:
-            found = [self.two_point(client, basis, k, items) for k in along]
-        return Estimates(np.array([one.rho / self.estimates for one in found], dtype=np.float32))
+        basis, along = self.directions(state.seed), self.indices(client.round)
+        return Estimates(shares(self.estimates_along(client, basis, along, items, self.estimator == "one-point")))
 
     def aggregate(self, state: StepState, answers: Answers) -> Estimates:
         """The mean over clients, of which there is one."""

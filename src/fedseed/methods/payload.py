@@ -149,12 +149,14 @@ class Array(Codec):
         length: a number, or a name.
         when: as for every codec.
         optional: in a step no elements at all are possible, too: nobody answered.
+        each: the name of how many elements there are for each one of the length; None: one.
     """
 
     dtype: str
     length: int | str
     when: str | None = None
     optional: bool = False
+    each: str | None = None
 
     def write(self, value: Any) -> bytes:
         """The elements' bytes; none for None."""
@@ -167,7 +169,7 @@ class Array(Codec):
         count = self.length if isinstance(self.length, int) else about.lookup(self.length)
         if count is None:  # shared with the fields of the same length that follow
             share = sum(
-                np.dtype(c.dtype).itemsize
+                np.dtype(c.dtype).itemsize * c.times(about)
                 for c in rest
                 if isinstance(c, Array) and c.length == self.length and not c.absent(about)
             )
@@ -176,7 +178,11 @@ class Array(Codec):
             count = reader.left // share
         if self.optional and about.kind == "step" and not reader.left:
             count = 0
-        return self.decoded(reader.array(self.dtype, int(count)))
+        return self.decoded(reader.array(self.dtype, int(count) * self.times(about)))
+
+    def times(self, about: About) -> int:
+        """Elements for each one of the length."""
+        return 1 if self.each is None else int(about.lookup(self.each))
 
     def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
         """What the elements stand for."""

@@ -26,16 +26,16 @@ class Pool(Payload):
 
 @dataclass(frozen=True)
 class Pairs(Payload):
-    """An update: (candidate, rho) of each local step. 8 bytes a step."""
+    """An update: (candidate, rho) of each local step, n of them with a population of n. 8 bytes each."""
 
     indices: Annotated[Uses, Array("u4", "n")]
     scalars: Annotated[Floats, Array("f4", "n")]
 
     def check(self, about: About) -> None:
-        """At most T, candidates of the pool, possible scalars."""
-        steps, candidates = about.lookup("steps"), about.lookup("candidates")
-        if not 1 <= len(self.indices) <= steps:
-            raise MessageError(f"{8 * len(self.indices)} bytes of pairs: from 8 to {8 * steps}, 8 for each step")
+        """At most T n, candidates of the pool, possible scalars."""
+        most, candidates = about.lookup("steps") * about.lookup("population"), about.lookup("candidates")
+        if not 1 <= len(self.indices) <= most:
+            raise MessageError(f"{8 * len(self.indices)} bytes of pairs: from 8 to {8 * most}, 8 for each")
         if int(self.indices.max()) >= candidates:
             raise MessageError(f"candidate {int(self.indices.max())}: the pool has {candidates}")
         check_scalars(self.scalars)

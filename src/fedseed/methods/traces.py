@@ -60,25 +60,26 @@ class Tuned(Payload):
 class Trace(Payload):
     """An update as pairs: the same loss, and eta_i rho_t of each local step (0: skipped), float32, shape (H,).
 
-    The directions follow from round and client.
+    The directions follow from round and client. With a population of n: eta_i rho_{t,j} / n, shape (H n,).
     """
 
     loss: Loss
-    scalars: Annotated[Floats, Array("f4", "steps")]
+    scalars: Annotated[Floats, Array("f4", "steps", each="population")]
 
     def check(self, about: About) -> None:
         """Whether losses can have given them."""
         largest_rate = about.lookup("learning_rate") * (1 + about.lookup("alpha"))
-        check_scalars(self.scalars / np.float64(largest_rate))
+        check_scalars(self.scalars / np.float64(largest_rate / about.lookup("population")))
 
     def size(self, about: About) -> float:
         """That of the largest projection."""
-        return largest(self.scalars / np.float64(about.lookup("learning_rate")))
+        return largest(self.scalars / np.float64(about.lookup("learning_rate") / about.lookup("population")))
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Other scalars on the same directions."""
-        rho = (self.scalars / np.float64(method.learning_rate)).astype(np.float32)
-        return Trace(self.loss, (method.learning_rate * attack.scalars(rho, drawn)).astype(np.float32))
+        by = method.learning_rate / method.population
+        rho = (self.scalars / np.float64(by)).astype(np.float32)
+        return Trace(self.loss, (by * attack.scalars(rho, drawn)).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,12 @@ def steps_again(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Cha
     bases = [method.directions(derive(state.seed, Domain.CLIENT_SEED, state.done + 1, b.client)) for b in step.branches]
     both = list(zip(step.branches, bases, strict=True))
     if method.combine == "exact":
+        n = method.population
+        steps = [(b, [b.trace.scalars[at : at + n] for at in range(0, n * method.steps, n)]) for b, _ in both]
         return Average(
             [
-                (b.weight, [Add([Term(basis, [c], t)], -1.0) for t, c in enumerate(b.trace.scalars) if c])
-                for b, basis in both
+                (b.weight, [Add([Term(basis, c, t * n)], -1.0) for t, c in enumerate(taken) if c.any()])
+                for (b, taken), (_, basis) in zip(steps, both, strict=True)
             ]
         )
     weighted = [(basis, (b.weight * b.trace.scalars.astype(np.float64)).astype(np.float32)) for b, basis in both]

@@ -7,7 +7,8 @@ FeedSign's baseline (its Algorithm 1), after Malladi et al., "Fine-Tuning Langua
     w    <- w - (eta / m) sum_k rho_k z_{s_k}            own seeds
     w    <- w - eta mean(rho) z_t                        one shared seed a step
 
-A seed is 32 bits: the index of a direction of the run's basis.
+A seed is 32 bits: the index of a direction of the run's basis. With a population of n there are n rho of a client, on
+the directions from that index on, and the step takes their mean; own indices are multiples of n then.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Nothing, Payload
+from fedseed.methods.population import Population
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
@@ -64,20 +66,24 @@ class Projections(Payload):
     """Scalars on directions: an update, or a step.
 
     Args:
-        scalars: rho, in steps with the weights multiplied in.
-        indices: the directions, where each client takes its own; None: they follow from the step's number.
+        scalars: rho, in steps with the weights multiplied in; with a population of n, n for each client.
+        indices: the first of their directions, where each client takes its own; None: they follow from the step's
+            number.
     """
 
     indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", when="own_seeds")] = field(
         default=None, kw_only=True
     )
-    scalars: Annotated[Floats, Array("f4", "m")]
+    scalars: Annotated[Floats, Array("f4", "m", each="population")]
 
     def check(self, about: About) -> None:
-        """One projection in an update, or in a step with a shared seed; none only if nobody answered."""
-        most = 1 if about.kind == "update" or self.indices is None else None
+        """One population in an update, or in a step with a shared seed; none only if nobody answered."""
+        n = about.lookup("population")
+        most = n if about.kind == "update" or self.indices is None else None
         if (most is not None and len(self.scalars) > most) or (about.kind == "update" and not len(self.scalars)):
-            raise MessageError(f"{len(self.scalars)} projections in {about.kind} of {about.method.name}, not 1")
+            raise MessageError(f"{len(self.scalars)} projections in {about.kind} of {about.method.name}, not {n}")
+        if self.indices is not None and (self.indices % n).any():
+            raise MessageError(f"an index of {self.indices[self.indices % n > 0][0]}: not a multiple of {n}")
         if about.kind == "update":
             check_scalars(self.scalars)
 
@@ -94,15 +100,15 @@ class Projections(Payload):
 class ByteProjections(Projections):
     """The same with a byte a scalar."""
 
-    scalars: Annotated[Floats, OneByte("u1", "m")]
+    scalars: Annotated[Floats, OneByte("u1", "m", each="population")]
 
 
-class ZOFedSGD(Stepwise):
+class ZOFedSGD(Population, Stepwise):
     """ZO-FedSGD's settings; a round is a step.
 
-    Args (besides those of `ZerothOrder` and `Stepwise`):
+    Args (besides those of `Population` and `Stepwise`):
         seeds: "own": each client draws its own direction and sends (seed, rho), 8 bytes; "shared": one direction a
-            step, 4 bytes up and the mean, 4 bytes, down.
+            step, 4 bytes up and the mean, 4 bytes, down. With a population of n, n directions, and 4 n bytes for rho.
         scalars: "float32", or "byte" for one byte a projection.
     """
 
@@ -125,9 +131,14 @@ class ZOFedSGD(Stepwise):
         return self
 
     @property
+    def per_step(self) -> int:
+        """Directions of a client, or of all that share them."""
+        return self.population
+
+    @property
     def several(self) -> bool:
         """Own directions: as many as clients answer."""
-        return self.own_seeds
+        return self.own_seeds or super().several
 
     @property
     def own_seeds(self) -> bool:
@@ -135,31 +146,33 @@ class ZOFedSGD(Stepwise):
         return self.seeds == "own"
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:
-        """One two-point estimate."""
+        """A two-point estimate along each direction of a population."""
         items = next(client.batches(self.batch))
-        k = client.round - 1
-        if self.own_seeds:
-            k = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) & 0xFFFFFFFF
-        rho = self.two_point(client, self.directions(state.seed), k, items).rho
-        indices = np.array([k], dtype=np.uint32) if self.own_seeds else None
-        return self.update_type(np.array([rho], dtype=np.float32), indices=indices)
+        along, n = self.indices(client.round), self.population
+        if self.own_seeds:  # aligned: those of two clients are the same, or have none in common
+            k = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) % ((1 << 32) // n) * n
+            along = range(k, k + n)
+        found = self.estimates_along(client, self.directions(state.seed), along, items)
+        indices = np.array([along.start], dtype=np.uint32) if self.own_seeds else None
+        return self.update_type(np.array([one.rho for one in found], dtype=np.float32), indices=indices)
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
-        """Own seeds: every client's pair, its weight multiplied in; shared: the mean. Steps carry full floats."""
+        """Own seeds: each client's scalars, its weight multiplied in; shared: the mean. Steps carry full floats."""
+        n = self.population
         if self.own_seeds:
-            scalars = np.array([c * float(u.scalars[0]) for _, c, u in answers], dtype=np.float32)
+            scalars = np.array([c * rho / n for _, c, u in answers for rho in u.scalars.tolist()], dtype=np.float32)
             return Projections(scalars, indices=np.array([u.indices[0] for u in answers.updates], dtype=np.uint32))
         if not answers:
             return Projections(np.zeros(0, dtype=np.float32))
-        return Projections(answers.combine([u.scalars for u in answers.updates]).astype(np.float32))
+        return Projections((answers.combine([u.scalars for u in answers.updates]) / n).astype(np.float32))
 
     def change(self, state: StepState, step: Projections) -> Change:
         """w <- w - eta sum_k c_k rho_k z_k, rounded once."""
         if step.indices is None:
             return self.descent(state, step.scalars)
         basis = self.directions(state.seed)
-        pairs = zip(step.indices, self.divided(state, step.scalars), strict=True)
-        return self.descent_along(state, [Term(basis, [rho], int(k)) for k, rho in pairs])
+        pairs = zip(step.indices, self.divided(state, step.scalars).reshape(-1, self.population), strict=True)
+        return self.descent_along(state, [Term(basis, rho, int(k)) for k, rho in pairs])
 
     def advance(self, state: StepState, step: Projections) -> StepState:
         """Count the step."""

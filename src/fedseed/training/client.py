@@ -16,6 +16,7 @@ from fedseed.errors import NonFiniteError
 from fedseed.objectives.batches import micro_batches
 from fedseed.objectives.losses import Objective
 from fedseed.randomness import Basis, Domain, derive, permutation
+from fedseed.training.populations import part_losses
 from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.training.steps import Rounder, Steps, steps_of
 from fedseed.training.streaming import gradients_taken
@@ -197,6 +198,17 @@ class LocalClient:
             loss = self.loss(items)
         self.cost.losses.append(loss)
         return loss
+
+    def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
+        """The mean losses of len(along) equal parts of `items`, part j at w + scale * direction(along[j]).
+
+        It counts as one forward pass: every example goes through the model once, though it may be in several pieces.
+        """
+        self.cost.forward_passes += 1
+        with self.phase("local"):
+            (found,) = part_losses(self.space, self.objective, [items], basis, along, scale)
+        self.cost.losses += found if scale else []
+        return found
 
     def skip(self, reason: str) -> None:
         """Count a local step that was not usable; its losses, if not finite, count for nothing."""

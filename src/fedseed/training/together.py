@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from fedseed.aggregation.weighting import client_weights
 from fedseed.errors import NonFiniteError
 from fedseed.randomness import Basis
 from fedseed.training.client import LocalClient
+from fedseed.training.populations import part_losses
 
-Look = tuple[Basis, int, float]  # w + scale * direction(k), as (basis, k, scale)
+# n parts of each batch at w + scale * direction(along[j]), as (basis, along, scale)
+Look = tuple[Basis, tuple[int, ...], float]
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Seen:
     """What one forward pass over all clients' batches found.
 
     Args:
-        losses: each client's mean loss, in the order of the clients; 0 for one without examples.
+        losses: the mean losses of each client's parts, in the order of the clients; 0 for one without examples.
         seconds: what it took.
     """
 
-    losses: Sequence[float]
+    losses: Sequence[Sequence[float]]
     seconds: float
 
 
@@ -36,7 +36,8 @@ class SharedLosses:
     """Clients that all look at the same perturbed weights: one forward pass over all their batches serves them all.
 
     A simulation's short cut. A client's loss is the mean over its own examples of the joint batch, so votes and
-    projections are what the client alone would find, up to the float noise of another batch size.
+    projections are what the client alone would find, up to the float noise of another batch size. With a population,
+    part j of every client's batch is at the weights of direction j, all parts of all clients in one pass.
 
     Several processes may share the passes: each makes those of its part and leaves the others out (`found` then has
     losses, and nothing else here means anything), and one of them goes through the round with all that was `known`.
@@ -57,7 +58,7 @@ class SharedLosses:
         self._part = part, parts
         self._drawn: list[list[Any]] = []
         self._size = 0
-        self._losses: dict[Look, Sequence[float]] = {}
+        self._losses: dict[Look, Sequence[Sequence[float]]] = {}
 
     def draw(self, number: int, size: int) -> list[Any]:
         """The batch of member `number`; all members' batches are drawn at the first call."""
@@ -70,15 +71,15 @@ class SharedLosses:
             raise NonFiniteError("no usable example")
         return self._drawn[number]
 
-    def loss(self, number: int, basis: Basis, k: int, scale: float) -> float:
-        """The loss of member `number` at w + scale * direction(k)."""
-        look = basis, k, scale
+    def losses(self, number: int, basis: Basis, along: Sequence[int], scale: float) -> Sequence[float]:
+        """The losses of the parts of member `number`'s batch, part j at w + scale * direction(along[j])."""
+        look = basis, tuple(along), scale
         if look not in self._losses:
             part, parts = self._part
             if len(self._losses) % parts == part:
                 self._losses[look] = self._seen(look).losses
             else:
-                self._losses[look] = [0.0] * len(self.members)  # another process' pass
+                self._losses[look] = [[0.0] * len(along)] * len(self.members)  # another process' pass
         return self._losses[look][number]
 
     def _seen(self, look: Look) -> Seen:
@@ -87,22 +88,12 @@ class SharedLosses:
         seen = self._known.get(look)
         if seen is None:
             start = time.perf_counter()
-            losses = self._pass(*look)
+            first = self.members[0].own
+            losses = part_losses(first.space, first.objective, self._drawn, *look)
             seen = self.found[look] = Seen(losses, time.perf_counter() - start)
         cost.seconds["local"] = cost.seconds.get("local", 0.0) + seen.seconds
         cost.forward_passes += 1
         return seen
-
-    @torch.no_grad()
-    def _pass(self, basis: Basis, k: int, scale: float) -> list[float]:
-        """All members' losses at w + scale * direction(k), from one batch."""
-        first = self.members[0].own
-        first.space.model.eval()
-        items = [item for batch in self._drawn for item in batch]
-        with first.space.perturbed(basis, k, scale):
-            losses = iter(first.objective.losses(first.space.model, items).tolist())
-        weight = first.objective.weight
-        return [sum(next(losses) for _ in batch) / sum(map(weight, batch)) if batch else 0.0 for batch in self._drawn]
 
 
 class SharingLosses(LocalClient):
@@ -121,9 +112,15 @@ class SharingLosses(LocalClient):
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
         """The client's loss at w + scale * direction(k)."""
-        loss = self._together.loss(self._index, basis, k, scale)
+        (loss,) = self._together.losses(self._index, basis, (k,), scale)
         self.cost.losses.append(loss)
         return loss
+
+    def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
+        """The client's losses at w + scale * direction(along[j])."""
+        found = list(self._together.losses(self._index, basis, along, scale))
+        self.cost.losses += found if scale else []
+        return found
 
 
 class SharedGradients:

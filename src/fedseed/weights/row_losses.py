@@ -19,33 +19,37 @@ def row_losses(
     basis: Basis,
     directions: Sequence[int],
     scales: float | Sequence[float],
+    counts: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """The loss of each item at w + scales[i] * direction(directions[i]).
 
     In one pass with `ParameterSpace.perturbed_rows` where that is possible and `losses` calls the space's model once,
-    with a row for each item; else in one pass for each direction, to the same losses but for rounding.
+    with the rows of all items; else in one pass for each direction, to the same losses but for rounding.
 
     Args:
         space: the model's.
-        losses: from items to their losses at the model's weights, shape (items,); item i has row i of the model's
-            inputs, and its loss depends on no other item's.
+        losses: from items to their losses at the model's weights, shape (items,); an item's loss depends on no other
+            item's.
         items: B of them.
         basis: where the directions come from.
         directions: B indices; some may be the same.
         scales: how far to move along each; one number: all alike.
+        counts: how many rows of the model's inputs each item has, in the items' order; None: item i has row i.
 
     Returns:
         Shape (B,), in the items' order; no gradient.
 
     Raises:
-        ValueError: as `perturbed_rows` does, or there are not as many items or losses as directions.
+        ValueError: as `perturbed_rows` does, or there are not as many items, counts or losses as directions.
     """
     moves = moves_of(directions, scales)
     if len(items) != len(moves):
         raise ValueError(f"{len(items)} items for {len(moves)} directions")
+    each = [1] * len(items) if counts is None else counts
+    rows_of = [move for move, count in zip(moves, each, strict=True) for _ in range(count)]
     if space.rows.possible(basis):
         try:
-            with torch.no_grad(), space.perturbed_rows(basis, directions, scales) as rows:
+            with torch.no_grad(), space.perturbed_rows(basis, *zip(*rows_of, strict=True)) as rows:
                 found = losses(items)
             if rows.calls == 1 and found.shape == (len(items),):
                 return found

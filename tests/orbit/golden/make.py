@@ -53,13 +53,18 @@ def feedsign(step, votes=1):
     return Votes(np.where(numbers(step, votes if step != 5 else 0) > 0, 1, -1).astype(np.int8))
 
 
-def own(step):
-    return Projections(numbers(step, 2), indices=np.array([step, 2**32 - step], dtype=np.uint32))
+def own(step, each=1):
+    first = np.array([step, (2**32 - step * each) // each], dtype=np.uint32) * np.uint32(each)
+    return Projections(numbers(step, 2 * each), indices=first)
 
 
-def fedmezo(step, loss=None):
+def decaying(step):
+    return Accumulated(numbers(step, 8) * np.float32(0.5))
+
+
+def fedmezo(step, loss=None, count=3):
     clients = () if step == 3 else (0, 5)  # a round that nobody answered
-    return Branches(tuple(Branch(c, 0.25 + c / 10, Trace(loss, numbers(step + c, 3))) for c in clients))
+    return Branches(tuple(Branch(c, 0.25 + c / 10, Trace(loss, numbers(step + c, count))) for c in clients))
 
 
 METHODS = {
@@ -81,8 +86,41 @@ METHODS = {
     "fedmezo-exact": (FedMeZO(learning_rate=0.0625, steps=3, combine="exact", personal="loss-5"),
                       lambda step: fedmezo(step, loss=1.5 + step), 4),
     "mezo": (MeZO(learning_rate=0.0625, estimates=3, optimizer="adam"), lambda step: Estimates(numbers(step, 3)), 8),
+    # -- bases, step rules and populations that came later
+    "mezo-population": (MeZO(learning_rate=0.0625, basis="lowrank", estimates=2, population=4, estimator="one-point",
+                             divide_by="deviation"), lambda step: Estimates(numbers(step, 8)), 8),
+    "mezo-scalar": (MeZO(learning_rate=0.0625, divide_by="scalar", beta2=0.875, optimizer="nesterov",
+                         basis="lowrank", basis_rank=3, small_steps="stochastic"),
+                    lambda step: Estimates(numbers(step, 1 if step != 5 else 0)), 8),
+    "zo-fedsgd-own-population": (ZOFedSGD(learning_rate=0.0625, basis="lowrank", population=4, divide_by="deviation",
+                                          optimizer="nesterov"), lambda step: own(step, 4), 8),
+    "zo-fedsgd-shared-population": (ZOFedSGD(learning_rate=0.0625, seeds="shared", population=2, divide_by="scalar",
+                                             small_steps="from-base", decay=0.25),
+                                    lambda step: Projections(numbers(step, 2)), 8),
+    "feedsign-population": (FeedSign(learning_rate=0.0625, basis="lowrank", basis_rank=2, votes_per_round=3,
+                                     population=4, small_steps="from-base", decay=0.25),
+                            lambda step: feedsign(step, 12), 8),
+    "dp-feedsign-population": (FeedSign(learning_rate=0.0625, basis="hadamard", population=8, epsilon=0.5),
+                               lambda step: feedsign(step, 8), 8),
+    "fedkseed-population": (FedKSeed(learning_rate=0.0625, candidates=8, basis="lowrank", population=4, batch=4,
+                                     decay=0.5), decaying, 4),
+    "fedmezo-population": (FedMeZO(learning_rate=0.0625, steps=2, basis="lowrank", population=2, batch=2,
+                                   combine="exact"), lambda step: fedmezo(step, count=4), 4),
+    "fedmezo-sum-population": (FedMeZO(learning_rate=0.0625, steps=2, basis="normal", population=2, batch=2),
+                               lambda step: fedmezo(step, count=4), 4),
+    "ferret-lowrank": (Ferret(directions=5, blocks=2, basis="lowrank", basis_rank=2, allocation="previous",
+                              seeds="fixed", training={"small_steps": "stochastic"}, server="nesterov"), ferret, 4),
+    "ferret-adagrad": (Ferret(directions=5, blocks=2, basis="rademacher", allocation="size", seeds="shared",
+                              server="momentum", block_rate="adagrad"), ferret, 4),
+    "ferret-rms": (Ferret(directions=5, blocks=2, basis="lowrank", allocation="size", seeds="per-client",
+                          block_rate="rms", server_beta2=0.875, server_eps=0.0625), lambda step: ferret(step, 2), 4),
+    "ferret-adam": (Ferret(directions=5, blocks=2, basis="hadamard", allocation="size", seeds="fixed", server="adam",
+                           server_eps=0.0625, global_rate=0.125), ferret, 4),
 }  # fmt: skip
-DTYPES = {"zo-fedsgd-own": torch.bfloat16, "ferret-own": torch.float16}
+DTYPES = {
+    "zo-fedsgd-own": torch.bfloat16, "ferret-own": torch.float16, "mezo-scalar": torch.bfloat16,
+    "feedsign-population": torch.float16, "ferret-lowrank": torch.bfloat16,
+}  # fmt: skip
 
 
 def dtype_of(name):

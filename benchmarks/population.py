@@ -1,0 +1,160 @@
+"""Populations against one direction a batch, at equal forward passes on the small base, rates searched for both.
+
+    python benchmarks/population.py [mezo] [zo-fedsgd] [fedkseed] [feedsign] [--seeds 1 2 3] [--out runs/population]
+    python benchmarks/population.py agreement
+
+The rate of each is the one with the lowest held-out loss at the end, by the first seed. Then: after how many of the
+passes a run with a population is where the other one ends, for each seed. Runs that are in the folder already are not
+run again, so a stopped search goes on. Twenty minutes a method with three seeds on two cores.
+
+`agreement` is what the gain should be by reckoning: n |g|^2 / mean |g_j|^2 of the parts' gradients g_j and their mean
+g, at the base; estimates along one direction have a variance of about d |g|^2, along n of them one of
+(d / n) mean |g_j|^2.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from fedseed.runs.assembly import build
+from fedseed.runs.recipe import read_recipe
+
+COMMON = ("evaluation.rouge=false", "task.unseen=0")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method and its two ways.
+
+    Args:
+        recipe: the packaged recipe, which has today's settings.
+        rounds: of both.
+        evaluations: how often the loss is looked at.
+        population: n, the recipe's batch.
+        rates: to choose from, for today's way.
+        population_rates: likewise, with a population.
+        more: settings of both.
+    """
+
+    recipe: str
+    rounds: int
+    evaluations: int
+    population: int
+    rates: Sequence[float]
+    population_rates: Sequence[float]
+    more: Sequence[str] = ()
+
+    def settings(self, populated: bool, rate: float, seed: int) -> list[str]:
+        """Of one run."""
+        every = max(1, self.rounds // self.evaluations)
+        chosen = [f"seed={seed}", f"rounds={self.rounds}", f"evaluation.every={every}", f"method.learning_rate={rate}"]
+        if populated:
+            chosen += [f"method.population={self.population}", 'method.basis="lowrank"']
+        return [*COMMON, *self.more, *chosen]
+
+
+CASES = {
+    "mezo": Case("small-mezo", 300, 20, 16, (1e-4, 2e-4, 4e-4), (2e-4, 4e-4, 8e-4)),
+    "zo-fedsgd": Case("small-zo-fedsgd", 300, 20, 8, (3e-4, 6e-4, 1.2e-3), (6e-4, 1.2e-3, 2.4e-3)),
+    "fedkseed": Case("small-fedkseed", 10, 10, 4, (1e-4, 2e-4, 4e-4), (2e-4, 4e-4, 8e-4)),
+    "feedsign": Case("small-feedsign", 300, 20, 8, (5e-4, 1e-3, 2e-3), (1.5e-4, 3e-4, 6e-4)),
+}
+
+
+def curve(case: Case, populated: bool, rate: float, seed: int, out: Path) -> list[tuple[int, float]]:
+    """(forward passes, held-out loss) along a run, from the folder if it is finished there."""
+    folder = out / f"{case.recipe}-{'population' if populated else 'today'}-{rate:g}-{seed}"
+    if not (folder / "summary.json").exists():
+        build(read_recipe(case.recipe, case.settings(populated, rate, seed)), out=folder).run(resume=folder.exists())
+    points, passes = [], 0
+    for line in map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
+        passes += line.get("forward_passes", 0)  # the first line is the base
+        if line.get("loss") is not None:
+            points.append((passes, line["loss"] if isfinite(line["loss"]) else inf))
+    return points
+
+
+def passes_to(points: Sequence[tuple[int, float]], target: float) -> float:
+    """Passes at which a curve first is at the target, between two points in proportion; infinite: never."""
+    before = points[0]
+    for here in points:
+        if here[1] <= target:
+            span = before[1] - here[1]
+            return here[0] if span <= 0 else before[0] + (here[0] - before[0]) * (before[1] - target) / span
+        before = here
+    return inf
+
+
+def compare(name: str, seeds: Sequence[int], out: Path) -> None:
+    """Search the rates, run the seeds, print."""
+    case, chosen = CASES[name], {}
+    for populated, rates in ((False, case.rates), (True, case.population_rates)):
+        ends = {}
+        for rate in rates:
+            points = curve(case, populated, rate, seeds[0], out)
+            ends[rate] = points[-1][1]
+            print(f"{name}: {'population' if populated else 'today'}, rate {rate:g}: {ends[rate]:.3f}", flush=True)
+        chosen[populated] = min(ends, key=lambda rate: ends[rate])
+    shares = []
+    for seed in seeds:
+        today, population = (curve(case, populated, chosen[populated], seed, out) for populated in (False, True))
+        target, end = today[-1][1], population[-1][1]
+        shares.append(passes_to(population, target) / today[-1][0])
+        print(
+            f"{name}, seed {seed}: {today[0][1]:.3f} -> today {target:.3f}, population {end:.3f} in {today[-1][0]:,} "
+            f"passes; there after {shares[-1]:.0%} of them",
+            flush=True,
+        )
+    print(
+        f"{name}: rates {chosen[False]:g} and {chosen[True]:g}, n = {case.population}: {mean(shares):.0%} of the passes"
+    )
+
+
+def agreement(name: str, batches: int = 4) -> None:
+    """n |g|^2 / mean |g_j|^2 at the base, the mean of some batches."""
+    case = CASES[name]
+    run = build(read_recipe(case.recipe, [*COMMON, *case.more]))
+    space, objective = run.worker.space, run.worker.objective
+    method: Any = run.settings.method
+    joint = [0] if name == "fedkseed" else range(len(run.items))  # clients whose examples share a direction
+    found = []
+    for number in range(batches):
+        parts: list[Any] = [[] for _ in range(case.population)]
+        for client in joint:
+            at = number * method.batch
+            for place, item in enumerate(run.items[client][at : at + method.batch]):
+                parts[place * case.population // method.batch].append(item)
+        gradients = []
+        for part in parts:
+            space.model.zero_grad()
+            (objective.losses(space.model, part).sum() / sum(map(objective.weight, part))).backward()
+            gradients.append(torch.cat([p.grad.reshape(-1) for p in space.parameters if p.grad is not None]))
+        stacked = torch.stack(gradients)
+        found.append(float(len(parts) * stacked.mean(0).square().sum() / stacked.square().sum(1).mean()))
+    print(f"{name}: n = {case.population}, parts of {len(parts[0])}: {mean(found):.1f} (at most {case.population})")
+
+
+def main() -> None:
+    """Run what is missing and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", nargs="*", default=list(CASES), choices=[*CASES, "agreement"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--out", type=Path, default=Path("runs/population"))
+    args = parser.parse_args()
+    for name in args.what:
+        if name == "agreement":
+            for each in CASES:
+                agreement(each)
+        else:
+            compare(name, args.seeds, args.out)
+
+
+if __name__ == "__main__":
+    main()

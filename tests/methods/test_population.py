@@ -1,0 +1,357 @@
+"""Populations: many directions in two passes over a batch, beside each part moved along its direction by hand."""
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedseed import FedKSeed, FedMeZO, FedZO, FeedSign, MeZO, Orbit, ParameterSpace, ZOFedSGD
+from fedseed.attacks.updates import Attack
+from fedseed.errors import MessageError, NonFiniteError
+from fedseed.federation.messages import Message
+from fedseed.federation.worker import Worker
+from fedseed.methods.feedsign import Votes
+from fedseed.methods.payload import About
+from fedseed.methods.pool import Pairs
+from fedseed.methods.traces import Trace
+from fedseed.methods.zofedsgd import ByteProjections, Projections
+from fedseed.objectives.losses import Choices
+from fedseed.randomness import Domain, derive
+from fedseed.renaming import orbit_dump
+from fedseed.tasks.data import Choice
+from fedseed.training.client import LocalClient
+from fedseed.training.populations import part_losses
+from support.rounds import answers, apply, plan
+from support.tiers import mark
+from support.zeroth_order import LAYOUT, OBJECTIVE, data, federation, model
+
+SETTINGS = {"learning_rate": 0.02, "scale": 0.05, "batch": 8, "population": 4, "basis": "lowrank"}
+METHODS = {
+    "mezo": MeZO(**SETTINGS, estimates=2),
+    "mezo-one-point": MeZO(**SETTINGS, estimates=2, estimator="one-point"),
+    "mezo-rademacher": MeZO(**SETTINGS | {"basis": "rademacher"}),
+    "zo-own": ZOFedSGD(**SETTINGS, basis_rank=2),
+    "zo-shared": ZOFedSGD(**SETTINGS, seeds="shared"),
+    "feedsign": FeedSign(**SETTINGS, votes_per_round=2),
+    "fedkseed": FedKSeed(**SETTINGS, candidates=16, steps=3),
+    "fedkseed-hadamard": FedKSeed(**SETTINGS | {"basis": "hadamard"}, candidates=16, steps=3, importance=True),
+    "fedzo": FedZO(**SETTINGS, steps=2, estimates=2),
+    "fedmezo": FedMeZO(**SETTINGS, steps=3),
+}
+
+
+def tuned(method, items, number=1):
+    """(a worker's state, the client, its update) in round `number`."""
+    space = ParameterSpace(model(), method.blocks)
+    if method.from_base:
+        space.keep_base()
+    state = method.start(space.layout, 3)
+    client = LocalClient(space, OBJECTIVE, items, 3, number, 0)
+    update = method.train(state, plan(method, state, number), client)
+    client.put_back()
+    return state, client, update
+
+
+class ByHand:
+    """Steps in double precision, on a model whose weights are really moved."""
+
+    def __init__(self, method, basis, client):
+        self.method, self.basis = method, basis
+        self.matrices = client.space.layout.matrices
+        self.model = model().double()
+        self.w = parameters_to_vector(self.model.parameters()).detach()
+        self.batches = client.batches(method.batch)
+
+    def direction(self, k):
+        made = self.basis.direction(int(k), 0, len(self.w), matrices=self.matrices)
+        return torch.from_numpy(made.astype(np.float64))
+
+    def loss(self, items, k=0, scale=0.0):
+        vector_to_parameters(self.w + scale * self.direction(k), self.model.parameters())
+        x, y = torch.stack([x.double() for x, _ in items]), torch.stack([y for _, y in items])
+        return float(cross_entropy(self.model(x), y).detach())
+
+    def step(self, along):
+        """rho of each direction, a population after the other; then w <- w - eta mean(rho z)."""
+        items, n, rho = next(self.batches), self.method.population, []
+        each, one_sided = len(items) // n, getattr(self.method, "estimator", "") == "one-point"
+        for number, k in enumerate(along):
+            part = items[number % n * each :][:each]
+            plus, minus = self.loss(part, k, 0.05), self.loss(part, k, 0.0 if one_sided else -0.05)
+            rho.append((plus - minus) / (0.05 if one_sided else 0.1))
+        moved = sum(r * self.direction(k) for r, k in zip(rho, along, strict=True))
+        self.w = self.w - self.method.learning_rate * moved / len(along)
+        return np.array(rho)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_update_is_what_each_part_says_of_its_direction(name):
+    """Also of later local steps, which start from where the ones before went; and the step takes their mean."""
+    method = METHODS[name]
+    state, client, update = tuned(method, data()[0][0])
+    steps, times = getattr(method, "steps", 1), getattr(method, "estimates", getattr(method, "votes_per_round", 1))
+    one_sided = getattr(method, "estimator", "") == "one-point"
+    passes = steps * (times + 1 if one_sided else 2 * times)  # one-point estimates have one at w in common
+    assert client.cost.forward_passes == passes and client.cost.skipped_steps == 0
+    basis = plan(method, state, 1).seed if name.startswith("fedkseed") else state.seed
+    if name in ("fedzo", "fedmezo"):
+        basis = derive(3, Domain.CLIENT_SEED, 1, 0)
+    hand = ByHand(method, method.directions(basis), client)
+    count = method.population * times
+    if hasattr(update, "indices") and update.indices is not None:
+        first = update.indices
+        alongs = first.reshape(steps, 4) if len(first) > 1 else [range(int(first[0]), int(first[0]) + 4)]
+    else:
+        alongs = [range(t * count, (t + 1) * count) for t in range(steps)]
+    rho = np.concatenate([hand.step(along) for along in alongs])
+    close = {"atol": 2e-4, "rtol": 1e-4}
+    if name == "feedsign":
+        np.testing.assert_array_equal(update.signs, np.sign(rho))
+        return
+    if name != "fedzo":
+        of_rho = {"mezo": 1 / len(rho), "fedmezo": 0.02 / 4}.get(name.partition("-")[0], 1.0)
+        np.testing.assert_allclose(update.scalars / of_rho, rho, **close)
+    space = ParameterSpace(model())
+    space.keep_base()
+    apply(method, state, method.aggregate(state, answers(1, [(0, 1.0, update)])), space)
+    found, before = (parameters_to_vector(m.parameters()).detach() for m in (space.model, model()))
+    torch.testing.assert_close(found.double(), hand.w, atol=2e-5, rtol=0)
+    assert float((found - before).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.0])
+@pytest.mark.parametrize("basis", ["lowrank", "rademacher"])
+def test_parts_of_several_batches_in_one_pass(basis, scale):
+    """As each part alone, whatever the others; a client without examples has none."""
+    method = MeZO(basis=basis)
+    space = ParameterSpace(model())
+    batches = [data()[0][0][:8], [], data()[0][1][:4]]
+    found = part_losses(space, OBJECTIVE, batches, method.directions(5), [7, 2, 7, 0], scale)
+    client = LocalClient(space, OBJECTIVE, batches[0], 3, 1, 0)
+    for batch, losses in zip(batches, found, strict=True):
+        each = len(batch) // 4
+        alone = [
+            client.perturbed_loss(method.directions(5), k, scale, batch[j * each :][:each]) if batch else 0.0
+            for j, k in enumerate([7, 2, 7, 0])
+        ]
+        assert losses == pytest.approx(alone, abs=1e-6)
+
+
+def test_an_example_with_several_rows_takes_one_pass_too(small):
+    """The options of a choice are rows of their own, all at the weights of their example's direction."""
+    language, tokenizer = small[0], small[1]
+    space, objective = ParameterSpace(language), Choices(tokenizer)
+    items = objective.prepare(
+        [
+            Choice(f"{word} film. It was", (" great", " bad", " fine")[: 2 + i % 2], i % 2)
+            for i, word in enumerate("abcd")
+        ]
+    )
+    calls = []
+    hook = language.register_forward_hook(lambda *_: calls.append(1))
+    basis = MeZO(basis="lowrank").directions(5)
+    (found,) = part_losses(space, objective, [items], basis, [3, 4, 9, 1], 0.05)
+    assert len(calls) == 1 and space.rows.reason is None
+    hook.remove()
+    alone = [
+        part_losses(space, objective, [[item]], basis, [k], 0.05)[0][0]
+        for item, k in zip(items, [3, 4, 9, 1], strict=True)
+    ]
+    assert found == pytest.approx(alone, abs=1e-4)
+
+
+# -- losses that are not usable ----------------------------------------------------------------------------------------
+
+
+def spoilt(at):
+    """A client whose first batch has NaN in the parts `at`, of four."""
+    items = data()[0][0]
+    chosen = next(LocalClient(ParameterSpace(model()), OBJECTIVE, items, 3, 1, 0).batches(8))
+    bad = {id(item) for part in at for item in chosen[2 * part :][:2]}
+    return [(x * float("nan"), y) if id(item) in bad else item for item in items for x, y in [item]]
+
+
+def test_a_part_without_a_usable_loss_is_left_out_alone():
+    _, client, update = tuned(METHODS["zo-own"], spoilt([1]))
+    good = tuned(METHODS["zo-own"], data()[0][0])[2]
+    assert update.scalars[1] == 0 and client.cost.skipped_steps == 1
+    np.testing.assert_array_equal(update.scalars[[0, 2, 3]], good.scalars[[0, 2, 3]])
+    assert len(client.cost.losses) == 6 and np.isfinite(client.cost.losses).all()
+    one = FedKSeed(**SETTINGS, candidates=16, steps=1)
+    _, _, pairs = tuned(one, spoilt([0, 3]))
+    np.testing.assert_array_equal(pairs.indices, tuned(one, data()[0][0])[2].indices[1:3])
+    _, _, trace = tuned(FedMeZO(**SETTINGS, steps=1, personal="loss"), spoilt([2]))
+    assert np.flatnonzero(trace.scalars == 0).tolist() == [2] and np.isfinite(trace.loss)
+
+
+def test_without_any_usable_loss_a_client_says_nothing_but_in_private_votes_its_coins():
+    everything = range(4)
+    for name in ("zo-own", "mezo-one-point", "feedsign", "fedkseed-hadamard"):
+        method = METHODS[name].model_copy(update={"steps": 1} if "fedkseed" in name else {})
+        with pytest.raises(NonFiniteError, match="of 4 parts of the batch none was usable: loss is nan"):
+            tuned(method, spoilt(everything))
+    private = FeedSign(**SETTINGS, votes_per_round=2, epsilon=1.0)
+    state, _, update = tuned(private, spoilt(everything))
+    np.testing.assert_array_equal(update.signs, private.coins(state, 1))
+    clipped = METHODS["zo-shared"].model_copy(update={"clip": 1e-9})
+    with pytest.raises(NonFiniteError, match="the loss guard allows 1e-09"):
+        tuned(clipped, data()[0][0])
+
+
+# -- all clients in one pass -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["feedsign", "zo-shared"])
+def test_all_clients_populations_share_a_pass(name, monkeypatch):
+    """Two passes for each population, however many clients; three processes find what one does."""
+    method = METHODS[name]
+    run = federation(method, 5)
+    picked = run.coordinator.open(1)
+    plans, items = [run.coordinator.plan(c) for c in picked], [run.items[c] for c in picked]
+    together = run.worker.train_all(plans, picked, items)
+    assert sum(a.cost.forward_passes for a in together) == 2 * method.per_step // 4
+    for client, asked, mine, joint in zip(picked, plans, items, together, strict=True):
+        alone = run.worker.train(asked, client, mine)
+        a, b = (method.decode_update(run.worker.state, 1, Message.decode(m.message).payload) for m in (alone, joint))
+        if name == "zo-shared":
+            np.testing.assert_allclose(a.scalars, b.scalars, atol=1e-4)
+            assert alone.cost.losses == pytest.approx(joint.cost.losses, abs=1e-5)
+        else:  # no projection here is within float noise of zero
+            np.testing.assert_array_equal(a.signs, b.signs)
+    parts = [run.worker.look(plans, picked, items, part, 3) for part in range(3)]
+    known = {look: seen for found in parts for look, seen in found.items()}
+    assert sum(map(len, parts)) == len(known) == 2 * method.per_step // 4
+    monkeypatch.setattr(run.worker.objective, "losses", None)  # nothing is measured again
+    assert [a.message for a in run.worker.train_all(plans, picked, items, known)] == [a.message for a in together]
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def test_messages_have_a_scalar_for_each_direction_and_lies_are_refused():
+    rng = np.random.default_rng(0)
+    four = rng.normal(size=4).astype(np.float32)
+    own, shared = METHODS["zo-own"], METHODS["zo-shared"]
+    state = own.start(LAYOUT, 1)
+    sent = Projections(four, indices=np.array([2**32 - 4], dtype=np.uint32))
+    assert len(sent.encode()) == 4 + 16 and len(ByteProjections(four, indices=sent.indices).encode()) == 4 + 4
+    back = own.decode_update(state, 1, sent.encode())
+    np.testing.assert_array_equal(back.scalars, four)
+    step = own.aggregate(state, answers(1, [(0, 0.25, back), (1, 0.75, back)]))
+    np.testing.assert_allclose(step.scalars, np.concatenate([four * 0.25, four * 0.75]) / 4, rtol=1e-6)
+    assert [t.first for t in own.change(state, own.decode_step(state, step.encode())).terms] == [2**32 - 4] * 2
+    mean = shared.aggregate(state, answers(1, [(0, 0.5, Projections(four)), (1, 0.5, Projections(-3 * four))]))
+    np.testing.assert_allclose(mean.scalars, -four / 4, rtol=1e-6)
+    refused = [
+        (own, Projections(four, indices=np.array([6], dtype=np.uint32)).encode(), "index of 6: not a multiple of 4"),
+        (
+            own,
+            Projections(np.tile(four, 2), indices=np.array([4, 8], dtype=np.uint32)).encode(),
+            "8 projections .* not 4",
+        ),
+        (own, Projections(four[:1], indices=np.array([4], dtype=np.uint32)).encode(), "8 bytes, 20 for each"),
+        (own, Projections(four * 1e7, indices=np.array([4], dtype=np.uint32)).encode(), "at most 1e"),
+        (shared, Projections(np.tile(four, 2)).encode(), "8 projections in update of zo-fedsgd, not 4"),
+        (shared, b"", "0 projections"),
+        (METHODS["feedsign"], b"\1\1", "8 votes take 1"),
+        (METHODS["mezo"], four.tobytes(), "too short"),
+    ]
+    for method, payload, text in refused:
+        with pytest.raises(MessageError, match=text):
+            method.decode_update(method.start(LAYOUT, 1), 1, payload)
+
+
+def test_pairs_and_traces_of_a_population():
+    pool = METHODS["fedkseed"]
+    state, pairs = pool.start(LAYOUT, 1), np.arange(12, dtype=np.uint32)
+    sent = Pairs(pairs, np.ones(12, dtype=np.float32))
+    assert len(pool.decode_update(state, 1, sent.encode()).indices) == 12
+    many = Pairs(np.zeros(13, dtype=np.uint32), np.ones(13, dtype=np.float32))
+    with pytest.raises(MessageError, match="104 bytes of pairs: from 8 to 96"):
+        pool.decode_update(state, 1, many.encode())
+    pro = METHODS["fedkseed-hadamard"]
+    step = pro.aggregate(pro.start(LAYOUT, 1), answers(1, [(0, 0.5, sent), (1, 0.5, sent)]))
+    np.testing.assert_allclose(step.accumulator, [0.25] * 12 + [0] * 4)  # c_i rho / n
+    np.testing.assert_array_equal(step.uses, [2] * 12 + [0] * 4)  # importance counts each, as it was measured
+    np.testing.assert_array_equal(step.sums, [2.0] * 12 + [0] * 4)
+    trace = Trace(None, np.full(12, 0.02 * 8 / 4, dtype=np.float32))  # a rate of 0.02, rho = 8
+    method = METHODS["fedmezo"]
+    about = About(method, method.start(LAYOUT, 1), "update", 1)
+    assert method.decode_update(about.state, 1, trace.encode()).size(about) == pytest.approx(8)
+    lie = trace.attacked(Attack("sign"), np.zeros(64, dtype=np.uint32), method)
+    np.testing.assert_allclose(lie.scalars, -trace.scalars, rtol=1e-6)
+    with pytest.raises(MessageError, match="too short"):
+        method.decode_update(about.state, 1, Trace(None, trace.scalars[:3]).encode())
+
+
+def test_each_vote_of_a_population_is_counted_in_the_account():
+    private = FeedSign(**SETTINGS, votes_per_round=2, epsilon=0.5)
+    assert private.privacy.counted(3) == {"epsilon_per_vote": 0.5, "votes": 24, "epsilon_pure": 12.0}
+    assert len(set(map(tuple, (private.aggregate(private.start(LAYOUT, 1), answers(1, [(0, 1.0, v)])).signs
+                               for v in [Votes(np.ones(8, dtype=np.int8))] * 20)))) > 1  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "text"),
+    [
+        (MeZO, {"population": 5}, "population = 5 does not divide batch = 16"),
+        (FedKSeed, {"population": 2}, "population = 2 does not divide batch = 1"),
+        (FeedSign, {"batch": 1 << 12, "population": 1 << 12, "votes_per_round": 32}, "131,072 votes a step"),
+        (MeZO, {"population": 0}, "greater than or equal to 1"),
+        (ZOFedSGD, {"divide_by": "deviation", "seeds": "shared"}, "needs several directions"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
+    with pytest.raises(ValidationError, match=text):
+        kind(**settings)
+
+
+def test_orbits_name_a_population_only_where_there_is_one():
+    for kind in (MeZO, ZOFedSGD, FeedSign, FedKSeed, FedMeZO, FedZO):
+        assert "population" not in orbit_dump(kind(population=1))
+        assert orbit_dump(kind(population=8, batch=16))["population"] == 8
+    assert ZOFedSGD(divide_by="deviation", seeds="shared", population=4).several
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+QUICK = {"learning_rate": 0.02, "scale": 1e-3, "batch": 8, "population": 8, "basis": "lowrank"}
+RUNS = {
+    "fzoo": (MeZO(**QUICK | {"learning_rate": 1e-4}, estimator="one-point", divide_by="deviation"), 1),
+    "zo-own": (ZOFedSGD(**QUICK, scalars="byte"), 3),
+    "zo-shared": (ZOFedSGD(**QUICK, seeds="shared", small_steps="from-base", decay=0.001), 3),
+    "feedsign": (FeedSign(**QUICK | {"learning_rate": 5e-3}), 3),
+    "fedkseed": (FedKSeed(**QUICK, candidates=64, steps=5), 3),
+    "fedkseed-pro": (FedKSeed(**QUICK | {"basis": "hadamard"}, candidates=64, steps=5, importance=True), 3),
+    "fedmezo": (FedMeZO(**QUICK, steps=5, combine="exact"), 3),
+    "fedzo": (FedZO(**QUICK, steps=5), 3),
+}
+
+
+@pytest.mark.parametrize("name", mark(RUNS, lambda name: name not in ("feedsign", "fedkseed"), "long"))
+def test_runs_learn_and_replay_and_resume_have_their_bits(name, tmp_path, without_pictures):
+    """Also of clients that hold a model of their own; in bfloat16 where a name ends in "own" or "pro"."""
+    method, clients = RUNS[name]
+    dtype = torch.bfloat16 if name in ("zo-own", "fedkseed-pro") else torch.float32
+    rounds = 4 if hasattr(method, "steps") else 24
+    settings = {"evaluate_every": rounds // 4}
+    whole = federation(method, clients, dtype, out=tmp_path / "whole", rounds=rounds, **settings).run()
+    assert whole.summary["final"]["loss"] < whole.summary["baseline"]["loss"] - 0.02
+    federation(method, clients, dtype, out=tmp_path / "run", rounds=rounds // 2, **settings).run()
+    more = federation(method, clients, dtype, out=tmp_path / "run", rounds=rounds, **settings)
+    assert more.run(resume=True, extend=True).summary["weights_digest"] == whole.summary["weights_digest"]
+    if method.catch_up == "newest":
+        return
+    orbit = Orbit.open(tmp_path / "whole" / "model.orbit")
+    assert orbit.header.method == method
+    for line in whole.metrics:
+        assert orbit.replay(model(dtype), line["round"]) == line["weights_digest"]
+    assert (tmp_path / "run" / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
+    late = Worker(model(dtype), orbit.header.method, OBJECTIVE, 3)
+    for record in orbit.steps(rounds):
+        step = late.method.decode_step(late.state, record.payload)
+        late.space.apply(late.method.change(late.state, step))
+        late.state = late.method.advance(late.state, step)
+    assert late.space.digest() == whole.summary["weights_digest"]
