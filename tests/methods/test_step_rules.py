@@ -131,7 +131,7 @@ def test_with_one_direction_of_signs_adams_division_is_by_a_number(basis, monkey
 
 
 def test_what_an_entrys_square_knows_of_the_entry():
-    """Along one normal direction E (c z)_i^2 = |g|^2 + 2 g_i^2; along one of signs |g|^2, whatever i (docs/choosing.md)."""
+    """E (c z)_i^2 = |g|^2 + 2 g_i^2 along one normal direction, |g|^2 along one of signs (docs/choosing.md)."""
     g, shape = np.array([3.0, 1.0, 0.0, -2.0]), (100_000, 4)
     for name, own in (("normal", 2.0), ("rademacher", 0.0)):
         z = Basis(name, 1).direction(0, 0, 400_000).astype(np.float64).reshape(shape)

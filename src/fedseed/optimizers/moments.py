@@ -43,9 +43,9 @@ class Moments:
         here = slice(start, start + len(gradient))
         if self.rule.kind == "hiso":
             gradient = gradient / self.divisor(here, gradient.dtype)
-        self.take(gradient, start)
-        if self.rule.kind == "hiso":
+            self.take(gradient, start)
             return gradient * -self.rule.rate
+        self.take(gradient, start)
         if self.rule.kind == "nesterov":
             ahead = _as(self.first[here], gradient.dtype) * self.rule.beta1
             return (gradient + ahead) * -self.rule.rate
