@@ -81,14 +81,15 @@ METHODS = {
     "fedmezo-exact": (FedMeZO(learning_rate=0.0625, steps=3, combine="exact", personal="loss-5"),
                       lambda step: fedmezo(step, loss=1.5 + step), 4),
     "mezo-rebuilt": (MeZO(learning_rate=0.0625, estimates=2, basis="normal", optimizer="adam-rebuilt", horizon=3),
-                     lambda step: Estimates(numbers(step, 2 if step != 4 else 0)), 8),
-    "zo-fedsgd-rebuilt": (ZOFedSGD(learning_rate=0.0625, optimizer="adam-rebuilt", small_steps="stochastic"), own, 8),
+                     lambda step: Estimates(numbers(step, 2 if step != 4 else 0)), 6),
+    "zo-fedsgd-rebuilt": (ZOFedSGD(learning_rate=0.0625, optimizer="adam-rebuilt", horizon=2, small_steps="stochastic"),
+                          own, 5),
     "mezo-hiso": (MeZO(learning_rate=0.0625, estimates=2, basis="normal", optimizer="hiso", beta2=0.75),
                   lambda step: Estimates(numbers(step, 2)), 8),
     "zo-fedsgd-hiso": (ZOFedSGD(learning_rate=0.0625, optimizer="hiso", beta2=0.75), own, 8),
     "mezo": (MeZO(learning_rate=0.0625, estimates=3, optimizer="adam"), lambda step: Estimates(numbers(step, 3)), 8),
 }  # fmt: skip
-DTYPES = {"zo-fedsgd-own": torch.bfloat16, "ferret-own": torch.float16}
+DTYPES = {"zo-fedsgd-own": torch.bfloat16, "zo-fedsgd-rebuilt": torch.bfloat16, "ferret-own": torch.float16}
 
 
 def dtype_of(name):
