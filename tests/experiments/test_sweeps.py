@@ -197,7 +197,7 @@ def test_equal_passes_are_equal():
         client = Rows(layout, 1, 0)
         method.train(state, method.plan(state, Round(1, 0, [0])), client)
         found[run.label] = client.rows * recipe.federation.count(recipe.task.clients) * recipe.rounds
-    assert set(found.values()) == {600 * 16}, found
+    assert set(found.values()) == {600 * 4}, found
 
 
 @pytest.mark.parametrize("name", packaged_sweeps())
