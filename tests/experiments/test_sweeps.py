@@ -184,11 +184,10 @@ class Rows(NotingClient):
         return super().loss(items)
 
 
-def test_equal_passes_are_equal():
-    sweep, layout = (
-        read_sweep(packaged_sweeps()["equal-passes"]),
-        Layout((TensorEntry("w", (50,), "float32"),), (0, 50)),
-    )
+@pytest.mark.parametrize(("name", "examples"), [("equal-passes", 600 * 16), ("equal-passes-short", 200 * 4)])
+def test_equal_passes_are_equal(name, examples):
+    layout = Layout((TensorEntry("w", (50,), "float32"),), (0, 50))
+    sweep = read_sweep(packaged_sweeps()[name])
     found = {}
     for run in sweep.runs:
         assert len(run.points()) == 3  # one budget to search with
@@ -197,7 +196,7 @@ def test_equal_passes_are_equal():
         client = Rows(layout, 1, 0)
         method.train(state, method.plan(state, Round(1, 0, [0])), client)
         found[run.label] = client.rows * recipe.federation.count(recipe.task.clients) * recipe.rounds
-    assert set(found.values()) == {600 * 4}, found
+    assert set(found.values()) == {examples}, found
 
 
 @pytest.mark.parametrize("name", packaged_sweeps())
