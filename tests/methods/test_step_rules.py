@@ -5,7 +5,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedseed import FedKSeed, FeedSign, MeZO, Orbit, ParameterSpace, ZOFedSGD
+from fedseed import Basis, FedKSeed, FeedSign, MeZO, Orbit, ParameterSpace, ZOFedSGD
 from fedseed.errors import NonFiniteError
 from fedseed.federation.messages import Message
 from fedseed.federation.worker import Worker
@@ -16,7 +16,7 @@ from fedseed.methods.zofedsgd import Projections
 from fedseed.optimizers.squares import Squares
 from fedseed.renaming import orbit_dump
 from support.rounds import answers
-from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, federation, model
+from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
 
 SIZE = 50
 EPS = 1e-3
@@ -109,6 +109,85 @@ def test_what_is_divided_is_what_the_optimiser_gets(optimizer):
     np.testing.assert_allclose(steps.weights, steps.expected, rtol=2e-5, atol=2e-4)
 
 
+@pytest.mark.parametrize("basis", ["rademacher", "lowrank", "hadamard"])
+def test_with_one_direction_of_signs_adams_division_is_by_a_number(basis, monkeypatch):
+    """g^2 = c^2 in every entry: Adam without momentum is MEAZO, and HiSo's diagonal one number."""
+    rho = np.random.default_rng(3).normal(size=5, scale=4.0)
+    ends = []
+    for settings in ({"optimizer": "adam", "beta1": 0.0}, {"divide_by": "scalar"}):
+        steps = Steps(MeZO(basis=basis, beta2=0.8, learning_rate=0.05, adam_eps=1e-6, **settings))
+        for one in rho:
+            steps.take(estimates([one]))
+        ends.append(steps.weights)
+    np.testing.assert_allclose(*ends, atol=1e-6)
+    steps = Steps(MeZO(basis=basis, beta2=0.8, learning_rate=0.05, optimizer="hiso"))
+    for one in rho:
+        steps.take(estimates([one]))
+    diagonal = steps.space._moments.second
+    assert diagonal.min() == diagonal.max() != 1
+    steps = Steps(MeZO(basis="normal", beta2=0.8, learning_rate=0.05, optimizer="hiso"))
+    steps.take(estimates(rho[:1]))
+    assert steps.space._moments.second.min() < 0.9 and steps.space._moments.second.max() > 1.1
+
+
+def test_what_an_entrys_square_knows_of_the_entry():
+    """E (c z)_i^2 = |g|^2 + 2 g_i^2 along one normal direction, |g|^2 along one of signs (docs/choosing.md)."""
+    g, shape = np.array([3.0, 1.0, 0.0, -2.0]), (50_000, 4)
+    for name, own in (("normal", 2.0), ("rademacher", 0.0)):
+        z = Basis(name, 1).direction(0, 0, 200_000).astype(np.float64).reshape(shape)
+        found = (((z @ g)[:, None] * z) ** 2).mean(axis=0)
+        np.testing.assert_allclose(found, g @ g + own * g * g, rtol=0.06)
+
+
+@pytest.mark.parametrize("kind", [MeZO, FeedSign])
+def test_adam_rebuilt_from_seeds_is_adam_for_as_long_as_it_remembers(kind):
+    several = {"estimates": 2} if kind is MeZO else {"votes_per_round": 2}
+    kept, rebuilt = (
+        Steps(kind(**several, optimizer=optimizer, horizon=3, learning_rate=0.01, basis="normal"))
+        for optimizer in ("adam", "adam-rebuilt")
+    )
+    rng = np.random.default_rng(4)
+    for number in range(1, 6):
+        for steps in (kept, rebuilt):
+            rng = np.random.default_rng(number)
+            step = estimates(rng.normal(size=2)) if kind is MeZO else Votes(np.array([1, -1], dtype=np.int8))
+            steps.take(step)
+            if number == 2:  # nobody answered: nothing to remember
+                steps.take(Estimates(np.zeros(0, dtype=np.float32)) if kind is MeZO else Votes(np.zeros(0, np.int8)))
+        assert (kept.weights == rebuilt.weights).all() == (number <= 3)
+        assert len(rebuilt.state.window) == min(number, 2)
+    assert kept.state.window == () and rebuilt.space._moments is None
+
+
+@pytest.mark.parametrize("estimator", ["two-point", "one-point"])
+def test_hiso(estimator):
+    """Whole rounds against the plain algorithm, in double precision: z' = z / sqrt(h), losses and steps along z'."""
+    settings = {"estimates": 3, "estimator": estimator, "learning_rate": 0.05, "scale": 1e-2, "batch": 40}
+    method = MeZO(**settings, basis="normal", optimizer="hiso", beta2=0.8)
+    run = federation(method, 1, rounds=6, seed=3)
+    net, items = model(torch.float64), data(1)[0][0]
+    x, y = torch.stack([x for x, _ in items]).double(), torch.stack([y for _, y in items])
+    w = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
+    h, basis, start = torch.ones_like(w), method.directions(3), w.clone()
+
+    def loss(at):
+        torch.nn.utils.vector_to_parameters(at, net.parameters())
+        with torch.no_grad():
+            return torch.nn.functional.cross_entropy(net(x), y)
+
+    for number in range(1, 7):
+        g = torch.zeros_like(w)
+        for k in method.indices(number):
+            z = torch.from_numpy(basis.direction(k, 0, len(w))).double() / h.sqrt()
+            other, width = (w, 1e-2) if estimator == "one-point" else (w - 1e-2 * z, 2e-2)
+            g += (loss(w + 1e-2 * z) - loss(other)) / width * z / 3
+        w, h = w - 0.05 * g, 0.8 * h + 0.2 * g * g
+    run.run()
+    found = torch.nn.utils.parameters_to_vector(run.worker.space.parameters).detach().double()
+    assert (w - start).abs().max() > 0.1 and h.max() - h.min() > 0.5
+    torch.testing.assert_close(found, w, rtol=0, atol=2e-3)
+
+
 def test_own_directions_are_divided_by_what_all_clients_measured():
     method = ZOFedSGD(divide_by="deviation", learning_rate=1e-3, scale=EPS)
     steps, rho = Steps(method), np.array([1.0, -4.0, 2.5])
@@ -181,6 +260,9 @@ def test_a_loss_that_is_not_finite_is_no_estimate():
         (MeZO, {"decay": 0.1}, 'decay = 0.1 needs small_steps = "from-base"'),
         (FeedSign, {"decay": 0.1, "small_steps": "stochastic"}, 'decay = 0.1 needs small_steps = "from-base"'),
         (MeZO, {"optimizer": "nesterov", "small_steps": "from-base"}, 'needs optimizer = "sgd"'),
+        (MeZO, {"optimizer": "adam-rebuilt", "small_steps": "from-base"}, 'needs optimizer = "sgd"'),
+        (MeZO, {"optimizer": "adam-rebuilt", "horizon": 5000}, "less than or equal to 4096"),
+        (FeedSign, {"optimizer": "hiso"}, 'optimizer = "hiso" learns from the size of projections; votes have none'),
         (FedKSeed, {"decay": 1.0}, "less than 1"),
     ],
 )
@@ -190,7 +272,7 @@ def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
 
 
 def test_orbits_of_runs_that_use_none_of_it_do_not_name_it():
-    new = {"divide_by", "decay", "estimator"}
+    new = {"divide_by", "decay", "estimator", "horizon"}
     for method in (MeZO(), ZOFedSGD(), FeedSign(), FedKSeed()):
         assert not new & orbit_dump(method).keys()
     used = MeZO(estimates=2, divide_by="deviation", estimator="one-point")
@@ -203,18 +285,23 @@ RUNS = {
     "own-nesterov": (ZOFedSGD(**QUICK | {"learning_rate": 2e-6}, divide_by="deviation", optimizer="nesterov"), 3),
     "sign-decay": (FeedSign(**QUICK, votes_per_round=2, small_steps="from-base", decay=0.01), 3),
     "scalar-decay": (MeZO(**QUICK, divide_by="scalar", small_steps="from-base", decay=0.01, schedule="linear"), 1),
+    "rebuilt": (MeZO(**QUICK, basis="normal", optimizer="adam-rebuilt", horizon=3, small_steps="stochastic"), 1),
+    "rebuilt-own": (ZOFedSGD(**QUICK, optimizer="adam-rebuilt", horizon=4, divide_by="deviation"), 3),
+    "hiso": (MeZO(**QUICK, estimates=2, optimizer="hiso", beta2=0.9), 1),
+    "hiso-own": (ZOFedSGD(**QUICK, basis="normal", optimizer="hiso", beta2=0.9), 3),
+    "hiso-shared": (ZOFedSGD(**QUICK, seeds="shared", basis="lowrank", optimizer="hiso", beta2=0.9), 3),
     "pool-decay": (FedKSeed(**QUICK, candidates=64, steps=3, decay=0.1), 3),
 }
 
 
-@pytest.mark.parametrize("name", ["fzoo", "meazo", "own-nesterov"])
+@pytest.mark.parametrize("name", ["fzoo", "meazo", "own-nesterov", "rebuilt", "hiso-own"])
 def test_they_learn(name):
     method, clients = RUNS[name]
     summary = federation(method, clients, rounds=40).run().summary
     assert summary["final"]["loss"] < summary["baseline"]["loss"] - 0.02
 
 
-IN_16_BIT = ("meazo", "sign-decay")
+IN_16_BIT = ("meazo", "sign-decay", "rebuilt", "hiso-own")
 
 
 @pytest.mark.parametrize("name", RUNS)

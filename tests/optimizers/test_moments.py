@@ -110,3 +110,23 @@ def test_torch_and_numpy_agree_bit_for_bit(kind, corrected):
         assert b.dtype == np.float32 and a.numpy().tobytes() == b.tobytes()
     assert tensors.first.numpy().tobytes() == arrays.first.tobytes()
     assert tensors.second.numpy().tobytes() == arrays.second.tobytes()
+
+
+def test_hisos_diagonal_is_learnt_of_scaled_sums():
+    """g <- g / (sqrt(h) + eps), w <- w - eta g, h <- (1 - nu) h + nu g^2, from h = 1: in NumPy, to the bit."""
+    rule, size, f = Rule("hiso", 0.03, beta2=0.75, eps=1e-3), 1000, np.float32
+    tensors = Moments(rule, torch.zeros(0), torch.ones(size))
+    arrays = Moments(rule, np.zeros(0, dtype=f), np.ones(size, dtype=f))
+    h = np.ones(size, dtype=f)
+    for step in range(1, 6):
+        total = np.random.default_rng(step).normal(size=size, scale=2.0).astype(f)
+        g = total / (np.sqrt(h) + f(1e-3))
+        h = h * f(0.75) + g * g * f(0.25)
+        tensors.steps = arrays.steps = step
+        halves = [
+            tensors.change(torch.from_numpy(total[part]), part.start) for part in (slice(0, 300), slice(300, size))
+        ]
+        np.testing.assert_array_equal(torch.cat(halves).numpy(), g * f(-0.03))
+        np.testing.assert_array_equal(arrays.change(total, 0), g * f(-0.03))
+    np.testing.assert_array_equal(tensors.second.numpy(), h)
+    assert h.max() > 1.5 > 0.5 > h.min() > 0

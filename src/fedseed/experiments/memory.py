@@ -184,8 +184,8 @@ def predict(recipe: Recipe, tokens: int | None = None) -> Prediction:
     offloaded = settings.offload_base is True or (
         settings.offload_base == "auto" and out_of_the_way(space.parameters, method.rebuilds_often)
     )
-    optimized = isinstance(rehearsed.change, Optimize)
-    moments = (2 if optimized and rehearsed.change.rule.kind == "adam" else 1) if optimized else 0  # type: ignore[union-attr]
+    change = rehearsed.change
+    moments = change.rule.averages if isinstance(change, Optimize) and change.past is None else 0
     layout = space.layout
     return Prediction(
         parameters=sum(p.numel() for p in passes.model.parameters()),
@@ -226,9 +226,9 @@ class _Work:
         self._clients = clients
         self.batch = ""
         # a CPU perturbs a large matrix slice by slice, or in its cache; a GPU makes a copy of it
-        self._scratch = LARGE * passes.space.parameters[0].element_size()
-        if passes.space.devices[0].type != "cpu":
-            self._scratch = max(p.numel() * p.element_size() for p in passes.space.parameters)
+        self._whole = max(p.numel() * p.element_size() for p in passes.space.parameters)
+        on_cpu = passes.space.devices[0].type == "cpu"
+        self._scratch = LARGE * passes.space.parameters[0].element_size() if on_cpu else self._whole
 
     def phases(self, rehearsed: Rehearsed) -> tuple[list[Phase], list[tuple[str, int]]]:
         """A round's phases; and the parts of what training takes."""
@@ -236,6 +236,7 @@ class _Work:
         copy, peak = 0, 0
         parts: list[tuple[str, int]] = []
         zeroth = all(asked.what in ("loss", "change") for asked in rehearsed.asked)
+        scaled = isinstance(rehearsed.change, Optimize) and rehearsed.change.rule.kind == "hiso"
         for asked in rehearsed.asked:
             if asked.what == "change":
                 copy = 0 if self._recipe.method.from_base else trained
@@ -244,7 +245,7 @@ class _Work:
             elif zeroth:
                 activations = self._forward(asked.examples or 1)
                 if copy + activations >= peak:
-                    peak = copy + activations + self._scratch
+                    peak = copy + activations + (self._whole if scaled else self._scratch)
                     parts = [("start copy of the weights", copy), ("activations (forward)", activations)]
         applying = 0
         if isinstance(rehearsed.change, Replace):

@@ -76,6 +76,8 @@ class FeedSign(Population, Stepwise):
                 f"votes_per_round = {self.votes_per_round}, population = {self.population}: {self.per_step:,} votes a "
                 f"step, at most {MOST:,} are possible"
             )
+        if self.optimizer == "hiso":
+            raise ValueError('optimizer = "hiso" learns from the size of projections; votes have none')
         return self
 
     @property

@@ -7,9 +7,21 @@ What a step's coefficients c_i are divided by (`divide_by`), all of it known fro
 
 FZOO: Dang et al., arXiv 2506.09034. MEAZO: Dbouk et al., "On Adaptivity in Zeroth-Order Optimization", 2605.03869.
 
+What the sum is then given to (`optimizer`): the rules of `fedseed.optimizers.rules`. "adam-rebuilt" is Adam of the last
+h gradients alone, made anew from their seeds and coefficients at each step:
+
+    m = (1 - beta1) sum_{i<h} beta1^i g_{t-i} / (1 - beta1^h),   v likewise of g^2      g_t = sum_i c_i z_i of step t
+
+AdaMeZO (Cai et al., arXiv 2605.00650) does so without the corrections 1 - beta^h, a factor of the rate once t >= h.
+
+Where directions have entries of +1 and -1 and a step has one of them, g^2 = c^2 in every entry: Adam's, and HiSo's,
+division is then one by a number, as "scalar" is. With "normal" entries E g^2 = |dl|^2 + 2 (dl)_i^2 for a gradient dl,
+so that what an entry knows of its own is about 2 parts in d.
+
 With "hadamard", B steps in a row share a basis number, so that a replay merges them into one pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,6 +35,8 @@ from fedseed.optimizers.squares import Squares, deviation, total
 from fedseed.weights.change import NOTHING, Add, Change, Floats, Optimize, Rebuild, Term
 from fedseed.weights.layout import Layout
 
+MOST_STEPS = 4096  # that are remembered: each is made again at every step
+
 
 @dataclass(frozen=True)
 class StepState(State):
@@ -32,11 +46,13 @@ class StepState(State):
         done: steps.
         coefficients: for "from-base": of all directions so far, at their rates and as far as they have decayed.
         squares: for divide_by = "scalar".
+        window: for "adam-rebuilt": the sums of the last steps that moved anything, h - 1 at most, the oldest first.
     """
 
     done: int = 0
     squares: Squares = field(default_factory=Squares)
     coefficients: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    window: tuple[tuple[Term, ...], ...] = ()
 
 
 class Stepwise(ZerothOrder):
@@ -45,9 +61,12 @@ class Stepwise(ZerothOrder):
     Args (besides those of `ZerothOrder`):
         optimizer: what the update, as a gradient, is given to: "sgd" (the methods as published), "momentum",
             "nesterov" or "adam" (`fedseed.optimizers`; 4 or 8 bytes of memory per parameter; a replay restores its
-            averages).
+            averages); "adam-rebuilt": Adam of the last `horizon` steps, without that memory, for the time it takes to
+            make their directions again; "hiso": a diagonal learnt from the steps, along which directions are scaled
+            before they are looked along (4 bytes; beta2 is its 1 - nu).
         beta1: decay of the average gradient, for momentum and Adam.
-        beta2: decay of the average squared gradient, for Adam and divide_by = "scalar".
+        beta2: decay of the average squared gradient, for Adam, "hiso" and divide_by = "scalar".
+        horizon: h, how many steps "adam-rebuilt" remembers.
         adam_eps: keeps their denominators away from zero.
         divide_by: what a step's coefficients are divided by: "deviation", that of the losses along its directions, of
             which it needs several (FZOO; a step whose losses are all alike does nothing); "scalar", the root of an
@@ -57,12 +76,13 @@ class Stepwise(ZerothOrder):
 
     stepwise: ClassVar[bool] = True
 
-    later: ClassVar[frozenset[str]] = frozenset({"divide_by", "decay"})
+    later: ClassVar[frozenset[str]] = frozenset({"divide_by", "decay", "horizon"})
 
-    optimizer: Literal["sgd", "momentum", "nesterov", "adam"] = "sgd"
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adam-rebuilt", "hiso"] = "sgd"
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_eps: PositiveFloat = 1e-8
+    horizon: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 32
     divide_by: Literal["nothing", "deviation", "scalar"] = "nothing"
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
@@ -97,9 +117,20 @@ class Stepwise(ZerothOrder):
         """The state before the first step."""
         return StepState(layout, seed)
 
-    def count(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> StepState:
-        """The state after a step with these coefficients (none: nobody answered)."""
-        kept = state.coefficients
+    def count(
+        self, state: StepState, coefficients: np.ndarray[Any, Any], terms: Sequence[Term] | None = None
+    ) -> StepState:
+        """The state after a step with these coefficients (none: nobody answered).
+
+        Args:
+            state: the one before it.
+            coefficients: the step's.
+            terms: its sum, where that is not along the directions that the step's number names.
+        """
+        kept, window = state.coefficients, state.window
+        if self.optimizer == "adam-rebuilt" and len(coefficients):
+            new_terms = self.terms(state, coefficients) if terms is None else terms
+            window = (*window, tuple(new_terms))[max(0, len(window) + 2 - self.horizon) :]
         if self.from_base:
             new = np.zeros(self.per_step, dtype=np.float32)
             new[: len(coefficients)] = self.divided(state, coefficients)
@@ -108,7 +139,7 @@ class Stepwise(ZerothOrder):
             new *= np.float32(self.factor(state.done + 1))  # of a schedule: they meet under one rate
             kept = np.concatenate([kept, new])
         squares = self.squares_after(state, coefficients)
-        return replace(state, done=state.done + 1, coefficients=kept, squares=squares)
+        return replace(state, done=state.done + 1, coefficients=kept, squares=squares, window=window)
 
     def squares_after(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> Squares:
         """What is known of the squared sum of coefficients after a step with these."""
@@ -133,11 +164,14 @@ class Stepwise(ZerothOrder):
         """w <- w - eta sum_i c_i z_i along the directions of the step after `state`."""
         if not len(coefficients):
             return NOTHING
-        basis = self.directions(state.seed)
         if self.from_base:
-            return Rebuild([Term(basis, self.count(state, coefficients).coefficients)], scale=-self.learning_rate)
-        divided = self.divided(state, coefficients)
-        return self.descent_along(state, [Term(basis, divided, state.done * self.per_step)])
+            kept = self.count(state, coefficients).coefficients
+            return Rebuild([Term(self.directions(state.seed), kept)], scale=-self.learning_rate)
+        return self.descent_along(state, self.terms(state, coefficients))
+
+    def terms(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> list[Term]:
+        """The sum of the step after `state`, along the directions that its number names."""
+        return [Term(self.directions(state.seed), self.divided(state, coefficients), state.done * self.per_step)]
 
     def descent_along(self, state: StepState, terms: list[Term]) -> Change:
         """w <- w - eta (sum of the terms), by the optimiser, rounded as the settings say."""
@@ -146,4 +180,7 @@ class Stepwise(ZerothOrder):
         rounding, rate = self.rounding(state.seed, state.done), self.rate(state.done + 1)
         if self.optimizer == "sgd":
             return Add(terms, scale=-rate, rounding=rounding)
-        return Optimize(terms, Rule(self.optimizer, rate, self.beta1, self.beta2, self.adam_eps), rounding)
+        betas = self.beta1, self.beta2
+        if self.optimizer == "adam-rebuilt":
+            return Optimize(terms, Rule("adam", rate, *betas, self.adam_eps), rounding, past=state.window)
+        return Optimize(terms, Rule(self.optimizer, rate, *betas, self.adam_eps), rounding)

@@ -168,15 +168,20 @@ class ZOFedSGD(Population, Stepwise):
 
     def change(self, state: StepState, step: Projections) -> Change:
         """w <- w - eta sum_k c_k rho_k z_k, rounded once."""
-        if step.indices is None:
-            return self.descent(state, step.scalars)
-        basis = self.directions(state.seed)
-        pairs = zip(step.indices, self.divided(state, step.scalars).reshape(-1, self.population), strict=True)
-        return self.descent_along(state, [Term(basis, rho, int(k)) for k, rho in pairs])
+        terms = self._own_terms(state, step)
+        return self.descent(state, step.scalars) if terms is None else self.descent_along(state, terms)
 
     def advance(self, state: StepState, step: Projections) -> StepState:
         """Count the step."""
-        return self.count(state, step.scalars)
+        return self.count(state, step.scalars, self._own_terms(state, step))
+
+    def _own_terms(self, state: StepState, step: Projections) -> list[Term] | None:
+        """The step's sum along the clients' own directions; None: they share one."""
+        if step.indices is None:
+            return None
+        basis = self.directions(state.seed)
+        pairs = zip(step.indices, self.divided(state, step.scalars).reshape(-1, self.population), strict=True)
+        return [Term(basis, rho, int(k)) for k, rho in pairs]
 
     # -- what it declares ------------------------------------------------------------------------------------------
 

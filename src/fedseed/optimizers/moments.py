@@ -22,8 +22,8 @@ class Moments:
 
     Args:
         rule: what becomes of a gradient.
-        first: the average gradient, float32, shape (d,): an array or a tensor, changed in place.
-        second: the average squared gradient, for Adam; otherwise empty.
+        first: the average gradient, float32, shape (d,): an array or a tensor, changed in place; for "hiso" empty.
+        second: the average squared gradient, for Adam and "hiso" (ones at first); otherwise empty.
         steps: how many gradients there were.
     """
 
@@ -40,8 +40,12 @@ class Moments:
             gradient: 1-D; float32 or float64.
             start: index of its first element in the parameter vector.
         """
-        self.take(gradient, start)
         here = slice(start, start + len(gradient))
+        if self.rule.kind == "hiso":
+            gradient = gradient / self.divisor(here, gradient.dtype)
+            self.take(gradient, start)
+            return gradient * -self.rule.rate
+        self.take(gradient, start)
         if self.rule.kind == "nesterov":
             ahead = _as(self.first[here], gradient.dtype) * self.rule.beta1
             return (gradient + ahead) * -self.rule.rate
@@ -51,10 +55,15 @@ class Moments:
         """Let the averages take a gradient, or a part of one."""
         rule, here = self.rule, slice(start, start + len(gradient))
         gain = 1 - rule.beta1 if rule.kind == "adam" else 1.0
-        self.first[here] = _as(self.first[here], gradient.dtype) * rule.beta1 + gradient * gain
-        if rule.kind == "adam":
+        if rule.kind != "hiso":
+            self.first[here] = _as(self.first[here], gradient.dtype) * rule.beta1 + gradient * gain
+        if rule.kind in ("adam", "hiso"):
             square = (gradient * gradient) * (1 - rule.beta2)
             self.second[here] = _as(self.second[here], gradient.dtype) * rule.beta2 + square
+
+    def divisor(self, here: slice, dtype: Any) -> Any:
+        """sqrt(h) + eps of some weights: what "hiso" divides their entries of directions by."""
+        return _square_root(_as(self.second[here], dtype)) + self.rule.eps
 
     def descent(self, here: slice, dtype: Any) -> Any:
         """The change of some weights that the averages alone ask for; "nesterov" needs the gradient, too."""

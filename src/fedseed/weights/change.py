@@ -2,7 +2,7 @@
 
     Add        w <- round(w + scale * sum)              Ferret, FeedSign, ZO-FedSGD, MeZO, FedMeZO as pairs
     Rebuild    w <- round(w0 + scale * sum)             FedKSeed, small_steps = "from-base"
-    Optimize   the sum is the gradient of a rule        momentum, Nesterov's, Adam; Ferret's `server`
+    Optimize   the sum is the gradient of a rule        momentum, Nesterov's, Adam, HiSo; Ferret's `server`
     Average    w <- sum_i c_i w_i                       FedMeZO as pairs, to the bits of the tensors' average
     Replace    whole weights                            FedAvg and its kin
 
@@ -76,15 +76,20 @@ class Rebuild:
 class Optimize:
     """The sum of the terms is the gradient of a rule with running averages, which the space keeps.
 
+    With `past` it keeps nothing: the averages are made anew, from zero, of the past gradients and this one, piece by
+    piece of the weights. After fewer steps than are remembered they are the running averages, bit for bit.
+
     Args:
         terms: what to add up.
         rule: the rule, the same one each time but for its rate.
         rounding: as in `Add`.
+        past: the terms of steps before this one, the oldest first; None: the space remembers.
     """
 
     terms: Sequence[Term]
     rule: Rule
     rounding: Rounding | None = None
+    past: Sequence[Sequence[Term]] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,20 +3,21 @@
 What the kernels do not do (stochastic rounding, rules with running averages) goes through a buffer of bounded size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedseed.optimizers.moments import Moments
+from fedseed.optimizers.rules import Rule
 from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights import stochastic
 from fedseed.weights.change import Add, Rounding, Term
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.offload import Offloaded
-from fedseed.weights.vector import Vector, check_scale, flat, operand, write_back
+from fedseed.weights.vector import Prepare, Vector, check_scale, flat, operand, write_back
 
 PIECE = 1 << 22  # elements worked on at a time where a buffer is needed: bounds it by 16 MiB
 SMALL = 1 << 13  # elements of a tensor for which a call takes longer than the work: many of them share one
@@ -91,19 +92,76 @@ def move_by_pieces(
     vector: Vector, terms: Sequence[Term], scale: float, rounding: Rounding | None, moments: Moments | None = None
 ) -> None:
     """`move` with a buffer: rounded stochastically, or by what running averages make of the sum."""
-    for index, first, last, begin, kernel, prepared in vector.pieces(vector.preparing(terms, scale)):
+
+    def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
+        total = combined(kernel, prepared, start, stop)
+        if moments is None:
+            return total * float(np.float32(scale)) + 0.0
+        return moments.change(total.to(moments.first.device), start)  # type: ignore[no-any-return]
+
+    _by_pieces(vector, vector.preparing(terms, scale), change, rounding)
+
+
+def move_scaled(vector: Vector, terms: Sequence[Term], scale: float, moments: Moments) -> None:
+    """`move` along directions whose entries are divided by what "hiso" has learnt, which stays as it is."""
+
+    def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
+        return scaled(kernel, prepared, start, stop, scale, moments)
+
+    _by_pieces(vector, vector.preparing(terms, scale), change, None)
+
+
+def move_rebuilt(vector: Vector, steps: Sequence[Sequence[Term]], rule: Rule, rounding: Rounding | None) -> None:
+    """`move_by_pieces` by averages that are made of these steps alone; the last one is what the weights take.
+
+    Every direction is made once for each step that remembers it; the memory is that of a few pieces.
+    """
+    preparing = [vector.preparing(terms, 1.0) for terms in steps]
+
+    def prepare(kernel: kernels.Kernels, block: int, length: int) -> Any:
+        return [one(kernel, block, length) for one in preparing]
+
+    def change(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
+        moments = None
+        for step in prepared:
+            gradient = combined(kernel, step, start, stop)
+            if moments is None:
+                moments = Moments(rule, torch.zeros_like(gradient), torch.zeros_like(gradient), len(steps))
+            moments.take(gradient, 0)
+        assert moments is not None
+        return moments.descent(slice(None), torch.float32)  # type: ignore[no-any-return]
+
+    _by_pieces(vector, prepare, change, rounding)
+
+
+def combined(kernel: kernels.Kernels, prepared: Any, start: int, stop: int) -> torch.Tensor:
+    """The sum over elements start..stop, as a tensor."""
+    total = kernel.combine(prepared, start, stop)
+    return total if isinstance(total, torch.Tensor) else torch.from_numpy(total)
+
+
+def scaled(
+    kernel: kernels.Kernels, prepared: Any, start: int, stop: int, scale: float, moments: Moments
+) -> torch.Tensor:
+    """scale times the sum over elements start..stop, each divided by what "hiso" has learnt of it."""
+    divisor = moments.divisor(slice(start, stop), torch.float32)
+    return combined(kernel, prepared, start, stop).to(divisor.device) / divisor * float(np.float32(scale)) + 0.0
+
+
+def _by_pieces(
+    vector: Vector,
+    prepare: Prepare,
+    change: Callable[[kernels.Kernels, Any, int, int], torch.Tensor],
+    rounding: Rounding | None,
+) -> None:
+    """w <- round(w + change(kernels, prepared, start, stop)), PIECE elements at a time."""
+    for index, first, last, begin, kernel, prepared in vector.pieces(prepare):
         p = vector.parameters[index]
         elements = flat(p)
         for lo in range(first, last, PIECE):
             hi = min(lo + PIECE, last)
             start = begin + lo - first
-            total = kernel.combine(prepared, start, start + hi - lo)
-            total = total if isinstance(total, torch.Tensor) else torch.from_numpy(total)
-            if moments is None:
-                change = total.to(p.device) * float(np.float32(scale)) + 0.0
-            else:
-                change = moments.change(total.to(moments.first.device), start).to(p.device)
-            value = elements[lo:hi].float() + change
+            value = elements[lo:hi].float() + change(kernel, prepared, start, start + hi - lo).to(p.device)
             if rounding is None:
                 elements[lo:hi].copy_(value)
             else:

@@ -18,11 +18,12 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from fedseed.optimizers.moments import Moments
 from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights.change import Term
 from fedseed.weights.digest import dtype_name
-from fedseed.weights.moving import SMALL, Moves, move_small
+from fedseed.weights.moving import PIECE, SMALL, Moves, move_small, scaled
 from fedseed.weights.vector import Vector, flat, operand
 
 # what asks a tensor about itself, not for its values: no copy is made for these
@@ -77,11 +78,13 @@ class Perturbation:
         vector: the tensors.
         term: the direction.
         scale: how far to move along it.
+        scaling: what the direction's entries are divided by (`fedseed.optimizers.rules.Rule`, "hiso"); None: nothing.
     """
 
-    def __init__(self, vector: Vector, term: Term, scale: float) -> None:
+    def __init__(self, vector: Vector, term: Term, scale: float, scaling: Moments | None = None) -> None:
         self._vector = vector
         self._scale = scale
+        self._scaling = scaling
         self._part = Part(
             term.basis.spec_on(vector.layout.matrices), term.first, np.asarray(term.coefficients, dtype=np.float32)
         )
@@ -98,7 +101,7 @@ class Perturbation:
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """The perturbed parameter; not to be written to."""
-        if parameter.numel() <= SMALL:
+        if parameter.numel() <= SMALL and self._scaling is None:
             if self._small is None:
                 self._small = self._make_small()
             if id(parameter) in self._small:
@@ -124,6 +127,9 @@ class Perturbation:
 
     def copy(self, parameter: torch.Tensor, lo: int, hi: int, out: torch.Tensor) -> None:
         """out = elements lo..hi of the perturbed parameter, flat."""
+        if self._scaling is not None:
+            self._copy_scaled(self._scaling, parameter, lo, out)
+            return
         vector, kernel = self._vector, self._kernel_of(parameter)
         contiguous = parameter.is_contiguous()
         source = vector.operand(kernel, parameter) if contiguous else operand(kernel, flat(parameter))
@@ -133,10 +139,21 @@ class Perturbation:
             prepared = self._of(kernel, parameter, block)
             kernel.move(target[a:b], source[lo + a : lo + b], dtype, prepared, self._scale, start + a)
 
+    def _copy_scaled(self, scaling: Moments, parameter: torch.Tensor, lo: int, out: torch.Tensor) -> None:
+        """`copy`, where entries of the direction are divided each by its own number."""
+        elements, kernel = flat(parameter), self._kernel_of(parameter)
+        begin = self._vector.start_of(parameter) + lo
+        for block, first, last in self._vector.overlaps(begin, len(out)):
+            prepared = self._of(kernel, parameter, block)
+            for a in range(first, last, PIECE):
+                b = min(a + PIECE, last)
+                change = scaled(kernel, prepared, begin + a, begin + b, self._scale, scaling)
+                out[a:b].copy_(elements[lo + a : lo + b].float() + change.to(out.device))
+
     def rows(self, parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """Rows of a perturbed matrix, shape (len(rows), width); None if that is not possible."""
         block = self._vector.only_block(parameter)
-        if block is None or not parameter.is_contiguous():
+        if block is None or self._scaling is not None or not parameter.is_contiguous():
             return None
         kernel, count = self._kernel_of(parameter), len(rows)
         out = torch.empty(count, parameter.shape[1], dtype=parameter.dtype, device=parameter.device)
@@ -158,6 +175,7 @@ class Perturbation:
         if (
             kernel.product is None
             or self._part.spec.name == "lowrank"
+            or self._scaling is not None
             or block is None
             or any(t.dtype != torch.float32 for t in tensors)
             or not parameter.is_contiguous()

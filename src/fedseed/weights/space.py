@@ -130,6 +130,9 @@ class ParameterSpace:
             return
         self.vector.preparing(change.terms, 1.0)  # what can't be is refused before the step counts
         rule = change.rule
+        if change.past is not None:
+            moving.move_rebuilt(self.vector, [*change.past, change.terms], rule, change.rounding)
+            return
         if self._moments is None or replace(self._moments.rule, rate=rule.rate) != rule:
             self._moments = self._new_moments(rule)
         self._moments.rule = rule  # a schedule's rate may be another one at each step
@@ -137,9 +140,17 @@ class ParameterSpace:
         moving.move_by_pieces(self.vector, change.terms, 1.0, change.rounding, self._moments)
 
     def _new_moments(self, rule: Rule) -> Moments:
-        second = self.size if rule.kind == "adam" else 0
         device = self.vector.devices[0]
+        if rule.kind == "hiso":
+            self.rows.reason = "hiso divides directions entry by entry: no products of low rank are left"
+            return Moments(rule, torch.zeros(0, device=device), torch.ones(self.size, device=device))
+        second = self.size if rule.kind == "adam" else 0
         return Moments(rule, torch.zeros(self.size, device=device), torch.zeros(second, device=device))
+
+    @property
+    def _scaling(self) -> Moments | None:
+        """What entries of directions are divided by; None: nothing."""
+        return self._moments if self._moments is not None and self._moments.rule.kind == "hiso" else None
 
     def _average(self, change: Average) -> None:
         if not change.branches:
@@ -290,18 +301,26 @@ class ParameterSpace:
         parameters it uses (`weights.perturbation`), rounded to the dtype as `add` rounds. A model with scripted or
         compiled parts, where that is not possible, has its weights changed and put back from a copy.
 
+        After steps of the rule "hiso" each entry of the direction is divided by what they have learnt of it: such a
+        space moves along v / (sqrt(h) + eps), to be evaluated and by steps alike. That is of the state that steps make,
+        so whoever has taken the same ones sees the same weights.
+
         Args:
             basis: where the direction comes from.
             k: the direction's index.
             scale: how far to move along it.
         """
+        term, scaling = Term(basis, np.ones(1, dtype=np.float32), k), self._scaling
         if can_exchange(self.model):
-            with PerturbedUse(Perturbation(self.vector, Term(basis, np.ones(1, dtype=np.float32), k), scale)):
+            with PerturbedUse(Perturbation(self.vector, term, scale, scaling)):
                 yield
             return
         saved = self.snapshot()
         try:
-            self.add(basis, np.ones(1, dtype=np.float32), scale, first=k)
+            if scaling is None:
+                self.apply(Add([term], scale))
+            else:
+                moving.move_scaled(self.vector, [term], scale, scaling)
             yield
         finally:
             self.restore(saved)

@@ -85,6 +85,13 @@ METHODS = {
     "fedmezo": (FedMeZO(learning_rate=0.0625, steps=3, basis="normal"), fedmezo, 4),
     "fedmezo-exact": (FedMeZO(learning_rate=0.0625, steps=3, combine="exact", personal="loss-5"),
                       lambda step: fedmezo(step, loss=1.5 + step), 4),
+    "mezo-rebuilt": (MeZO(learning_rate=0.0625, estimates=2, basis="normal", optimizer="adam-rebuilt", horizon=3),
+                     lambda step: Estimates(numbers(step, 2 if step != 4 else 0)), 6),
+    "zo-fedsgd-rebuilt": (ZOFedSGD(learning_rate=0.0625, optimizer="adam-rebuilt", horizon=2, small_steps="stochastic"),
+                          own, 5),
+    "mezo-hiso": (MeZO(learning_rate=0.0625, estimates=2, basis="normal", optimizer="hiso", beta2=0.75),
+                  lambda step: Estimates(numbers(step, 2)), 8),
+    "zo-fedsgd-hiso": (ZOFedSGD(learning_rate=0.0625, optimizer="hiso", beta2=0.75), own, 8),
     "mezo": (MeZO(learning_rate=0.0625, estimates=3, optimizer="adam"), lambda step: Estimates(numbers(step, 3)), 8),
     # -- bases, step rules and populations that came later
     "mezo-population": (MeZO(learning_rate=0.0625, basis="lowrank", estimates=2, population=4, estimator="one-point",
@@ -118,7 +125,8 @@ METHODS = {
                            server_eps=0.0625, global_rate=0.125), ferret, 4),
 }  # fmt: skip
 DTYPES = {
-    "zo-fedsgd-own": torch.bfloat16, "ferret-own": torch.float16, "mezo-scalar": torch.bfloat16,
+    "zo-fedsgd-own": torch.bfloat16, "zo-fedsgd-rebuilt": torch.bfloat16, "ferret-own": torch.float16,
+    "mezo-scalar": torch.bfloat16,
     "feedsign-population": torch.float16, "ferret-lowrank": torch.bfloat16,
 }  # fmt: skip
 
