@@ -48,13 +48,18 @@ class FedZO(Averaged, ZerothOrder):
         """T steps along directions of the client's own seed, then the weights."""
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
         basis = self.directions(seed)
-        estimate = self.one_point if self.estimator == "one-point" else self.two_point
 
         def gradient(t: int, items: Sequence[Any]) -> Term:
             """g."""
             first = t * self.estimates
-            rho = [estimate(client, basis, first + j, items).rho / self.estimates for j in range(self.estimates)]
-            return Term(basis, np.array(rho, dtype=np.float32), first)
+            along = range(first, first + self.estimates)
+            if self.estimator == "two-point":
+                found = self.two_points(client, basis, along, items)
+            elif self.normalize == "none":
+                found = [self.one_point(client, basis, k, items) for k in along]
+            else:  # one population
+                found = self.one_points(client, basis, along, items)
+            return Term(basis, np.array([one.rho / self.estimates for one in found], dtype=np.float32), first)
 
         for t, g in self.local_steps(client, range(self.steps), gradient):
             client.apply(Add([g], -self.rate(client.round), self.rounding(seed, t)))

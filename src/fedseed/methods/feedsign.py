@@ -70,6 +70,8 @@ class FeedSign(Stepwise):
     def _votes_have_no_size(self) -> "FeedSign":
         if self.divide_by != "nothing":
             raise ValueError(f'divide_by = "{self.divide_by}": votes have no size to divide by; leave it out')
+        if self.normalize != "none":
+            raise ValueError(f'normalize = "{self.normalize}": votes have no scale to take away; leave it out')
         return self
 
     @property

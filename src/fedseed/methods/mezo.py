@@ -71,10 +71,8 @@ class MeZO(Stepwise):
         items = next(client.batches(self.batch))
         basis = self.directions(state.seed)
         along = self.indices(client.round)
-        if self.estimator == "one-point":
-            found = self.one_points(client, basis, along, items)
-        else:
-            found = [self.two_point(client, basis, k, items) for k in along]
+        estimate = self.one_points if self.estimator == "one-point" else self.two_points
+        found = estimate(client, basis, along, items)
         return Estimates(np.array([one.rho / self.estimates for one in found], dtype=np.float32))
 
     def aggregate(self, state: StepState, answers: Answers) -> Estimates:

@@ -142,19 +142,28 @@ def language_metrics(
     metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
     if scores:
         prompts = [items[-1].ids[: items[-1].response_start] for _, items in prepared if items]
-        responses = _responses(model, objective, usable, prompts, max_new_tokens)
+        responses = responses_to(model, objective, usable, prompts, max_new_tokens)
         answers = [e.answers or (e.response,) for e in usable]
         metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in scores})
     return metrics
 
 
-def _responses(
+def responses_to(
     model: torch.nn.Module,
     objective: CausalLM,
     examples: Sequence[Example],
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
 ) -> list[str]:
+    """Greedy responses to examples, each ended as the example's are.
+
+    Args:
+        model: a causal language model.
+        objective: made the tokens.
+        examples: the examples.
+        prompts: the tokens of each one's prompt.
+        max_new_tokens: of each response.
+    """
     texts = [""] * len(examples)
     ended = [(e.stop, objective.encoder.ends_of(e)) for e in examples]
     for stop, ends in sorted(set(ended)):

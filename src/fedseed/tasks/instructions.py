@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, did_you_mean
 from fedseed.randomness import Domain, permutation
 from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
-from fedseed.tasks.families import GROUPS, Instance, families, split
+from fedseed.tasks.families import GROUPS, Family, Instance, families, split
 from fedseed.tasks.partition import IID, Dirichlet, Quantity
 from fedseed.tasks.prompts import short_prompt
 
@@ -21,6 +21,7 @@ class InstructionsTask(Task):
 
     Args:
         clients: data holders; the train families are dealt to them in a random order that `seed` decides.
+        families: names of the train families that are dealt; by default all.
         families_per_client: how many families each gets (1: one task a client).
         partition: deal the examples of these clients x families_per_client families otherwise: {kind = "iid"},
             {kind = "dirichlet", alpha = 0.5} by family, {kind = "quantity"}. What is evaluated on stays the same.
@@ -36,6 +37,7 @@ class InstructionsTask(Task):
     about: ClassVar[str] = f"the project's own generated instruction families ({_COUNTS})"
 
     clients: PositiveInt = 20
+    families: list[str] | None = None
     families_per_client: PositiveInt = 2
     partition: Annotated[IID | Dirichlet | Quantity, Field(discriminator="kind")] | None = None
     examples: PositiveInt = 200
@@ -55,7 +57,7 @@ class InstructionsTask(Task):
         Raises:
             RecipeError: there are not enough families or instances.
         """
-        train = families("train")
+        train = self._families()
         wanted = self.clients * self.families_per_client
         if wanted > len(train):
             raise RecipeError(
@@ -86,6 +88,18 @@ class InstructionsTask(Task):
         if unseen:
             evaluation["unseen_"] = [example(x) for s in unseen for x in s.test]
         return TaskData(clients, evaluation, validation)
+
+    def _families(self) -> list[Family]:
+        """What is dealt. Raises RecipeError: a name is not that of a train family, or stands there twice."""
+        train = families("train")
+        if self.families is None:
+            return train
+        known = {family.name: family for family in train}
+        for name in self.families:
+            if name not in known or self.families.count(name) > 1:
+                problem = "twice" if name in known else f"{did_you_mean(name, known)}choose among {', '.join(known)}"
+                raise RecipeError(f"task.families: {name!r}: {problem}")
+        return [known[name] for name in self.families]
 
 
 def example(instance: Instance) -> Example:
