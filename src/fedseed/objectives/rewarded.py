@@ -5,7 +5,9 @@ Strategies at Scale", arXiv 2509.24372): an answer is right, a text is short, a 
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +16,12 @@ from fedseed.objectives.evaluation import responses_to
 from fedseed.objectives.losses import CausalLM
 from fedseed.objectives.seq2seq import Pair, Seq2SeqLM, answers_of
 from fedseed.objectives.tokens import Tokens
+from fedseed.randomness import Basis
 from fedseed.tasks.data import Example
 from fedseed.tasks.rewards import Judge
+from fedseed.weights.perturbed_rows import RowsError, moves_of
+from fedseed.weights.row_losses import losses_by_direction
+from fedseed.weights.space import ParameterSpace
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,47 @@ class Rewarded:
             FedseedError: the reward function raised, returned no number, or took too long.
         """
         return self.judged(items, self.answers(model, items), next(model.parameters()).device)
+
+    def row_losses(
+        self,
+        space: ParameterSpace,
+        items: Sequence[Asked],
+        basis: Basis,
+        directions: Sequence[int],
+        scales: float | Sequence[float],
+    ) -> torch.Tensor:
+        """The losses of items each of which is answered at w + scales[i] * direction(directions[i]).
+
+        With "lowrank" directions all answers are written in one go, a token of each at a time (`space.perturbed_rows`);
+        where that can't be, those of one direction after the other. The answers are the same, unless two tokens are
+        equally likely to float rounding.
+
+        Args:
+            space: the model's.
+            items: B of them.
+            basis: where the directions come from.
+            directions: B indices; some may be the same.
+            scales: how far to move along each; one number: all alike.
+
+        Raises:
+            ValueError: there are not as many items as directions, or a scale is not finite.
+        """
+        moves = moves_of(directions, scales)
+        if len(items) != len(moves):
+            raise ValueError(f"{len(items)} items for {len(moves)} directions")
+        if space.rows.possible(basis) and not isinstance(self.language, Seq2SeqLM):
+
+            def around(rows: Sequence[int]) -> AbstractContextManager[Any]:
+                return space.perturbed_rows(basis, [moves[i][0] for i in rows], [moves[i][1] for i in rows])
+
+            examples, prompts = [item.example for item in items], [_prompt(item) for item in items]
+            try:
+                said = responses_to(space.model, self.language, examples, prompts, self.max_new_tokens, around)
+            except RowsError:  # weights are used outside of the model's forward
+                pass
+            else:
+                return self.judged(items, said, space.devices[0])
+        return losses_by_direction(space, partial(self.losses, space.model), items, basis, moves)
 
     def judged(self, items: Sequence[Asked], answers: Sequence[str], device: torch.device) -> torch.Tensor:
         """Minus the answers' rewards, shape (items,)."""

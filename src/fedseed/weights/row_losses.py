@@ -51,6 +51,28 @@ def row_losses(
                 return found
         except RowsError:  # the inputs' rows are not the items, or weights are used outside of the model's forward
             pass
+    return losses_by_direction(space, losses, items, basis, moves)
+
+
+def losses_by_direction(
+    space: ParameterSpace,
+    losses: Callable[[Sequence[Item]], torch.Tensor],
+    items: Sequence[Item],
+    basis: Basis,
+    moves: Sequence[tuple[int, float]],
+) -> torch.Tensor:
+    """`row_losses` with one pass for each direction, whatever `losses` does with the model.
+
+    Args:
+        space: the model's.
+        losses: from items to their losses at the model's weights, shape (items,).
+        items: B of them.
+        basis: where the directions come from.
+        moves: (direction, scale) of each item.
+
+    Raises:
+        ValueError: there are not as many losses as items.
+    """
     places, parts = [], []
     for move in dict.fromkeys(moves):
         own = [i for i, other in enumerate(moves) if other == move]
