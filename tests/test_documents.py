@@ -40,7 +40,8 @@ KNOWN = {
     "tensorboard",
     ".",
 }
-GROUPS = {f"fedseed.{room}" for room in ("methods", "tasks", "metrics", "rewards", "aggregation", "trackers", "transports")}
+ROOMS = ("methods", "tasks", "metrics", "rewards", "aggregation", "trackers", "transports")
+GROUPS = {f"fedseed.{room}" for room in ROOMS}
 FILES = {"examples/three-hospitals/run.sh"}
 
 # what the parts of recipes need to be whole; recipes, sweeps, sites' files and entry points are told by what they have
