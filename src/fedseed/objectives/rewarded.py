@@ -65,6 +65,7 @@ class Rewarded:
     """
 
     differentiable = False
+    calls_often = True
 
     def __init__(self, language: CausalLM | Seq2SeqLM, reward: Any, max_new_tokens: int = 32) -> None:
         self.language = language
@@ -149,7 +150,7 @@ class Rewarded:
                 pass
             else:
                 return self.judged(items, said, space.devices[0])
-        return losses_by_direction(space, partial(self.losses, space.model), items, basis, moves)
+        return losses_by_direction(space, partial(self.losses, space.model), items, basis, moves, often=True)
 
     def judged(self, items: Sequence[Asked], answers: Sequence[str], device: torch.device) -> torch.Tensor:
         """Minus the answers' rewards, shape (items,)."""

@@ -99,7 +99,7 @@ class SharedLosses:
         first = self.members[0].own
         first.space.model.eval()
         items = [item for batch in self._drawn for item in batch]
-        with first.space.perturbed(basis, k, scale):
+        with first.space.perturbed(basis, k, scale, often=getattr(first.objective, "calls_often", False)):
             losses = iter(first.objective.losses(first.space.model, items).tolist())
         weight = first.objective.weight
         return [sum(next(losses) for _ in batch) / sum(map(weight, batch)) if batch else 0.0 for batch in self._drawn]

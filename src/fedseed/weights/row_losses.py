@@ -60,6 +60,7 @@ def losses_by_direction(
     items: Sequence[Item],
     basis: Basis,
     moves: Sequence[tuple[int, float]],
+    often: bool = False,
 ) -> torch.Tensor:
     """`row_losses` with one pass for each direction, whatever `losses` does with the model.
 
@@ -69,6 +70,7 @@ def losses_by_direction(
         items: B of them.
         basis: where the directions come from.
         moves: (direction, scale) of each item.
+        often: `losses` calls the model many times (`ParameterSpace.perturbed`).
 
     Raises:
         ValueError: there are not as many losses as items.
@@ -76,7 +78,7 @@ def losses_by_direction(
     places, parts = [], []
     for move in dict.fromkeys(moves):
         own = [i for i, other in enumerate(moves) if other == move]
-        with torch.no_grad(), space.perturbed(basis, *move):
+        with torch.no_grad(), space.perturbed(basis, *move, often=often):
             part = losses([items[i] for i in own])
         if part.shape != (len(own),):
             raise ValueError(f"the losses of {len(own)} items have shape {tuple(part.shape)}")
