@@ -15,6 +15,7 @@ import typer.main
 import yaml
 
 from fedseed.cli.app import app
+from fedseed.errors import RecipeError
 from fedseed.experiments.sweeps import read_sweep
 from fedseed.runs.recipe import read_recipe
 from fedseed.runs.site import read_site
@@ -39,7 +40,8 @@ KNOWN = {
     "tensorboard",
     ".",
 }
-GROUPS = {f"fedseed.{room}" for room in ("methods", "tasks", "metrics", "aggregation", "trackers", "transports")}
+ROOMS = ("methods", "tasks", "metrics", "rewards", "aggregation", "trackers", "transports")
+GROUPS = {f"fedseed.{room}" for room in ROOMS}
 FILES = {"examples/three-hospitals/run.sh"}
 
 # what the parts of recipes need to be whole; recipes, sweeps, sites' files and entry points are told by what they have
@@ -114,6 +116,9 @@ def test_tables_are_recipes_or_parts_of_them(block, tmp_path):
         assert all("address" in link for link in data["superlink"].values())
     elif "client" in data:
         assert read_site(file).own
+    elif "function" in data.get("reward", {}):  # its file is not there, nor agreed to
+        with pytest.raises(RecipeError, match="is code"):
+            read_recipe(file)
     elif "rounds" in data:
         assert read_recipe(file).rounds == data["rounds"]
     else:

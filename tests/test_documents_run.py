@@ -157,6 +157,14 @@ def models(folder):
     return folder
 
 
+def rewards(folder):
+    own(folder)
+    page = blocks(ROOT / "docs" / "rewards.md")
+    for name, language in (("my.toml", "toml"), ("rewards.py", "python")):
+        (folder / name).write_text(next(b.text for b in page if b.language == language))
+    return folder
+
+
 PAGES = {
     "README.md": Page(sets={"recipe.toml": SHORT}),
     "api.md": Page(),
@@ -168,6 +176,7 @@ PAGES = {
     "memory.md": Page(own),
     "models.md": Page(models),
     "results.md": Page(results),
+    "rewards.md": Page(rewards, {"my.toml": ["rounds=2", "reward.max_new_tokens=4", "evaluation.max_new_tokens=4"]}),
     "start.md": Page(sets={"recipe.toml": SHORT}),
     "tracking.md": Page(tracking),
     "vision.md": Page(sets={"digits-feedsign": ["rounds=2", "evaluation.every=2"]}),

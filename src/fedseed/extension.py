@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from fedseed import aggregation, methods, tasks, tracking, transport
 from fedseed.errors import RecipeError
 from fedseed.registry import Registry, name_of
-from fedseed.tasks import metrics
+from fedseed.tasks import metrics, rewards
 from fedseed.tasks.metrics import Score
+from fedseed.tasks.rewards import Reward
 
 C = TypeVar("C", bound=type)
 
@@ -19,6 +20,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "methods": methods.REGISTRY,
     "tasks": tasks.REGISTRY,
     "metrics": metrics.REGISTRY,
+    "rewards": rewards.REGISTRY,
     "aggregation": aggregation.REGISTRY,
     "trackers": tracking.REGISTRY,
     "transports": transport.REGISTRY,
@@ -52,6 +54,22 @@ def register_metric(name: str, function: Score) -> Score:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise RecipeError(f"metric {name!r}: a name of small letters, digits and _ is expected")
     metrics.REGISTRY.add(name, function)
+    return function
+
+
+def register_reward(name: str, function: Reward) -> Reward:
+    """Let recipes say `reward.name = ...` for a function of your own.
+
+    Args:
+        name: what recipes call it.
+        function: gives the reward of (prompt, generated answer, example); the more, the better.
+
+    Raises:
+        RecipeError: it is no function, or the name is taken.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+        raise RecipeError(f"reward {name!r}: a name of small letters, digits, - and _ is expected")
+    rewards.REGISTRY.add(name, function)
     return function
 
 

@@ -1,4 +1,4 @@
-"""What can be chosen by name, from fedseed and from others: methods, tasks, metrics, rules, trackers, transports.
+"""What can be chosen by name, from fedseed and others: methods, tasks, metrics, rewards, rules, trackers, transports.
 
 A registry is filled from three places:
 
@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from fedseed.errors import RecipeError, did_you_mean
@@ -296,7 +297,22 @@ def load_plugin(source: str | Path, where: str = "--plugin") -> str:
         return _load_plugin(source, resolve(source), where)
 
 
-def _load_plugin(source: str | Path, name: str, where: str) -> str:
+def load_module(source: str | Path, where: str) -> ModuleType:
+    """Run a file's or module's code as a plug-in's, once; it need not register anything.
+
+    Args:
+        source: as `load_plugin` takes it.
+        where: what errors call the place that asked for it.
+
+    Raises:
+        RecipeError: it can't be found or run.
+    """
+    with _lock:
+        name = _load_plugin(source, resolve(source), where, registers=False)
+        return sys.modules[_module_name(Path(name)) if name.endswith(".py") else name]
+
+
+def _load_plugin(source: str | Path, name: str, where: str, registers: bool = True) -> str:
     is_file = name.endswith(".py")
     try:
         digest = hashlib.sha256(Path(name).read_bytes()).hexdigest() if is_file else ""
@@ -320,10 +336,11 @@ def _load_plugin(source: str | Path, name: str, where: str) -> str:
         if isinstance(error, ModuleNotFoundError) and not is_file and name.startswith(f"{error.name}"):
             hint = "; a file is named by its path, with .py at its end"
         raise RecipeError(f"{where} {source}: {reason}{hint}") from error
-    if fresh and not any(entry.origin == name for registry in _registries for entry in registry._entries.values()):
+    added = any(entry.origin == name for registry in _registries for entry in registry._entries.values())
+    if fresh and registers and not added:
         raise RecipeError(
             f"{where} {source}: registers nothing; call fedseed.register_method, register_task, register_metric, "
-            "register_aggregation, register_tracker or register_transport in it"
+            "register_aggregation, register_reward, register_tracker or register_transport in it"
         )
     _loaded[name] = digest
     return name
@@ -348,9 +365,13 @@ def is_loaded(name: str) -> bool:
     return name in _loaded
 
 
+def _module_name(path: Path) -> str:
+    """A name of its own: two files called my_method.py are two modules."""
+    return f"fedseed_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
 def _run_file(path: Path) -> None:
-    # a name of its own: two files called my_method.py are two modules
-    module_name = f"fedseed_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    module_name = _module_name(path)
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file")

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from fedseed.registry import Registry, load_plugin
 
 LISTED = Literal[
-    "methods", "tasks", "metrics", "aggregation", "trackers", "transports", "models", "bases", "recipes", "sweeps",
-    "keys",
+    "methods", "tasks", "metrics", "rewards", "aggregation", "trackers", "transports", "models", "bases", "recipes",
+    "sweeps", "keys",
 ]  # fmt: skip
 HEADINGS: Mapping[LISTED, tuple[str, ...]] = defaultdict(
     lambda: ("name", "about", "origin"),

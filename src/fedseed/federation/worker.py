@@ -11,7 +11,7 @@ from fedseed.attacks.updates import Attack, AttackKind
 from fedseed.errors import NonFiniteError
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
-from fedseed.methods import Method
+from fedseed.methods import Method, without_gradients
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
@@ -71,6 +71,8 @@ class Worker:
     ) -> None:
         self.space = ParameterSpace(model, method.blocks, digest_kind)
         method.check(self.space.layout)
+        if not getattr(objective, "differentiable", True) and (problem := without_gradients(method)):
+            raise ValueError(problem)
         self.method = method
         self.objective = objective
         self.seed = seed

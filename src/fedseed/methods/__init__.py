@@ -39,6 +39,15 @@ REGISTRY: Registry[type[Method]] = Registry(
     "fedseed keeps 1 to 127 for itself, 128 to 255 are free",
 )
 
+
+def without_gradients(method: Method) -> str | None:
+    """Why a method can't be given rewards in place of losses; None: it can."""
+    if not method.needs_gradients:
+        return None
+    others = ", ".join(entry.name for entry in REGISTRY.entries() if not entry.thing.needs_gradients)
+    return f"reward: {method.name} needs gradients, which a reward has not: choose method.name among {others}"
+
+
 __all__ = [
     "METHODS",
     "REGISTRY",
@@ -55,4 +64,5 @@ __all__ = [
     "MeZO",
     "Method",
     "ZOFedSGD",
+    "without_gradients",
 ]

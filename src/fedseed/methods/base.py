@@ -139,6 +139,7 @@ class Method(Renamed, ABC):
     code: ClassVar[int]  # names the method in a message's frame
     about: ClassVar[str]  # one line for `fedseed list methods`
     adapter: ClassVar[Adapter | None] = None  # what it tunes if the recipe names no adapter; no other kind will do
+    needs_gradients: ClassVar[bool] = True  # else its clients measure losses alone, which may be of any kind
     stepwise: ClassVar[bool] = False  # a round is one optimiser step: there are thousands, logged in groups
 
     blocks: BlockRule = "one"

@@ -78,6 +78,8 @@ class FeedSign(Population, Stepwise):
             )
         if self.optimizer == "hiso":
             raise ValueError('optimizer = "hiso" learns from the size of projections; votes have none')
+        if self.normalize != "none":
+            raise ValueError(f'normalize = "{self.normalize}": votes have no scale to take away; leave it out')
         return self
 
     @property

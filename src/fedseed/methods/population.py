@@ -68,7 +68,7 @@ class Population(ZerothOrder):
         if n == 1:
             if one_sided:
                 return self.one_points(client, basis, along, items)
-            return [self.two_point(client, basis, k, items) for k in along]
+            return self.two_points(client, basis, along, items)
         groups = [along[at : at + n] for at in range(0, len(along), n)]
         found: list[Projection] = []
         here: list[float] = []
@@ -84,17 +84,20 @@ class Population(ZerothOrder):
 
     def _usable(self, client: Client, plus: Sequence[float], minus: Sequence[float], width: float) -> list[Projection]:
         """The quotients of a population."""
-        found, reasons = [], []
-        for one, other in zip(plus, minus, strict=True):
+        found, usable, reasons = [Projection(0.0, nan)] * len(plus), [], []
+        for number, pair in enumerate(zip(plus, minus, strict=True)):
             try:
-                found.append(self._quotient(one, other, width))
+                self.check_pair(*pair)
+                usable.append(number)
             except NonFiniteError as error:
                 reasons.append(str(error))
-                found.append(Projection(0.0, nan))
-        if len(reasons) == len(found):
+        if not usable:
             raise NonFiniteError(f"of {len(found)} parts of the batch none was usable: {reasons[-1]}")
         for reason in reasons:
             client.skip(reason)
+        quotients = self.quotients([plus[i] for i in usable], [minus[i] for i in usable], width)
+        for number, one in zip(usable, quotients, strict=True):
+            found[number] = one
         return found
 
 

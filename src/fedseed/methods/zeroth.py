@@ -14,6 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
+from fedseed.methods.normalised import Normalisation, normalised
 from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
@@ -50,6 +51,9 @@ class ZerothOrder(Method):
         scale: eps, how far the weights are perturbed (FeedSign calls it mu).
         batch: examples an estimate is made on.
         clip: loss guard: a step whose two losses differ by more is skipped.
+        normalize: what becomes of the losses that a client measures in one step, before they are compared: "none",
+            "z-score" or "ranks" (`fedseed.methods.normalised`), so that clients' scales do not matter. It wants a
+            learning rate of its own; with one direction a step only the sign of the difference is left.
         small_steps: what becomes of changes far below a 16-bit weight's last place. "nearest": they vanish when
             rounded (harmless in float32); "stochastic": rounded up or down by the shared stream, right on average;
             "from-base": coefficients are summed up in float32 and the weights rebuilt from the base each step (one
@@ -59,8 +63,9 @@ class ZerothOrder(Method):
         schedule: of the learning rate, by round; None: it stays the same.
     """
 
+    needs_gradients: ClassVar[bool] = False
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule", "basis_rank"})
+    later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule", "basis_rank", "normalize"})
 
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
@@ -69,6 +74,7 @@ class ZerothOrder(Method):
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 1
     clip: PositiveFloat | None = None
+    normalize: Normalisation = "none"
     small_steps: Literal["nearest", "stochastic", "from-base"] = "nearest"
     autocast: Autocast | None = None
     schedule: Schedule | None = None
@@ -114,10 +120,13 @@ class ZerothOrder(Method):
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the loss guard says no.
         """
+        return self.two_points(client, basis, [k], items)[0]
+
+    def two_points(self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any]) -> list[Projection]:
+        """The estimates along several directions, which are one population; raises as `two_point` does."""
         with client.autocast(self.autocast):
-            plus = client.perturbed_loss(basis, k, self.scale, items)
-            minus = client.perturbed_loss(basis, k, -self.scale, items)
-        return self._quotient(plus, minus, 2 * self.scale)
+            sides = [[client.perturbed_loss(basis, k, s, items) for s in (self.scale, -self.scale)] for k in along]
+        return self.quotients([plus for plus, _ in sides], [minus for _, minus in sides], 2 * self.scale)
 
     def one_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
         """The forward difference; raises as `two_point` does."""
@@ -128,15 +137,27 @@ class ZerothOrder(Method):
         with client.autocast(self.autocast):
             plus = [client.perturbed_loss(basis, k, self.scale, items) for k in along]
             here = client.loss(items)
-        return [self._quotient(loss, here, self.scale) for loss in plus]
+        return self.quotients(plus, [here], self.scale)
 
-    def _quotient(self, plus: float, minus: float, width: float) -> Projection:
+    def quotients(self, plus: Sequence[float], minus: Sequence[float], width: float) -> list[Projection]:
+        """(plus - minus) / width, where `minus` has a loss for each of `plus`, or one for all."""
+        there = list(minus) * (len(plus) // len(minus))
+        for here, other in zip(plus, there, strict=True):
+            self.check_pair(here, other)
+        scaled = normalised([*plus, *minus], self.normalize)
+        differences = scaled[: len(plus)] - scaled[len(plus) :]
+        return [
+            Projection(float(np.float32(difference / width)), (here + other) / 2)
+            for difference, here, other in zip(differences.tolist(), plus, there, strict=True)
+        ]
+
+    def check_pair(self, plus: float, minus: float) -> None:
+        """Raises NonFiniteError if two losses are no measurement, or the loss guard says no."""
         difference = plus - minus
         if not np.isfinite(difference):
             raise NonFiniteError(f"loss is {plus} and {minus} on the two sides of a perturbation")
         if self.clip is not None and abs(difference) > self.clip:
             raise NonFiniteError(f"losses differ by {abs(difference):.3g}, the loss guard allows {self.clip}")
-        return Projection(float(np.float32(difference / width)), (plus + minus) / 2)
 
     def local_steps(
         self, client: Client, draws: Iterable[Draw], estimate: Callable[[Draw, Sequence[Any]], Estimated]

@@ -1,6 +1,8 @@
 """Evaluation on held-out examples: batched and deterministic."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import groupby
 from math import exp
 from typing import Any
@@ -50,6 +52,7 @@ def generate(
     batch: int = 64,
     stop: str = "",
     ends: Sequence[int] = (),
+    around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
 ) -> list[str]:
     """Greedy responses, in the order of the prompts. Prompts are padded on the left and batched by length.
 
@@ -65,6 +68,7 @@ def generate(
         batch: prompts in a batch; the texts do not depend on it.
         stop: what ends a response, besides the end-of-sequence token; the text is cut before it.
         ends: tokens that end a response, besides the end-of-sequence token.
+        around: gives what each batch is generated in, from its prompts' numbers, row by row.
     """
     model.eval()
     tokenizer = objective.tokenizer
@@ -80,7 +84,8 @@ def generate(
     for rows in _batches_with_room(encoded, room, max_new_tokens, batch, alone):
         ids, mask = _left_padded([encoded[i] for i in rows], objective.pad)
         device = next(model.parameters()).device
-        with adapters.at_home(model, device), adapters.hushed():
+        shown = nullcontext() if around is None else around(rows)
+        with adapters.at_home(model, device), adapters.hushed(), shown:
             output = model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
@@ -142,27 +147,46 @@ def language_metrics(
     metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
     if scores:
         prompts = [items[-1].ids[: items[-1].response_start] for _, items in prepared if items]
-        responses = _responses(model, objective, usable, prompts, max_new_tokens)
+        responses = responses_to(model, objective, usable, prompts, max_new_tokens)
         answers = [e.answers or (e.response,) for e in usable]
         metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in scores})
     return metrics
 
 
-def _responses(
+def responses_to(
     model: torch.nn.Module,
     objective: CausalLM,
     examples: Sequence[Example],
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
+    around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
 ) -> list[str]:
+    """Greedy responses to examples, each ended as the example's are.
+
+    Args:
+        model: a causal language model.
+        objective: made the tokens.
+        examples: the examples.
+        prompts: the tokens of each one's prompt.
+        max_new_tokens: of each response.
+        around: gives what a batch is generated in, from its examples' numbers, row by row.
+    """
     texts = [""] * len(examples)
     ended = [(e.stop, objective.encoder.ends_of(e)) for e in examples]
     for stop, ends in sorted(set(ended)):
         rows = [i for i, how in enumerate(ended) if how == (stop, ends)]
-        found = generate(model, objective, [prompts[i] for i in rows], max_new_tokens, stop=stop, ends=ends)
+        own = None if around is None else partial(_of_these, around, rows)
+        theirs = [prompts[i] for i in rows]
+        found = generate(model, objective, theirs, max_new_tokens, stop=stop, ends=ends, around=own)
         for i, text in zip(rows, found, strict=True):
             texts[i] = text
     return texts
+
+
+def _of_these(
+    around: Callable[[Sequence[int]], AbstractContextManager[Any]], rows: Sequence[int], numbers: Sequence[int]
+) -> AbstractContextManager[Any]:
+    return around([rows[number] for number in numbers])
 
 
 @torch.no_grad()

@@ -12,12 +12,14 @@ import torch
 
 from fedseed.models.architectures import Architecture
 from fedseed.objectives.classification import TextClasses, class_metrics, classes_of
-from fedseed.objectives.evaluation import choice_metrics, language_metrics
+from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
 from fedseed.objectives.images import Images, picture_metrics
 from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
+from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM, seq2seq_metrics
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.tasks.data import Choice, Cloze, Example, Picture, TaskData
+from fedseed.tasks.rewards import Judge, RewardSettings
 
 Measure = Callable[[torch.nn.Module, Sequence[Any]], dict[str, float]]  # a model, examples -> metrics by name
 
@@ -155,6 +157,8 @@ def short_answers(
     objective: Objective, sets: Mapping[str, Sequence[Any]], room: int | None, settings: EvaluationSettings
 ) -> list[str]:
     """A line about the prompts after which a model of `room` positions can't make as many new tokens as wanted."""
+    if isinstance(objective, Rewarded):
+        objective = objective.language
     if not isinstance(objective, CausalLM) or room is None or not settings.rouge:
         return []
     prepared = (objective.prepare([e])[-1] for examples in sets.values() for e in examples)
@@ -198,6 +202,32 @@ def prefixed(kind: ExampleKind, prefix: str) -> ExampleKind:
         raise ValueError(f'model.prefix = "{prefix}": it is for encoder-decoders, such as T5; leave it out')
     make: Any = kind.objective
     return replace(kind, objective=partial(make, prefix=prefix))
+
+
+def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
+    """The kind with rewards in place of losses; what else is measured stays, and the mean reward is added.
+
+    Raises:
+        ValueError: nothing is generated from its examples.
+        RecipeError: the reward function can't be had.
+    """
+    if kind.example is not Example:
+        raise ValueError(f"reward: no answers are generated from a {kind.example.__name__}; leave the table out")
+    judge = Judge(settings.load(), settings.about, settings.seconds)
+
+    def objective(tokenizer: Any, evaluation: EvaluationSettings) -> Rewarded:
+        language: Any = kind.objective(tokenizer, evaluation)
+        return Rewarded(language, judge, settings.max_new_tokens)
+
+    def measure(objective: Rewarded, data: TaskData, evaluation: EvaluationSettings) -> Measure:
+        inner = kind.measure(objective.language, data, evaluation)
+
+        def measured(model: torch.nn.Module, examples: Sequence[Any]) -> dict[str, float]:
+            return {**inner(model, examples), "reward": -mean_loss(model, objective, objective.prepare(examples))}
+
+        return measured
+
+    return replace(kind, objective=objective, measure=measure)
 
 
 def classes_in(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:

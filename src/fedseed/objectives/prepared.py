@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedseed.objectives.losses import Objective
-from fedseed.objectives.tokens import Tokens
 from fedseed.tasks.data import ClientData
 
 SHOWN = 6  # clients that are named
@@ -35,11 +34,11 @@ class Prepared:
     @property
     def cut(self) -> int:
         """How many of its items were cut."""
-        return sum(isinstance(item, Tokens) and item.cut > 0 for item in self.items)
+        return sum(getattr(item, "cut", 0) > 0 for item in self.items)
 
     def remarked(self, remark: str) -> int:
         """How many of its items were treated in a way (`REMARKS`)."""
-        return sum(isinstance(item, Tokens) and remark in item.remarks for item in self.items)
+        return sum(remark in getattr(item, "remarks", ()) for item in self.items)
 
 
 def prepare_clients(objective: Objective, clients: Sequence[ClientData]) -> list[Prepared]:

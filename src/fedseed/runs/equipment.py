@@ -122,7 +122,7 @@ def kind_for(
     """
     from fedseed.models.architectures import architecture_of
     from fedseed.models.loading import base_config
-    from fedseed.objectives.kinds import classes_in, kind_of, prefixed
+    from fedseed.objectives.kinds import classes_in, kind_of, prefixed, rewarded
     from fedseed.tasks.data import Example
 
     settings = recipe.model
@@ -131,6 +131,8 @@ def kind_for(
         kind = kind_of(data, base, settings.architecture)
         classes = classes_in(kind, data)
         kind = prefixed(kind, settings.prefix)
+        if recipe.reward is not None:
+            kind = rewarded(kind, recipe.reward)
     except ValueError as error:
         raise RecipeError(f'task.name = "{recipe.task.name}": {error}') from error
     if recipe.evaluation.metrics and (kind.example is not Example or not data.scores):

@@ -49,8 +49,10 @@ TRANSPORT_KEYS = (
     "nats", "key", "ca", "run", "replicas", "deadline", "minimum", "start_with", "dead_after", "base_digest",
     "weights_digest",
 )  # fmt: skip
-# Nor where a copy of the base is kept, or what backward passes keep: neither changes a bit.
-ELSEWHERE = ("plugins", "tracking", "model.device", "model.offload_base", "model.activation_checkpointing")
+# Nor where a copy of the base is kept, what backward passes keep, or how long a reward may take: none changes a bit.
+ELSEWHERE = (
+    "plugins", "tracking", "model.device", "model.offload_base", "model.activation_checkpointing", "reward.seconds",
+)  # fmt: skip
 MetricsLine = dict[str, Any]
 
 
@@ -260,9 +262,14 @@ def compare_recipes(path: Path, recipe: str, besides: Collection[str] = ()) -> N
     for key in [*there, *(k for k in here if k not in there)]:
         if key.removeprefix("federation.") in TRANSPORT_KEYS or key in ELSEWHERE or key in besides:
             continue  # not what the run is
-        if there.get(key) != here.get(key):
+        if _placeless(key, there.get(key)) != _placeless(key, here.get(key)):
             a, b = (repr(table[key]) if key in table else "not set" for table in (there, here))
             raise RecipeError(f"{path} was started with another recipe: {key} is {a} there, {b} here")
+
+
+def _placeless(key: str, value: Any) -> Any:
+    """A value as it is compared: of a reward's function not the folder of its file."""
+    return str(value).rpartition("/")[2] if key == "reward.function" else value
 
 
 def _complete(*tables: dict[str, Any]) -> list[dict[str, Any]]:

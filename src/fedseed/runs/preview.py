@@ -10,6 +10,7 @@ from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.evaluation import longest_input
 from fedseed.objectives.losses import Blank, Objective, Options
 from fedseed.objectives.prepared import Prepared, about, idle, prepare_clients
+from fedseed.objectives.rewarded import Asked
 from fedseed.objectives.seq2seq import Pair
 from fedseed.objectives.tokens import Tokens
 from fedseed.runs.equipment import kind_for, within
@@ -166,6 +167,8 @@ def _counts(client: Prepared, examples: int) -> Counts:
 
 def _sequence(item: Any) -> Tokens:
     """What an item shows: its tokens, its right option's, or its text with the blank."""
+    if isinstance(item, Asked):
+        return _sequence(item.tokens)
     if isinstance(item, Options):
         return _sequence(item.sequences[item.gold])
     if isinstance(item, Pair):  # what the encoder reads, then what the decoder says
@@ -191,6 +194,8 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
         note = f"options: {' / '.join(option.strip() for option in example.options)}"
     elif isinstance(item, Blank):
         counts, note = "the loss is which word stands there", f"words: {' / '.join(w.strip() for w in example.words)}"
+    elif isinstance(item, Asked):
+        counts, note = "the reward is of what the model says after the prompt", ""
     elif isinstance(item, ClassifiedText):
         counts, note = "the loss is which class it is", f"class: {item.gold}"
     else:

@@ -23,19 +23,21 @@ from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
-from fedseed.methods import Method
+from fedseed.methods import Method, without_gradients
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
 from fedseed.randomness.seed import Seed
-from fedseed.registry import is_loaded, load_plugin, resolve
+from fedseed.registry import load_plugin
 from fedseed.renaming import Renamed, changed
+from fedseed.runs.code import load_plugins, place_reward
 from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
 from fedseed.runs.named import ByName
 from fedseed.runs.roster import roster_problem
 from fedseed.runs.toml import read_toml
 from fedseed.tasks import InstructionsTask, Task, metrics
+from fedseed.tasks.rewards import RewardSettings
 from fedseed.tracking import Tracker
 from fedseed.weights.layout import DigestKind
 
@@ -203,6 +205,7 @@ class Recipe(_Table):
         aggregation: how the answers of a round are combined.
         bounds: how far from the others a client, or a step, may be.
         attack: Byzantine clients.
+        reward: what generated answers are rewarded for, in place of a loss.
         evaluation: when and how to evaluate.
         stopping: early stopping; without this table there is none.
         tracking: where else metrics go: which of the trackers.
@@ -219,6 +222,7 @@ class Recipe(_Table):
     aggregation: AnyRule = Mean()
     bounds: Bounds = Bounds()
     attack: AttackSettings | None = None
+    reward: RewardSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
     stopping: StoppingSettings | None = None
     tracking: list[AnyTracker] = Field(default_factory=list)
@@ -232,6 +236,8 @@ class Recipe(_Table):
                     f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: {metrics.REGISTRY.unknown(name)}"
                 )
         if problem := misfit(self.method, self.aggregation):
+            raise _told(problem)
+        if self.reward is not None and (problem := self.reward.problem() or without_gradients(self.method)):
             raise _told(problem)
         if self.federation.names_parties and not self.task.own_data:
             key = "clients" if self.federation.clients is not None else "enrolment"
@@ -328,17 +334,21 @@ def read_recipe(
     for pair, keys, value in settings:
         if keys == ["plugins"]:  # first, as they decide what else there can be
             _set(data, pair, keys, value)
-    _load_plugins(data, path, plugins, trust_plugins)
+    load_plugins(data, path, plugins, trust_plugins)
     notes = modernise(data, [Recipe])
     for pair, keys, value in settings:
         if keys != ["plugins"]:
             modern = modern_keys(keys, data, Recipe)
             notes += [changed(".".join(keys), ".".join(modern))] if modern != keys else []
             _set(data, pair, modern, value)
+    typed = any(keys == ["reward", "function"] for _, keys, _ in settings)
+    place_reward(data, path, typed or trust_plugins, None if typed else path.parent)
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
         raise RecipeError(f"{path}: {explain(error, data, Recipe)}") from error
+    if recipe.reward is not None:
+        recipe.reward.load()  # what is wrong with it is said before anything is loaded
     logger.info("recipe %s: %s on %s, rounds: %d", path, recipe.method.name, recipe.task.name, recipe.rounds)
     logger.debug("the complete recipe:\n%s", recipe.to_toml())
     for line in dict.fromkeys(notes):
@@ -373,24 +383,6 @@ def stored_recipe(text: str) -> Recipe:
         return Recipe.model_validate(data)
     except ValidationError as error:
         raise RecipeError(f"a worker process does not understand the recipe: {explain(error, data, Recipe)}") from error
-
-
-def _load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool) -> None:
-    """Load the plug-ins given, and the recipe's if that is allowed; note all of them in `data`."""
-    names = [load_plugin(source) for source in given]
-    own = data.get("plugins", [])
-    if not isinstance(own, list) or not all(isinstance(source, str) for source in own):
-        return  # said when the recipe is checked
-    for source in own:
-        name = resolve(source, path.parent)
-        if not trust and not is_loaded(name):
-            raise RecipeError(
-                f'{path}: plugins = ["{source}"]: a plug-in is code, and a recipe must not run somebody\'s code '
-                f"unasked: read it, then give --trust-plugins (or --plugin {name}; in Python trust_plugins=True)"
-            )
-        names.append(load_plugin(name, f"{path}: plugins:"))
-    if names:
-        data["plugins"] = list(dict.fromkeys(names))
 
 
 def _setting(pair: str) -> tuple[str, list[str], Any]:

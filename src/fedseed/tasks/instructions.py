@@ -4,14 +4,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from fedseed.errors import RecipeError
+from fedseed.errors import RecipeError, did_you_mean
 from fedseed.randomness import Domain, permutation
 from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
-from fedseed.tasks.families import GROUPS, Instance, families, split
+from fedseed.tasks.families import GROUPS, Family, Instance, families, split
 from fedseed.tasks.partition import IID, Dirichlet, Quantity
-from fedseed.tasks.prompts import short_prompt
+from fedseed.tasks.prompts import question_prompt, short_prompt
 
 _COUNTS = ", ".join(f"{len(families(group))} {group}" for group in GROUPS)
 
@@ -21,6 +21,9 @@ class InstructionsTask(Task):
 
     Args:
         clients: data holders; the train families are dealt to them in a random order that `seed` decides.
+        families: names of the families that are dealt, of whatever group; by default all train families.
+        prompt: what instances are put into: "short", as the base was trained with, or "question" ("Question: ...",
+            "Answer:"), which it has never seen.
         families_per_client: how many families each gets (1: one task a client).
         partition: deal the examples of these clients x families_per_client families otherwise: {kind = "iid"},
             {kind = "dirichlet", alpha = 0.5} by family, {kind = "quantity"}. What is evaluated on stays the same.
@@ -36,6 +39,8 @@ class InstructionsTask(Task):
     about: ClassVar[str] = f"the project's own generated instruction families ({_COUNTS})"
 
     clients: PositiveInt = 20
+    families: list[str] | None = None
+    prompt: Literal["short", "question"] = "short"
     families_per_client: PositiveInt = 2
     partition: Annotated[IID | Dirichlet | Quantity, Field(discriminator="kind")] | None = None
     examples: PositiveInt = 200
@@ -55,7 +60,7 @@ class InstructionsTask(Task):
         Raises:
             RecipeError: there are not enough families or instances.
         """
-        train = families("train")
+        train = self._families()
         wanted = self.clients * self.families_per_client
         if wanted > len(train):
             raise RecipeError(
@@ -69,7 +74,7 @@ class InstructionsTask(Task):
         except ValueError as error:
             raise RecipeError(f"task: {error}") from error
         labels = [family.name for family, s in zip(dealt, splits, strict=True) for _ in s.train]
-        examples = [example(x) for s in splits for x in s.train]
+        examples = [example(x, self.prompt) for s in splits for x in s.train]
         if self.partition is None:
             owners = [number // self.families_per_client for number, s in enumerate(splits) for _ in s.train]
             dealt_out = [[j for j, owner in enumerate(owners) if owner == i] for i in range(self.clients)]
@@ -79,15 +84,27 @@ class InstructionsTask(Task):
             ClientData(name, [examples[j] for j in mine], [labels[j] for j in mine])
             for name, mine in zip(self.client_names(), dealt_out, strict=True)
         ]
-        validation = [example(x) for s in splits for x in s.validation]
+        validation = [example(x, self.prompt) for s in splits for x in s.validation]
         if self.evaluate_on == "validation":
             return TaskData(clients, {"": validation}, validation)
-        evaluation = {"": [example(x) for s in splits for x in s.test]}
+        evaluation = {"": [example(x, self.prompt) for s in splits for x in s.test]}
         if unseen:
-            evaluation["unseen_"] = [example(x) for s in unseen for x in s.test]
+            evaluation["unseen_"] = [example(x, self.prompt) for s in unseen for x in s.test]
         return TaskData(clients, evaluation, validation)
 
+    def _families(self) -> list[Family]:
+        """What is dealt. Raises RecipeError: a name is not that of a family, or stands there twice."""
+        if self.families is None:
+            return families("train")
+        known = {family.name: family for family in families()}
+        for name in self.families:
+            if name not in known or self.families.count(name) > 1:
+                problem = "twice" if name in known else f"{did_you_mean(name, known)}choose among {', '.join(known)}"
+                raise RecipeError(f"task.families: {name!r}: {problem}")
+        return [known[name] for name in self.families]
 
-def example(instance: Instance) -> Example:
+
+def example(instance: Instance, prompt: Literal["short", "question"] = "short") -> Example:
     """An instance as prompt and response."""
-    return Example(short_prompt(instance.instruction, instance.input), instance.output)
+    written = short_prompt if prompt == "short" else question_prompt
+    return Example(written(instance.instruction, instance.input), instance.output)

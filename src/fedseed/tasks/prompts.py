@@ -12,6 +12,12 @@ def short_prompt(instruction: str, input: str = "") -> str:
     return "\n\n".join(parts)
 
 
+def question_prompt(instruction: str, input: str = "") -> str:
+    """A question and "Answer:" after it: a form that the small base has not been trained with."""
+    asked = f"{instruction}\n{input}" if input else instruction
+    return f"Question: {asked}\nAnswer:"
+
+
 def alpaca_prompt(instruction: str, input: str = "") -> str:
     """The well-known Alpaca template, in its form with or without an input."""
     if input:

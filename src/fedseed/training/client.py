@@ -194,7 +194,7 @@ class LocalClient:
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
         """The same at w + scale * direction(k)."""
-        with self.space.perturbed(basis, k, scale):
+        with self.space.perturbed(basis, k, scale, often=getattr(self.objective, "calls_often", False)):
             loss = self.loss(items)
         self.cost.losses.append(loss)
         return loss

@@ -45,12 +45,15 @@ def part_losses(
     if scale == 0.0:
         found = losses(items)
     elif n == 1:  # all rows share it
-        with space.perturbed(basis, along[0], scale):
+        with space.perturbed(basis, along[0], scale, often=getattr(objective, "calls_often", False)):
             found = losses(items)
     else:
         directions = [along[number % n] for number, part in enumerate(parts) for _ in part]
-        counts = [len(sequences_of(item)) for item in items]
-        found = row_losses(space, losses, items, basis, directions, scale, counts)
+        if (own := getattr(objective, "row_losses", None)) is not None:  # it calls the model many times
+            found = own(space, items, basis, directions, scale)
+        else:
+            counts = [len(sequences_of(item)) for item in items]
+            found = row_losses(space, losses, items, basis, directions, scale, counts)
     each = iter(found.tolist())
     means = iter([sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts])
     return [[next(means) for _ in range(n)] if batch else [0.0] * n for batch in batches]

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_DIRECTIONS
 from fedseed.weights.perturbation import can_exchange
+from fedseed.weights.row_caches import apart, together
 from fedseed.weights.row_products import Row, RowsDifferError
 from fedseed.weights.row_use import RowsError, RowUse, Tables, UnmappedError
 from fedseed.weights.vector import Vector, check_scale
@@ -192,7 +193,7 @@ class _Call:
 
     def __init__(self, forward: Callable[..., Any], args: Any, kwargs: Any, rows: int) -> None:
         self._forward, self._rows = forward, rows
-        self._leaves, self._form = pytree.tree_flatten((args, kwargs))
+        self._leaves, self._form = pytree.tree_flatten(apart((args, kwargs)))
         self._of_rows = [isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == rows for v in self._leaves]
         self._found: list[Any] = []  # what a call returned; for tensors, whether they are such
         self._found_form: Any = None
@@ -209,8 +210,8 @@ class _Call:
         """The tensors that the model returns for these rows."""
         own = iter(inputs)
         leaves = [next(own) if of_rows else v for v, of_rows in zip(self._leaves, self._of_rows, strict=True)]
-        args, kwargs = pytree.tree_unflatten(leaves, self._form)
-        found, self._found_form = pytree.tree_flatten(self._forward(*args, **kwargs))
+        args, kwargs = together(pytree.tree_unflatten(leaves, self._form))
+        found, self._found_form = pytree.tree_flatten(apart(self._forward(*args, **kwargs)))
         self._found = [_TENSOR if isinstance(v, torch.Tensor) else v if isinstance(v, _PLAIN) else None for v in found]
         return [v for v in found if isinstance(v, torch.Tensor)]
 
@@ -226,4 +227,5 @@ class _Call:
             whole = torch.cat(each)
             tensors.append(whole[torch.argsort(rows).to(whole.device)].flatten(0, 1))
         made = iter(tensors)
-        return pytree.tree_unflatten([next(made) if v is _TENSOR else v for v in self._found], self._found_form)
+        leaves = [next(made) if v is _TENSOR else v for v in self._found]
+        return together(pytree.tree_unflatten(leaves, self._found_form))

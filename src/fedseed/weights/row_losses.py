@@ -55,10 +55,34 @@ def row_losses(
                 return found
         except RowsError:  # the inputs' rows are not the items, or weights are used outside of the model's forward
             pass
+    return losses_by_direction(space, losses, items, basis, moves)
+
+
+def losses_by_direction(
+    space: ParameterSpace,
+    losses: Callable[[Sequence[Item]], torch.Tensor],
+    items: Sequence[Item],
+    basis: Basis,
+    moves: Sequence[tuple[int, float]],
+    often: bool = False,
+) -> torch.Tensor:
+    """`row_losses` with one pass for each direction, whatever `losses` does with the model.
+
+    Args:
+        space: the model's.
+        losses: from items to their losses at the model's weights, shape (items,).
+        items: B of them.
+        basis: where the directions come from.
+        moves: (direction, scale) of each item.
+        often: `losses` calls the model many times (`ParameterSpace.perturbed`).
+
+    Raises:
+        ValueError: there are not as many losses as items.
+    """
     places, parts = [], []
     for move in dict.fromkeys(moves):
         own = [i for i, other in enumerate(moves) if other == move]
-        with torch.no_grad(), space.perturbed(basis, *move):
+        with torch.no_grad(), space.perturbed(basis, *move, often=often):
             part = losses([items[i] for i in own])
         if part.shape != (len(own),):
             raise ValueError(f"the losses of {len(own)} items have shape {tuple(part.shape)}")

@@ -294,7 +294,7 @@ class ParameterSpace:
         return projection.change_norms(self.vector, saved, now)
 
     @contextmanager
-    def perturbed(self, basis: Basis, k: int, scale: float) -> Iterator[None]:
+    def perturbed(self, basis: Basis, k: int, scale: float, often: bool = False) -> Iterator[None]:
         """Inside the block, forward passes see w + scale * direction(k); afterwards w has the same bits as before.
 
         Nothing is added to and subtracted from the weights. Each torch function gets a perturbed copy of the
@@ -309,13 +309,15 @@ class ParameterSpace:
             basis: where the direction comes from.
             k: the direction's index.
             scale: how far to move along it.
+            often: the model is called many times inside, as when it writes: the direction is made once, and the
+                weights are changed and put back from a copy, also where that would not be necessary.
         """
         term, scaling = Term(basis, np.ones(1, dtype=np.float32), k), self._scaling
-        if can_exchange(self.model):
+        if can_exchange(self.model) and not often:
             with PerturbedUse(Perturbation(self.vector, term, scale, scaling)):
                 yield
             return
-        saved = self.snapshot()
+        saved, moved = self.snapshot(), self._moved
         try:
             if scaling is None:
                 self.apply(Add([term], scale))
@@ -324,6 +326,7 @@ class ParameterSpace:
             yield
         finally:
             self.restore(saved)
+            self._moved = moved  # they are what they were
 
     def perturbed_rows(
         self, basis: Basis, directions: Sequence[int], scales: float | Sequence[float]

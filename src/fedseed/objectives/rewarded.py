@@ -1,0 +1,163 @@
+"""Minus the reward of generated answers where other objectives have a loss.
+
+Any number will do for a method that compares losses at perturbed weights (evolution strategies: Qiu et al., "Evolution
+Strategies at Scale", arXiv 2509.24372): an answer is right, a text is short, a program passes its tests.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedseed.objectives.evaluation import responses_to
+from fedseed.objectives.losses import CausalLM
+from fedseed.objectives.seq2seq import Pair, Seq2SeqLM, answers_of
+from fedseed.objectives.tokens import Tokens
+from fedseed.randomness import Basis
+from fedseed.tasks.data import Example
+from fedseed.tasks.rewards import Judge
+from fedseed.weights.perturbed_rows import RowsError, moves_of
+from fedseed.weights.row_losses import losses_by_direction
+from fedseed.weights.space import ParameterSpace
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An example whose answer is rewarded.
+
+    Args:
+        example: what the reward function gets.
+        tokens: the same as its language objective has it.
+    """
+
+    example: Example
+    tokens: Tokens | Pair
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All its tokens, the expected answer's too."""
+        return self.tokens.ids
+
+    @property
+    def cut(self) -> int:
+        """How many tokens were cut away."""
+        return getattr(self.tokens, "cut", 0)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What else was done to it."""
+        return getattr(self.tokens, "remarks", ())
+
+
+class Rewarded:
+    """An objective (`fedseed.objectives.losses.Objective`) for methods that need no gradients.
+
+    The mean loss of a batch is minus the mean reward of the answers that the model, with the weights of the moment,
+    writes greedily.
+
+    Args:
+        language: tokenises the examples.
+        reward: judges the answers: a function of (prompt, answer, example), or one that is watched already.
+        max_new_tokens: of an answer.
+    """
+
+    differentiable = False
+    calls_often = True
+
+    def __init__(self, language: CausalLM | Seq2SeqLM, reward: Any, max_new_tokens: int = 32) -> None:
+        self.language = language
+        self.judge = reward if isinstance(reward, Judge) else Judge(reward)
+        self.max_new_tokens = max_new_tokens
+
+    @property
+    def dropped(self) -> int:
+        """How many examples could not be used so far."""
+        return self.language.dropped
+
+    @dropped.setter
+    def dropped(self, count: int) -> None:
+        self.language.dropped = count
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of the model."""
+        return self.language.tokenizer
+
+    def prepare(self, examples: Sequence[Example]) -> list[Asked]:
+        """Tokenise; an example is asked once, also a chat that has several answers to be learnt: for the last one."""
+        made = [(example, self.language.prepare([example])) for example in examples]
+        return [Asked(example, items[-1]) for example, items in made if items]
+
+    def weight(self, item: Asked) -> int:
+        """Each answer is one term."""
+        return 1
+
+    def answers(self, model: Any, items: Sequence[Asked]) -> list[str]:
+        """What the model says, greedily."""
+        examples = [item.example for item in items]
+        if isinstance(self.language, Seq2SeqLM):
+            return answers_of(model, self.language, [example.prompt for example in examples], self.max_new_tokens)
+        return responses_to(model, self.language, examples, [_prompt(item) for item in items], self.max_new_tokens)
+
+    @torch.no_grad()
+    def losses(self, model: torch.nn.Module, items: Sequence[Asked]) -> torch.Tensor:
+        """Minus each answer's reward: float32, no gradient; NaN where a reward is not finite.
+
+        Raises:
+            FedseedError: the reward function raised, returned no number, or took too long.
+        """
+        return self.judged(items, self.answers(model, items), next(model.parameters()).device)
+
+    def row_losses(
+        self,
+        space: ParameterSpace,
+        items: Sequence[Asked],
+        basis: Basis,
+        directions: Sequence[int],
+        scales: float | Sequence[float],
+    ) -> torch.Tensor:
+        """The losses of items each of which is answered at w + scales[i] * direction(directions[i]).
+
+        With "lowrank" directions all answers are written in one go, a token of each at a time (`space.perturbed_rows`);
+        where that can't be, those of one direction after the other. The answers are the same, unless two tokens are
+        equally likely to float rounding.
+
+        Args:
+            space: the model's.
+            items: B of them.
+            basis: where the directions come from.
+            directions: B indices; some may be the same.
+            scales: how far to move along each; one number: all alike.
+
+        Raises:
+            ValueError: there are not as many items as directions, or a scale is not finite.
+        """
+        moves = moves_of(directions, scales)
+        if len(items) != len(moves):
+            raise ValueError(f"{len(items)} items for {len(moves)} directions")
+        if space.rows.possible(basis) and not isinstance(self.language, Seq2SeqLM):
+
+            def around(rows: Sequence[int]) -> AbstractContextManager[Any]:
+                return space.perturbed_rows(basis, [moves[i][0] for i in rows], [moves[i][1] for i in rows])
+
+            examples, prompts = [item.example for item in items], [_prompt(item) for item in items]
+            try:
+                said = responses_to(space.model, self.language, examples, prompts, self.max_new_tokens, around)
+            except RowsError:  # weights are used outside of the model's forward
+                pass
+            else:
+                return self.judged(items, said, space.devices[0])
+        return losses_by_direction(space, partial(self.losses, space.model), items, basis, moves, often=True)
+
+    def judged(self, items: Sequence[Asked], answers: Sequence[str], device: torch.device) -> torch.Tensor:
+        """Minus the answers' rewards, shape (items,)."""
+        rewards = self.judge([item.example for item in items], answers)
+        return -torch.tensor(rewards, dtype=torch.float32, device=device)
+
+
+def _prompt(item: Asked) -> tuple[int, ...]:
+    tokens: Any = item.tokens
+    return tuple(tokens.ids[: tokens.response_start])

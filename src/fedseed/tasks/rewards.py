@@ -1,0 +1,175 @@
+"""Rewards of generated answers: any function of (prompt, answer, example) that returns a number. Free of torch.
+
+Methods that need no gradients are given minus the mean reward where others have a loss (`objectives.rewarded`).
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, PositiveFloat, PositiveInt
+
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.registry import Registry, load_module, one_line, resolve
+from fedseed.renaming import Renamed
+from fedseed.tasks import metrics
+from fedseed.tasks.data import Example
+
+logger = logging.getLogger(__name__)
+
+Reward = Callable[[str, str, Example], float]  # (prompt, generated answer, the example) -> the more, the better
+SHOWN = 60  # characters of a text in an error
+
+
+class RewardSettings(Renamed):
+    """What answers are rewarded for, in place of a loss; for methods that need no gradients.
+
+    Args:
+        name: one of the rewards that have a name (`fedseed list rewards`), such as "exact_match".
+        function: one of your own, as "rewards.py:score" (beside the recipe, if the path is relative) or
+            "my_package.rewards:score": called with a prompt, the answer generated after it, and the example, it returns
+            a number, the more the better. It is code, so whoever runs the recipe has to agree (`--trust-plugins`).
+        max_new_tokens: of an answer. Answers are greedy: the likeliest token each time.
+        seconds: what the function may take for one answer; after that the run ends with an error.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: str | None = None
+    function: str | None = None
+    max_new_tokens: PositiveInt = 32
+    seconds: PositiveFloat = 60.0
+
+    def problem(self) -> str | None:
+        """What is wrong with the table, key and value included; None: nothing."""
+        if (self.name is None) == (self.function is None):
+            return "reward: give name or function, one of them"
+        if self.name is not None and REGISTRY.find(self.name) is None:
+            return f'reward.name = "{self.name}": {REGISTRY.unknown(self.name)}, or set reward.function'
+        source, _, name = (self.function or "x:x").rpartition(":")
+        if not source or not name.isidentifier():
+            return f'reward.function = "{self.function}": write a file or module and a function, as "rewards.py:score"'
+        return None
+
+    @property
+    def about(self) -> str:
+        """What errors call the function."""
+        return self.name or str(self.function)
+
+    def load(self) -> Reward:
+        """The function. Raises RecipeError if its file can't be run, or has no such function."""
+        if self.name is not None:
+            return REGISTRY.get(self.name)
+        source, _, name = str(self.function).rpartition(":")
+        found = getattr(load_module(source, "reward.function:"), name, None)
+        if not callable(found):
+            raise RecipeError(f'reward.function = "{self.function}": {source} has no function {name}')
+        return found  # type: ignore[no-any-return]
+
+
+def placed(function: str, folder: Path | None) -> str:
+    """The same function with its file's absolute path; a relative one begins at `folder` (None: where we work)."""
+    source, _, name = function.rpartition(":")
+    return f"{resolve(source, folder)}:{name}"
+
+
+class Judge:
+    """A reward function, watched.
+
+    Args:
+        function: the reward.
+        about: what errors call it.
+        seconds: what it may take for one answer.
+    """
+
+    def __init__(self, function: Reward, about: str = "", seconds: float = 60.0) -> None:
+        self.function = function
+        self.about = about or str(getattr(function, "__qualname__", function))
+        self.seconds = seconds
+        self._warned = False
+
+    def __call__(self, examples: Sequence[Example], answers: Sequence[str]) -> list[float]:
+        """Each answer's reward; NaN where it is not finite, which is said once.
+
+        Raises:
+            FedseedError: the function raised, returned no number, or took too long; names the example.
+        """
+        found: list[float] = []
+        failed: list[Exception] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                for example, answer in zip(examples, answers, strict=True):
+                    found.append(self._number(example, answer))
+            except Exception as error:
+                failed.append(error)
+            finally:
+                done.set()
+
+        # in a thread, which alone can be left where it hangs; a daemon, so that it does not outlive the process
+        threading.Thread(target=work, name="reward", daemon=True).start()
+        before = 0
+        while not done.wait(self.seconds):
+            at = len(found)
+            if at == before and not done.is_set():
+                raise self._error(f"has no answer after {self.seconds:g} s", examples[at], answers[at])
+            before = at
+        if failed:
+            raise failed[0]
+        return found
+
+    def _number(self, example: Example, answer: str) -> float:
+        try:
+            value: Any = self.function(example.prompt, answer, example)
+        except Exception as error:
+            raise self._error(f"raised {one_line(error)}", example, answer) from error
+        try:
+            number = float("no") if isinstance(value, str | bytes) else float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            kind = type(value).__name__
+            raise self._error(f"returned {_short(value)} ({kind}), not a number", example, answer) from error
+        if isfinite(number):
+            return number
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s", self._error(f"returned {number}: such an estimate is left out", example, answer))
+        return float("nan")
+
+    def _error(self, what: str, example: Example, answer: str) -> FedseedError:
+        return FedseedError(f"reward {self.about} {what}; prompt {_short(example.prompt)}, answer {_short(answer)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def _by(metric: str) -> Reward:
+    """A metric of `fedseed.tasks.metrics`, of one answer, from 0 to 1."""
+    score = metrics.SCORES[metric]
+
+    def reward(prompt: str, answer: str, example: Example) -> float:
+        return score([answer], [example.answers or (example.response,)]) / 100
+
+    reward.__doc__ = ABOUT[metric]
+    return reward
+
+
+ABOUT = {
+    "exact_match": "1 where the answer is the expected one but for case, punctuation and articles; else 0",
+    "rouge_l": "Rouge-L of the answer and the expected one, from 0 to 1",
+    "f1": "F1 of the words that the answer shares with the expected one, from 0 to 1",
+    "final_number": "1 where the answer ends with the right number; else 0",
+}
+
+
+def _check(thing: Any) -> None:
+    if not callable(thing) or isinstance(thing, type):
+        raise TypeError(f"{thing!r} is no function of (prompt, answer, example)")
+
+
+REGISTRY: Registry[Reward] = Registry("reward", "fedseed.rewards", [(name, _by(name)) for name in ABOUT], _check)

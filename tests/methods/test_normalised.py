@@ -1,0 +1,92 @@
+"""Losses without their scale: what the three ways make of them, and that methods compare what comes out."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedseed import FedZO, FeedSign, MeZO
+from fedseed.methods.normalised import normalised
+from fedseed.renaming import orbit_dump
+from support.zeroth_order import LAYOUT
+
+LOSSES = st.lists(st.integers(-50, 50), min_size=1, max_size=12)
+
+
+@given(LOSSES, st.floats(0.01, 100), st.integers(-9, 9))
+def test_neither_a_scale_nor_a_constant_makes_a_difference(values, scale, constant):
+    losses = np.array(values, dtype=float)
+    for how in ("z-score", "ranks"):
+        expected = normalised(losses, how)
+        np.testing.assert_allclose(normalised(losses * scale + constant, how), expected, atol=1e-6)
+        assert abs(expected.sum()) < 1e-9
+        order = [np.sign(np.subtract.outer(x, x).round(9)) for x in (expected, losses)]
+        assert (order[0] == order[1]).all()
+    assert (normalised(losses, "none") == losses).all()
+
+
+def test_by_hand():
+    np.testing.assert_allclose(normalised([3.0, 1.0, 1.0, 7.0], "ranks"), [1 / 6, -1 / 3, -1 / 3, 1 / 2])
+    np.testing.assert_allclose(normalised([1.0, 3.0], "z-score"), [-1.0, 1.0])
+    np.testing.assert_allclose(normalised([1.0, 2.0, 3.0], "z-score"), np.array([-1, 0, 1]) * 1.5**0.5)
+    for how in ("z-score", "ranks"):
+        assert normalised([0.1 + 0.2] * 3, how).tolist() == [0.0] * 3
+        assert normalised([], how).tolist() == []
+
+
+class Client:
+    """Losses by direction and side, for a method's estimates."""
+
+    number, round = 0, 1
+
+    def __init__(self, losses, here=0.0):
+        self.losses, self.here, self.changes = losses, here, []
+
+    def batches(self, size):
+        yield from [[0]]
+
+    def autocast(self, dtype):
+        return nullcontext()
+
+    def perturbed_loss(self, basis, k, scale, items):
+        return self.losses[k][scale < 0]
+
+    def loss(self, items):
+        return self.here
+
+    def apply(self, change):
+        self.changes += [term.coefficients for term in change.terms]
+
+    def weights(self):
+        return b""
+
+
+SIDES = [(4.0, 1.0), (2.0, 3.0), (0.5, 0.5)]  # plus and minus of three directions
+
+
+@pytest.mark.parametrize("how", ["none", "z-score", "ranks"])
+@pytest.mark.parametrize("estimator", ["two-point", "one-point"])
+def test_a_steps_losses_are_one_population(how, estimator):
+    settings = {"estimates": 3, "estimator": estimator, "normalize": how, "scale": 0.5}
+    plus, minus = np.array(SIDES).T
+    if estimator == "two-point":
+        scaled = normalised([*plus, *minus], how)
+        expected = (scaled[:3] - scaled[3:]) / 1.0 / 3
+    else:
+        scaled = normalised([*plus, 1.5], how)
+        expected = (scaled[:3] - scaled[3]) / 0.5 / 3
+    mezo = MeZO(**settings)
+    update = mezo.train(mezo.start(LAYOUT, 1), None, Client(SIDES, 1.5))
+    np.testing.assert_allclose(update.scalars, expected, rtol=1e-6)
+    client = Client(SIDES, 1.5)
+    zo = FedZO(**settings, steps=1)
+    zo.train(zo.start(LAYOUT, 1), None, client)
+    np.testing.assert_allclose(client.changes[0], expected, rtol=1e-6)
+
+
+def test_votes_have_no_scale_and_orbits_name_the_key_only_where_it_is_used():
+    with pytest.raises(ValueError, match='normalize = "ranks": votes have no scale'):
+        FeedSign(normalize="ranks")
+    assert "normalize" not in orbit_dump(MeZO()) and orbit_dump(MeZO(normalize="ranks"))["normalize"] == "ranks"

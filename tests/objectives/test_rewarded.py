@@ -1,0 +1,142 @@
+"""Rewards of generated answers: of what the model at those weights says, alone or in a batch of rows."""
+
+import pytest
+import torch
+import transformers as tf
+
+from fedseed import Basis, FedAvg, MeZO, ParameterSpace
+from fedseed.errors import RecipeError
+from fedseed.models.loading import load_model
+from fedseed.objectives.evaluation import generate
+from fedseed.objectives.losses import CausalLM
+from fedseed.objectives.rewarded import Rewarded
+from fedseed.objectives.seq2seq import Seq2SeqLM, answers_of
+from fedseed.runs.assembly import Federation
+from fedseed.tasks.data import Chat, Example
+from support.text_bases import write
+
+NEW = 6
+EXAMPLES = [
+    Example("a", "b"),
+    Example("Sort these words : b a c", "a b c", stop="\n"),
+    Example("### Instruction:\nSay what the longest word of this line is", "Instruction"),
+    Example("x y z", "w"),
+    Example("one two", "three"),
+]
+
+
+class Heard:
+    """A reward that remembers what was said."""
+
+    def __init__(self):
+        self.said = []
+
+    def __call__(self, prompt, answer, example):
+        self.said.append(answer)
+        return len(answer) / 8
+
+
+def tiny(kind, tokenizer):
+    torch.manual_seed(0)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(tokenizer)}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+    narrow = {**sizes, **ids, "intermediate_size": 64, "initializer_range": 0.3}
+    if kind == "opt":
+        return tf.OPTForCausalLM(tf.OPTConfig(**sizes, **ids, ffn_dim=64, word_embed_proj_dim=32, init_std=0.3)).eval()
+    if kind == "gpt2":
+        config = tf.GPT2Config(**ids, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)
+        return tf.GPT2LMHeadModel(config).eval()
+    if kind == "mistral":
+        return tf.MistralForCausalLM(tf.MistralConfig(**narrow, num_key_value_heads=2, sliding_window=6)).eval()
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**narrow)).eval()
+
+
+def alone(space, objective, items, basis, directions, scales):
+    """Each answer by itself, at its weights."""
+    said = []
+    for item, k, scale in zip(items, directions, scales, strict=True):
+        with space.perturbed(basis, k, scale):
+            said += objective.answers(space.model, [item])
+    return said
+
+
+def test_a_loss_is_minus_the_reward_of_what_is_generated(small):
+    model, tokenizer = small
+    heard = Heard()
+    objective = Rewarded(CausalLM(tokenizer, max_length=30), heard, NEW)
+    items = objective.prepare([*EXAMPLES, Example("long " * 40, "x")])
+    assert len(items) == 5 and objective.dropped == 1
+    losses = objective.losses(model, items)
+    expected = [generate(model, objective.language, [e.prompt], NEW, stop=e.stop)[0] for e in EXAMPLES]
+    assert heard.said == expected and len(set(expected)) > 2
+    assert losses.tolist() == [-len(text) / 8 for text in expected]
+    assert losses.dtype == torch.float32 and not losses.requires_grad and [*map(objective.weight, items)] == [1] * 5
+
+
+def test_a_chat_is_asked_once_for_its_last_answer(small):
+    turns = [{"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "yo"), ("user", "2?"))]
+    chat = Chat(
+        "User: hi\nAssistant: yo\nUser: 2?\nAssistant:", " 3", messages=(*turns, {"role": "assistant", "content": "3"})
+    )
+    heard = Heard()
+    objective = Rewarded(CausalLM(small[1]), heard, 3)
+    (item,) = objective.prepare([chat])
+    prompt = small[1].decode(item.ids[: item.tokens.response_start], skip_special_tokens=True)
+    assert "2?" in prompt and prompt.rstrip().endswith("Assistant:")
+    objective.losses(small[0], [item])
+    assert heard.said == generate(small[0], objective.language, [item.ids[: item.tokens.response_start]], 3)
+
+
+DIRECTIONS, SCALES = [3, 8, 3, 0, 3], [0.05, -0.05, 0.05, 0.1, -0.2]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", "mistral"])
+def test_rows_with_weights_of_their_own_say_what_they_say_alone(kind, small):
+    model, heard = tiny(kind, small[1]), Heard()
+    space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), heard, NEW)
+    items, before = objective.prepare(EXAMPLES), space.digest()
+    basis = Basis("lowrank", 7)
+    expected = alone(space, objective, items, basis, DIRECTIONS, SCALES)
+    losses = objective.row_losses(space, items, basis, DIRECTIONS, SCALES)
+    assert heard.said == expected and losses.tolist() == [-len(text) / 8 for text in expected]
+    assert space.rows.reason is None and space.digest() == before  # in one go: nothing fell back
+    assert expected != [objective.answers(model, [item])[0] for item in items]  # the directions matter
+
+
+def test_rows_are_generated_with_a_pass_for_each_token(small):
+    """The keys and values of earlier tokens are kept, of each row its own."""
+    model = tiny("llama", small[1])
+    space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), Heard(), NEW)
+    lengths = []
+    model.model.embed_tokens.register_forward_hook(lambda module, given, out: lengths.append(given[0].shape[-1]))
+    objective.row_losses(space, objective.prepare([EXAMPLES[0]] * 3), Basis("lowrank", 7), [1, 2, 3], 0.05)
+    assert len(lengths) <= NEW and lengths[0] > 1 and set(lengths[1:]) == {1}
+
+
+def test_what_cant_be_mapped_is_generated_by_direction(small, tmp_path):
+    model, heard = tiny("llama", small[1]), Heard()
+    space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), heard, NEW)
+    items, basis = objective.prepare(EXAMPLES), Basis("rademacher", 7)
+    expected = alone(space, objective, items, basis, DIRECTIONS, SCALES)
+    losses = objective.row_losses(space, items, basis, DIRECTIONS, SCALES)
+    assert losses.tolist() == [-len(text) / 8 for text in expected]
+    with pytest.raises(ValueError, match="5 items for 4 directions"):
+        objective.row_losses(space, items, basis, DIRECTIONS[1:], 0.1)
+    model, tokenizer = load_model(str(write(tmp_path / "t5", "t5")))
+    space, objective = ParameterSpace(model), Rewarded(Seq2SeqLM(tokenizer), heard, 4)
+    items = objective.prepare([Example("the film was great", "good"), Example("so bad", "bad")])
+    assert objective.losses(model, items).tolist() == [
+        -len(text) / 8 for text in answers_of(model, objective.language, ["the film was great", "so bad"], 4)
+    ]
+    basis = Basis("lowrank", 3)
+    expected = alone(space, objective, items, basis, [1, 2], [0.3, 0.3])
+    assert objective.row_losses(space, items, basis, [1, 2], 0.3).tolist() == [-len(text) / 8 for text in expected]
+
+
+def test_a_method_that_needs_gradients_is_refused_in_python_too(small):
+    objective = Rewarded(CausalLM(small[1]), Heard(), 2)
+    with pytest.raises(RecipeError, match=r"reward: fedavg needs gradients, which a reward has not: choose .*mezo"):
+        Federation(tiny("llama", small[1]), [[EXAMPLES[0]]], FedAvg(), objective, rounds=1)
+    run = Federation(tiny("llama", small[1]), [EXAMPLES], MeZO(batch=2), objective, rounds=2, evaluation={"": EXAMPLES})
+    summary = run.run().summary
+    assert set(summary["final"]) == {"loss"} and summary["backward_passes"] == 0

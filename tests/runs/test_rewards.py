@@ -1,0 +1,155 @@
+"""A run whose loss is minus the reward of generated answers: from a recipe with a function of one's own to a replay."""
+
+import json
+import threading
+
+import pytest
+
+from fedseed import Orbit
+from fedseed.errors import RecipeError
+from fedseed.federation.network_client import NetworkClient
+from fedseed.models.loading import load_model
+from fedseed.runs.assembly import build
+from fedseed.runs.joining import Loading
+from fedseed.runs.network import coordinate
+from fedseed.runs.recipe import read_recipe, stored_recipe
+from fedseed.transport.memory import Hub
+from support.command import fedseed
+
+RECIPE = """rounds = 4
+[task]
+name = "files"
+path = "data"
+[method]
+name = "zo-fedsgd"
+learning_rate = 1e-3
+scale = 0.02
+[reward]
+function = "rewards.py:score"
+max_new_tokens = 3
+[evaluation]
+every = 2
+max_new_tokens = 3
+"""
+VOWELS = """
+def score(prompt, answer, example):
+    assert prompt.startswith(("east", "north")) and example.response
+    return sum(letter in "aeiou" for letter in answer) / max(1, len(answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a recipe, data and a reward function, and a run of them."""
+    folder = tmp_path_factory.mktemp("rewards")
+    (folder / "data").mkdir()
+    for client in ("east", "north"):
+        rows = [{"prompt": f"{client} {n}:", "completion": f" {n * 7 % 10}"} for n in range(12)]
+        (folder / "data" / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "recipe.toml").write_text(RECIPE + "[federation]\njoint = false\n")
+    (folder / "rewards.py").write_text(VOWELS)
+    done = fedseed("run", "recipe.toml", "--trust-plugins", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_a_run_measures_the_reward_and_its_orbit_is_the_model(place):
+    summary = summary_of(place / "runs" / "recipe")
+    assert {"loss", "rouge_l", "reward"} <= set(summary["baseline"])
+    assert 0 < summary["final"]["reward"] < 1 and summary["backward_passes"] == 0
+    assert summary["payload_bytes_up"] == 8
+    lines = [json.loads(line) for line in (place / "runs" / "recipe" / "metrics.jsonl").read_text().splitlines()]
+    assert all(-1 < line["train_loss"] < 0 for line in lines[1:])  # minus the mean reward
+    orbit = Orbit.open(place / "runs" / "recipe" / "model.orbit")
+    assert orbit.replay(load_model("small")[0]) == summary["weights_digest"]
+    evaluated = fedseed("evaluate", "runs/recipe", "--trust-plugins", cwd=place)
+    assert f"{summary['final']['reward']:.3f}"[:4] in evaluated.stdout, evaluated.stdout + evaluated.stderr
+
+
+def test_a_function_is_not_run_unasked(place):
+    refused = fedseed("run", "recipe.toml", "--out", "runs/x", cwd=place)
+    assert refused.returncode == 2 and not (place / "runs" / "x").exists()
+    assert 'reward.function = "rewards.py:score" is code' in " ".join(refused.stderr.split())
+    (place / "elsewhere").mkdir(exist_ok=True)  # who types it has read it: it lies where we are
+    typed = read_recipe(place / "recipe.toml", [f"reward.function={place}/rewards.py:score"])
+    assert typed.reward.function == f"{place}/rewards.py:score" and stored_recipe(typed.to_toml()) == typed
+    assert read_recipe(place / "recipe.toml", trust_plugins=True) == typed
+
+
+@pytest.mark.parametrize(
+    ("sets", "problem"),
+    [
+        (["method.name=ferret"], "ferret needs gradients, which a reward has not: choose method.name among fedkseed"),
+        (["reward.name=exact_match"], "reward: give name or function, one of them"),
+        (["reward={}"], "reward: give name or function, one of them"),
+        (['reward={name="exact_mach"}'], r'reward.name = "exact_mach": did you mean exact_match\? choose one'),
+        (["reward.function=rewards.py"], 'reward.function = "rewards.py": write a file or module and a function'),
+        (["reward.max_new_tokens=0"], "reward.max_new_tokens = 0"),
+        (["reward.temperature=1"], "reward.temperature: unknown"),
+        (["reward.function=nowhere.py:f"], "reward.function: .*nowhere.py: can't be read"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_wrong_table_is_named(place, sets, problem):
+    text = RECIPE.replace("learning_rate = 1e-3\nscale = 0.02\n", "") if "ferret" in sets[0] else RECIPE
+    (place / "wrong.toml").write_text(text)
+    with pytest.raises(RecipeError, match=problem):
+        read_recipe(place / "wrong.toml", sets, trust_plugins=True)
+
+
+def test_pictures_have_no_answers(place):
+    with pytest.raises(RecipeError, match=r'task.name = "digits": reward: no answers are generated from a Picture'):
+        build(read_recipe("digits-zo-fedsgd", ['reward={name="exact_match"}']))
+
+
+def test_resumed_it_is_the_same_run(place):
+    words = ("recipe.toml", "--trust-plugins", "--out", "runs/again")
+    first = fedseed("run", *words, "--set", "rounds=2", cwd=place)
+    assert first.returncode == 0, first.stderr
+    second = fedseed("run", *words, "--resume", "--rounds", "4", cwd=place)
+    assert second.returncode == 0, second.stderr
+    assert (
+        summary_of(place / "runs" / "again")["weights_digest"]
+        == summary_of(place / "runs" / "recipe")["weights_digest"]
+    )
+
+
+def test_over_a_transport_it_is_the_same_run(place, monkeypatch):
+    monkeypatch.chdir(place)
+    recipe, hub, digests, threads = read_recipe("recipe.toml", trust_plugins=True), Hub(), {}, []
+    for client in ("east", "north"):
+        site = NetworkClient(hub.transport("run"), "run", Loading(recipe, [client]), 4)
+        threads.append(threading.Thread(target=lambda site=site, client=client: digests.update({client: site.run()})))
+        threads[-1].start()
+    result = coordinate(recipe, "run", hub.transport("run"), place / "networked").summary
+    for thread in threads:
+        thread.join()
+    expected = summary_of(place / "runs" / "recipe")
+    assert set(digests.values()) == {expected["weights_digest"]} == {result["weights_digest"]}
+    assert result["final"]["reward"] == pytest.approx(expected["final"]["reward"])
+
+
+SPOILT = """
+def score(prompt, answer, example):
+    if prompt.startswith("north"):
+        {}
+    return len(set(answer))
+"""
+
+
+def test_a_client_whose_rewards_are_nan_sits_out_and_one_that_fails_ends_the_run(place):
+    (place / "nan.py").write_text(SPOILT.format("return float('nan')"))
+    words = ("run", "recipe.toml", "--set", "rounds=2", "--set", "evaluation.every=2", "--set")
+    done = fedseed(*words, "reward.function=nan.py:score", "--out", "runs/nan", cwd=place)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (place / "runs" / "nan" / "metrics.jsonl").read_text().splitlines()]
+    assert [[skip["client"] for skip in line["skipped"]] for line in lines[1:]] == [["north"]] * 2
+    assert "loss is nan" in lines[1]["skipped"][0]["reason"]
+    (place / "text.py").write_text(SPOILT.format("return 'good'"))
+    failed = fedseed(*words, "reward.function=text.py:score", "--out", "runs/text", cwd=place)
+    said = " ".join(failed.stderr.split())
+    assert failed.returncode == 1 and "text.py:score returned 'good' (str), not a number; prompt 'north" in said, said

@@ -1,0 +1,103 @@
+"""Reward functions: the ones that come along, one of a user's, and what becomes of those that do not behave."""
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+import fedseed
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.tasks.data import Example
+from fedseed.tasks.rewards import REGISTRY, Judge, RewardSettings, placed
+
+ONE = [Example("2 + 2 =", " 4", answers=("4", "four"))]
+
+
+def judged(function, seconds=60.0):
+    return Judge(function, "mine.py:f", seconds)(ONE, ["Four."])
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "expected"),
+    [
+        ("exact_match", "The four!", 1.0),
+        ("exact_match", "five", 0.0),
+        ("f1", "four or five", 0.5),
+        ("rouge_l", "It is 4", 0.5),
+        ("final_number", "So it is 4.0", 1.0),
+    ],
+)
+def test_the_rewards_that_come_along_are_the_metrics_of_one_answer(name, answer, expected):
+    assert Judge(REGISTRY.get(name))(ONE, [answer]) == [expected]
+
+
+@pytest.mark.parametrize("value", [1, True, 1.0, np.float32(1), np.array(1.0)])
+def test_any_number_is_a_reward(value):
+    assert judged(lambda prompt, answer, example: value) == [1.0]
+
+
+def test_the_function_gets_prompt_answer_and_example_in_order():
+    examples = [Example(f"p{i}", f"r{i}") for i in range(5)]
+    seen = []
+    found = Judge(lambda *given: seen.append(given) or len(seen))(examples, [f"a{i}" for i in range(5)])
+    assert seen == [(f"p{i}", f"a{i}", examples[i]) for i in range(5)] and found == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def broken(prompt, answer, example):
+    raise KeyError("grade")
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (broken, "raised KeyError: 'grade'; prompt '2 + 2 =', answer 'Four.'"),
+        (lambda *_: "0.5", r"returned '0.5' \(str\), not a number; prompt '2 \+ 2 ='"),
+        (lambda *_: None, r"returned None \(NoneType\), not a number"),
+        (lambda *_: "x" * 500, r"returned 'x{56}\.\.\. \(str\)"),
+        (lambda one: 1.0, "raised TypeError: .*takes 1 positional argument"),
+        (lambda *_: threading.Event().wait(), "has no answer after 0.05 s; prompt '2 . 2 =', answer 'Four.'"),
+    ],
+    ids=["raises", "text", "nothing", "long", "signature", "hangs"],
+)
+def test_a_function_that_does_not_behave_is_named_with_its_example(function, problem):
+    with pytest.raises(FedseedError, match=f"reward mine.py:f {problem}") as caught:
+        judged(function, seconds=0.05 if "after" in problem else 60.0)
+    assert "\n" not in str(caught.value) and not isinstance(caught.value, RecipeError)
+
+
+def test_what_is_not_finite_is_nan_and_said_once(caplog):
+    values = iter([float("nan"), 1.0, float("-inf")])
+    judge = Judge(lambda *_: next(values), "mine.py:f")
+    with caplog.at_level(logging.WARNING):
+        found = judge(ONE * 3, ["a", "b", "c"])
+    assert np.isnan(found).tolist() == [True, False, True] and found[1] == 1.0
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "reward mine.py:f returned nan: such an estimate is left out"
+    ]
+
+
+def test_a_function_is_found_in_its_file_and_in_a_module(tmp_path):
+    (tmp_path / "mine.py").write_text("def score(prompt, answer, example):\n    return len(answer)\nTWO = 2\n")
+    where = placed("mine.py:score", tmp_path)
+    assert where == f"{tmp_path / 'mine.py'}:score"
+    assert RewardSettings(function=where).load()("", "abc", None) == 3
+    assert RewardSettings(function="math:hypot").load()(3, 4) == 5 and placed("math:hypot", tmp_path) == "math:hypot"
+    for name in ("other", "TWO"):
+        with pytest.raises(RecipeError, match=f"mine.py has no function {name}"):
+            RewardSettings(function=placed(f"mine.py:{name}", tmp_path)).load()
+    (tmp_path / "bad.py").write_text("1 / 0")
+    with pytest.raises(RecipeError, match=r"reward.function: .*bad.py: ZeroDivisionError"):
+        RewardSettings(function=placed("bad.py:score", tmp_path)).load()
+    with pytest.raises(RecipeError, match=r"gone.py: can't be read: No such file"):
+        RewardSettings(function=placed("gone.py:score", tmp_path)).load()
+
+
+def test_a_registered_reward_has_a_name(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
+    fedseed.register_reward("short", lambda prompt, answer, example: -len(answer))
+    assert RewardSettings(name="short").problem() is None and REGISTRY.get("short")("", "ab", None) == -2
+    with pytest.raises(RecipeError, match="the name is taken by fedseed itself"):
+        fedseed.register_reward("exact_match", len)
+    with pytest.raises(RecipeError, match="small letters"):
+        fedseed.register_reward("Short", len)
