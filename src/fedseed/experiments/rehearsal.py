@@ -107,11 +107,11 @@ class NotingClient:
         return [np.ones(count, dtype=np.float32) for count in counts]
 
     def difference(self) -> Floats:
-        """Ones."""
-        return np.ones(self._layout.size, dtype=np.float32)
+        """Other numbers than another client's: what is largest of them lies elsewhere."""
+        return np.random.default_rng(self.number).random(self._layout.size, dtype=np.float32)
 
     def recall(self) -> Floats:
-        """Ones."""
+        """As `difference`."""
         return self.difference()
 
     def keep(self, vector: Floats) -> None:
