@@ -15,7 +15,7 @@ from support.zeroth_order import federation, model
 
 SIZE = 2 * CHUNK + 1001
 LARGE = Layout((TensorEntry("a", (SIZE,), "float32"),), (0, SIZE))
-TRAINING = {"learning_rate": 0.1, "batch": 8, "accumulation": 1}
+TRAINING = {"learning_rate": 0.2, "batch": 8, "accumulation": 1, "steps": 4}
 
 
 def moved(change):

@@ -22,7 +22,7 @@ from support.zeroth_order import LAYOUT, federation, model
 
 SIZE = 2 * CHUNK + 1000
 LARGE = Layout((TensorEntry("a", (SIZE - 7,), "float32"), TensorEntry("b", (7,), "float32")), (0, SIZE))
-TRAINING = {"learning_rate": 0.1, "batch": 8, "accumulation": 1}
+TRAINING = {"learning_rate": 0.1, "batch": 8, "accumulation": 1, "steps": 4}
 
 
 def started(method, layout=LARGE):

@@ -42,10 +42,10 @@ def test_what_can_not_be_changes_nothing():
     made = space()
     before, one = made.digest(), np.ones(2, dtype=np.float32)
     bad = [
-        ([Patch(made.size - 1, one)], "entries 74 to 75"),
+        ([Patch(made.size - 1, one)], "entries 79 to 80: from 0 to 79"),
         ([Patch(0, one, np.array([3, 3]))], "ascending"),
         ([Patch(0, one, np.array([3]))], "one ascending offset for each"),
-        ([Patch(4, one), Patch(5, one)], "entries 5 to 6"),
+        ([Patch(4, one), Patch(5, one)], "entries 5 to 6: from 6"),
         ([Patch(0, one), Patch(3, one * np.nan)], "NaN or infinite"),
     ]
     for patches, text in bad:

@@ -107,11 +107,11 @@ def draw_sweep(curves: Mapping[str, Mapping[str, Sequence[Lines]]], path: Path) 
             costs = (list(accumulate(map(of, first))) for of in (passes_of, seconds_of))
             spent = ([line["round"] for line in first], _payload(first), *costs)
             for column, axes in enumerate(row):
-                where = slice(0 if column == 0 else 1, None)  # nothing is spent yet: not on a logarithmic axis
-                x = [spent[column][i] for i in at][where]
-                axes.plot(x, mean[where], label=names[labels.index(label)], **style)
+                x = np.array([spent[column][i] for i in at], dtype=float)
+                where = x > (-1 if column == 0 else 0)  # nothing is spent yet: not on a logarithmic axis
+                axes.plot(x[where], mean[where], label=names[labels.index(label)], **style)
                 band = (mean - deviation)[where], (mean + deviation)[where]
-                axes.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
+                axes.fill_between(x[where], *band, color=style["color"], alpha=0.15, linewidth=0)
         finish_axes(row[0], "round", LABELS[metric])
         finish_axes(row[1], "payload of a client taking part, both ways", "")
         finish_axes(row[2], "forward passes (a backward pass is two), all clients", "")
