@@ -159,4 +159,5 @@ def test_attacks_are_well_formed(kind):
 def test_recipes_and_the_sweep_are_valid():
     assert isinstance(read_recipe("small-topk").method, TopK)
     assert started(read_recipe("small-topk").method, LAYOUT)[1].entries == 1
-    Sweeping(read_sweep(packaged_sweeps()["equal-bytes"]), Path("nowhere"))
+    for name in ("equal-bytes", "ferret-steps"):
+        Sweeping(read_sweep(packaged_sweeps()[name]), Path("nowhere"))
