@@ -76,7 +76,7 @@ def _field(codec: Codec, value: Any, size: int) -> Content:
     if isinstance(codec, Entrywise):
         return Content(scalars=len(value.values), integers=len(value.places))
     if isinstance(codec, SignCodec):
-        return Content(scalars=len(value.scales), integers=1, bits=value.count)
+        return Content(scalars=len(value.scales), integers=1, bits=value.entries)
     if isinstance(codec, Bits):
         return Content(bits=len(value))
     numbers = np.asarray(value)

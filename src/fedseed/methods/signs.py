@@ -22,13 +22,13 @@ class Signs(NamedTuple):
         turn: which: those whose number is this modulo `every`.
         scales: s of each chunk.
         bits: a bit an entry, 1 for positive; chunk by chunk, lowest bit first.
-        count: how many entries.
+        entries: how many.
     """
 
     turn: int
     scales: Floats
     bits: NDArray[np.uint8]
-    count: int
+    entries: int
 
 
 class SignCodec(Codec):
@@ -85,11 +85,11 @@ class Signed(Payload):
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> "Signed":
         """All signs reversed; or signs that are made up, which is all that a bit can say."""
-        turn, scales, bits, count = self.signs
+        turn, scales, bits, entries = self.signs
         lies = ~bits if attack.kind == "sign" else np.resize(drawn, len(bits)).astype(np.uint8)
-        if count % 8:
-            lies[-1] &= (1 << count % 8) - 1
-        return Signed(Signs(turn, scales, lies, count))
+        if entries % 8:
+            lies[-1] &= (1 << entries % 8) - 1
+        return Signed(Signs(turn, scales, lies, entries))
 
 
 @dataclass(frozen=True)

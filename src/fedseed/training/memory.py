@@ -59,7 +59,7 @@ class Memory:
             self._held.setdefault(client, {})[round] = vector.copy()
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
-            data = memoryview(vector.astype("<f4", copy=False)).cast("B")
+            data = vector.astype("<f4", copy=False).data.cast("B")
             with replacing(self._path(client, round)) as temporary, open(temporary, "wb") as file:
                 file.write(zlib.crc32(data).to_bytes(4, "little"))
                 file.write(data)
