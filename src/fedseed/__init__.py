@@ -15,6 +15,8 @@ from fedseed.methods import (
     FeedSign,
     Ferret,
     MeZO,
+    Sign,
+    TopK,
     ZOFedSGD,
 )
 from fedseed.randomness import Basis
@@ -51,6 +53,8 @@ __all__ = [
     "MeZO",
     "Orbit",
     "ParameterSpace",
+    "Sign",
+    "TopK",
     "ZOFedSGD",
     "register_aggregation",
     "register_method",

@@ -40,6 +40,8 @@ METHODS = {
     "fedavg": {"name": "fedavg", "global_rate": 1.5, "training": TRAINING},
     "fedadam": {"name": "fedavg", "server": "adam", "global_rate": 0.01, "training": TRAINING},
     "fedsgd": {"name": "fedsgd", "learning_rate": 0.1, "batch": 8},
+    "topk": {"name": "topk", "share": 0.1, "training": TRAINING},
+    "sign": {"name": "sign", "training": TRAINING},
     "fedmezo": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4, "learning_rate": 1e-2,
                 "batch": 8},
     "fedkseed-cosine": {"name": "fedkseed", "candidates": 64, "steps": 6, "learning_rate": 1e-2, "batch": 8,

@@ -109,7 +109,8 @@ def test_a_comparison_has_all_runs_and_says_where_recipes_differ(runs, tmp_path)
     block = Block("", {"one": [runs / "one"], "both": [runs / "one", runs / "two"], "failed": []})
     write_comparison(tmp_path, "Comparison", [block], [sheet], [{"label": "one"}], ["one keeps it."])
     page = Page((tmp_path / "compare.html").read_text())
-    assert page.asks_for() == [] and page.count("figure") == 2  # loss over rounds, over bytes
+    assert page.asks_for() == [] and page.count("figure") == 4  # loss over rounds, bytes, passes, seconds
+    assert all(f"loss over {what}" in page.text for what in ("rounds", "payload bytes", "passes", "seconds"))
     assert 'class="band c1"' in page.source  # a deviation over two seeds
     digests = [json.loads((runs / name / "summary.json").read_text())["weights_digest"] for name in ("one", "two")]
     assert digests[0] in page.text and "one keeps it." in page.text and "A note." in page.text

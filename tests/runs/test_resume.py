@@ -5,12 +5,13 @@ import os
 import resource
 import shutil
 import subprocess
+from collections import Counter
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, ZOFedSGD
+from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FeedSign, Orbit, Sign, TopK, ZOFedSGD
 from fedseed.errors import FedseedError, OrbitError, RecipeError, StorageError
 from fedseed.federation.worker import Worker
 from fedseed.methods.content import Content
@@ -67,6 +68,8 @@ def methods(problem):
             problem.ferret(training=problem.training.model_copy(update={"small_steps": "master"})),
             {},
         ),
+        "topk": (TopK(share=0.1, feedback=0.9, training=problem.training), {}),
+        "sign": (Sign(training=problem.training), {}),
         "fedavg-adam": (FedAvg(training=problem.training, global_rate=0.05, server="adam"), {}),
         "fedsgd-momentum": (FedSGD(learning_rate=0.1, server="momentum"), {}),
         "fedmezo": (FedMeZO(**fast, learning_rate=1e-2, steps=4, personal="loss-5"), {}),
@@ -76,7 +79,8 @@ def methods(problem):
 
 
 NAMES = ["ferret", "fedkseed", "adam", "from-base", "stochastic", "fedavg", "fedavg-adam", "fedsgd-momentum",
-         "fedmezo", "fedmezo-tensors", "fedmezo-losses", "fedavg-stochastic", "ferret-master"]  # fmt: skip
+         "fedmezo", "fedmezo-tensors", "fedmezo-losses", "fedavg-stochastic", "ferret-master",
+         "topk", "sign"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", mark(NAMES, lambda name: name not in ("fedkseed", "adam", "fedavg"), "long"))
@@ -98,6 +102,42 @@ def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, nam
         assert {p.name for p in moved.iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}
         if method.catch_up != "newest":
             assert (moved / "model.orbit").read_bytes() == (tmp_path / "whole" / "model.orbit").read_bytes()
+
+
+def test_killed_in_the_middle_of_a_round_clients_send_what_they_would_have(problem, tmp_path):
+    """They have kept what that round left out already; the round that is computed again begins with what was before."""
+    method = TopK(share=0.05, training=problem.training)
+    whole = problem.federation(method, out=tmp_path / "whole").run()
+    killed = problem.federation(method, out=tmp_path / "run")
+    close = killed.coordinator.close
+
+    def closing():
+        if killed.coordinator.steps == 3:
+            raise StoppedError
+        return close()
+
+    killed.coordinator.close = closing
+    with pytest.raises(StoppedError):
+        killed.run()
+    assert any(path.name.endswith(".4.f4") for path in (tmp_path / "run" / "memory").iterdir())
+    result = problem.federation(method, out=tmp_path / "run").run(resume=True)
+    assert result.summary["weights_digest"] == whole.summary["weights_digest"]
+    files = {path.name: path.read_bytes() for path in (tmp_path / "run" / "memory").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "whole" / "memory").iterdir()}
+    assert max(Counter(name.split(".")[0] for name in files).values()) == 3
+
+
+def test_what_clients_remember_must_be_there(problem, tmp_path):
+    method = TopK(share=0.05, training=problem.training)
+    stop_after(problem.federation(method, out=tmp_path / "run"), 3)
+    memory = tmp_path / "run" / "memory"
+    damaged = max(memory.iterdir(), key=lambda path: int(path.name.split(".")[1]))
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    with pytest.raises(FedseedError, match="damaged: what the client had yet to send is lost"):
+        problem.federation(method, out=tmp_path / "run", per_round=5).run(resume=True)
+    shutil.rmtree(memory)
+    with pytest.raises(FedseedError, match="memory is missing, and with it what clients had yet to send"):
+        problem.federation(method, out=tmp_path / "run").run(resume=True)
 
 
 def test_refused_and_silent_clients_are_in_the_resumed_summary(problem, tmp_path):

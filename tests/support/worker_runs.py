@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed import FedAvg, Federation, FedKSeed, FedMeZO, FedSGD, FeedSign, Ferret, ZOFedSGD
+from fedseed import FedAvg, Federation, FedKSeed, FedMeZO, FedSGD, FeedSign, Ferret, TopK, ZOFedSGD
 from fedseed.errors import RecipeError
 from fedseed.objectives.losses import Supervised
 from fedseed.runs.joining import part_of
@@ -35,6 +35,7 @@ RUNS = {
     "fedsgd-apart": (FedSGD(learning_rate=0.1), {"joint": False}),
     "fedmezo": (FedMeZO(**FAST, steps=4, personal="loss-5"), {}),
     "fedmezo-tensors": (FedMeZO(**FAST, steps=4, personal="update", travel="tensors"), {}),
+    "topk": (TopK(share=0.1, training=TRAINING), {}),
     "attacked": (
         ZOFedSGD(**FAST),
         {**STEPS, "joint": False, "attack": "random", "attackers": [1, 4], "per_round": 5},

@@ -110,6 +110,17 @@ class NotingClient:
         """Ones."""
         return [np.ones(count, dtype=np.float32) for count in counts]
 
+    def difference(self) -> Floats:
+        """Other numbers than another client's: what is largest of them lies elsewhere."""
+        return np.random.default_rng(self.number).random(self._layout.size, dtype=np.float32)
+
+    def recall(self) -> Floats:
+        """As `difference`."""
+        return self.difference()
+
+    def keep(self, vector: Floats) -> None:
+        """It goes to a file."""
+
     def weights(self) -> bytes:
         """Zeros."""
         return bytes(self._layout.dense_bytes)
@@ -201,7 +212,7 @@ def rehearse(
     if getattr(method, "exact", False):
         method = method.model_copy(update={"exact": False})
     factor, dense = 1.0, layout.dense_bytes
-    if method.catch_up == "newest":  # whole weights travel
+    if method.entrywise:  # what travels is in proportion to the model
         layout, factor = shrunk(layout, max(1 << 14, SMALL // (per_round + 4)))
     tracing = tracemalloc.is_tracing()
     tracemalloc.start()
@@ -247,7 +258,10 @@ def _rounds(
         state = method.advance(state, step)
         down = len(plans[0]) + len(step_message) - 2 * FRAME_BYTES
         del step, step_message
-    up, down = (size + longer if size >= layout.dense_bytes else size for size in (up, down))
+    if method.catch_up == "newest":
+        up, down = (size + longer if size >= layout.dense_bytes else size for size in (up, down))
+    else:
+        up, down = (round(size * traced.factor) for size in (up, down))
     peaks = traced.peaks
     return Rehearsed(
         noting.asked, change, up, down, kept, waiting, peaks["answer"], peaks["closing"], peaks["applying"]

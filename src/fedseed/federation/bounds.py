@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedseed.methods.payload import LARGEST
-from fedseed.weights.change import Add, Change, Optimize, Rebuild, expected_norm
+from fedseed.weights.change import Add, Change, Entries, Optimize, Rebuild, expected_norm
 from fedseed.weights.layout import Layout
 
 FEW = 3  # sizes that a median needs
@@ -115,14 +115,19 @@ class LastSteps:
 
 
 def too_far(change: Change, layout: Layout) -> str | None:
-    """Why a sum over directions can't be added to the weights; None: it can, or it is no such sum."""
+    """Why a sum over directions, or of entries, can't be added to the weights; None: it can, or it is no such sum."""
+    most = min(HIGHEST.get(entry.dtype, LARGEST) for entry in layout.tensors)
+    if isinstance(change, Entries):
+        farthest = max((float(np.abs(patch.values).max(initial=0)) for patch in change.patches), default=0.0)
+        if (farthest := abs(change.scale) * farthest) <= most:
+            return None
+        return f"it would move a weight by {farthest:.3g}: at most {most:g} is possible"
     if not isinstance(change, Add | Rebuild | Optimize) or not change.terms:
         return None
     scale = change.rule.rate if isinstance(change, Optimize) else change.scale
     norm = expected_norm(Add(change.terms, scale), layout)
     assert norm is not None
     far = norm / layout.size**0.5
-    most = min(HIGHEST.get(entry.dtype, LARGEST) for entry in layout.tensors)
     if far <= most:
         return None
     return f"it would move every weight by about {far:.3g}: at most {most:g} is possible"

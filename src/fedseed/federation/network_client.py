@@ -45,6 +45,11 @@ class NetworkClient:
         self.hosted = load()
         for note in self.hosted.notes:
             self.progress.note(note)
+        if self.hosted.worker.method.remembers:
+            self.progress.note(
+                f"{self.hosted.worker.method.name}: what has not been sent yet is remembered in this process: one that "
+                "is started again begins with nothing to add, and what the last one had yet to send is lost"
+            )
         self.replica: Replica | None = None  # once connected
         self.evaluations: list[dict[str, Any]] = []  # what this process has measured, by round
         self._orbit = orbit

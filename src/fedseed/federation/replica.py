@@ -130,7 +130,9 @@ class Replica:
         self._wake()
 
     async def _take_base(self) -> None:
+        memory = self.hosted.worker.memory  # what clients remember is by round, and stays
         self.hosted = await self._thread.do(self._load)
+        self.hosted.worker.memory = memory
         self.version += 1
         self.at = 0
         self.applying = APPLYING[self.hosted.worker.method.catch_up](self.end, self._thread)

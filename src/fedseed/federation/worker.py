@@ -19,6 +19,7 @@ from fedseed.privacy.base import WITHHELD
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 from fedseed.training.client import ClientCost, LocalClient
+from fedseed.training.memory import Memory
 from fedseed.training.together import InAnothersMessage, Look, Seen, SharedGradients, SharedLosses
 from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
@@ -80,6 +81,7 @@ class Worker:
         self.apart = apart
         self.private = method.privacy is not None  # nothing is told that depends on data, but what the method sends
         self.state = method.start(self.space.layout, seed)
+        self.memory = Memory()  # of clients, from round to round
         if method.from_base:
             self.space.keep_base(offload_base, method.rebuilds_often)
 
@@ -141,7 +143,7 @@ class Worker:
         """The plans, read, and the clients that are to follow them."""
         messages = [self._read(plan) for plan in plans]
         return messages, [
-            LocalClient(self.space, self.objective, own, self.seed, message.round, client)
+            LocalClient(self.space, self.objective, own, self.seed, message.round, client, self.memory)
             for message, client, own in zip(messages, clients, items, strict=True)
         ]
 

@@ -52,6 +52,11 @@ class FlowerBackend(Backend):
         self.settings = RunSettings.of(recipe, out)
         self._asks = _settings(recipe, out)
         self._post = Post(grid)
+        if recipe.method.remembers:
+            raise RecipeError(
+                f"method {recipe.method.name}: a client remembers what it has not sent yet, and nodes of Flower keep "
+                "nothing from round to round: set method.feedback = 0"
+            )
         self._members = Members(self._post, recipe.method, recipe.seed, self._asks, progress)
         self.header = self._members.assemble()
         self.names = self._members.names

@@ -15,11 +15,14 @@ from fedseed.methods.fedzo import FedZO
 from fedseed.methods.feedsign import FeedSign
 from fedseed.methods.ferret import Ferret
 from fedseed.methods.mezo import MeZO
+from fedseed.methods.sign import Sign
+from fedseed.methods.topk import TopK
 from fedseed.methods.zofedsgd import ZOFedSGD
 from fedseed.registry import Registry, check_class, name_of
 
 METHODS: tuple[type[Method], ...] = (
     Ferret, FedKSeed, FeedSign, ZOFedSGD, MeZO, FedMeZO, FedZO, FedAvg, FedSGD, FedIT, FedPTuning, FedPrompt,
+    TopK, Sign,
 )  # fmt: skip
 
 
@@ -63,6 +66,8 @@ __all__ = [
     "Ferret",
     "MeZO",
     "Method",
+    "Sign",
+    "TopK",
     "ZOFedSGD",
     "without_gradients",
 ]

@@ -200,6 +200,16 @@ class Method(Renamed, ABC):
         return False
 
     @property
+    def remembers(self) -> bool:
+        """Whether a client keeps something from round to round besides the weights (`Client.recall`, `Client.keep`)."""
+        return False
+
+    @property
+    def entrywise(self) -> bool:
+        """Whether messages, and what a client needs to make them, are in proportion to the model."""
+        return self.catch_up == "newest"
+
+    @property
     def personal_plans(self) -> bool:
         """Whether clients of one round are asked for different things."""
         return False

@@ -81,8 +81,22 @@ class Client(Protocol):
         """V^T (w_start - w_now), counts[l] directions for block l."""
         ...
 
+    def difference(self) -> Floats:
+        """w_start - w_now as one vector of length d, which the caller may change."""
+        ...
+
     def weights(self) -> bytes:
         """All trainable tensors as they are, in order, in their own dtypes (rounded to them if need be)."""
+        ...
+
+    # -- what it remembers from round to round -----------------------------------------------------------------------
+
+    def recall(self) -> Floats | None:
+        """What it kept when it last took part in a round before this one, length d; None: nothing yet."""
+        ...
+
+    def keep(self, vector: Floats) -> None:
+        """Keep a vector of length d for later rounds; the same round again keeps another in its place."""
         ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fedseed.methods.packing import Entrywise, Packed
 from fedseed.methods.payload import Bits, Codec, Many, Nested, Payload, Ragged, Tensors, codecs
+from fedseed.methods.signs import SignCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,12 @@ def _field(codec: Codec, value: Any, size: int) -> Content:
         return Content(scalars=size if value else 0)
     if isinstance(codec, Ragged):
         return Content(scalars=sum(map(len, value)))
+    if isinstance(codec, Packed):
+        return Content(**{codec.kind: len(value.numbers)})
+    if isinstance(codec, Entrywise):
+        return Content(scalars=len(value.values), integers=len(value.places))
+    if isinstance(codec, SignCodec):
+        return Content(scalars=len(value.scales), integers=1, bits=value.entries)
     if isinstance(codec, Bits):
         return Content(bits=len(value))
     numbers = np.asarray(value)

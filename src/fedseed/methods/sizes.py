@@ -3,6 +3,7 @@
     projections         the largest |rho|; below 1 they all count as 1, as chance makes them as small as it likes
     coefficients        the root of the mean square that the weights are moved by, in expectation
     whole weights       the same, from the weights that the coordinator holds
+    entries             the root of the mean square that the weights are moved by
     gradients           the root of the mean square of their entries; a norm below 1 counts as 1
 
 Floors keep what is next to nothing, such as what is left of a change in 16 bit, from making anything else look large.
@@ -46,6 +47,13 @@ def moved(method: "Method", layout: Layout, parts: Sequence[Sequence[NDArray[np.
         doubles = (gamma.astype(np.float64) for gamma in gammas)
         square += sum(weight * float(np.dot(gamma, gamma)) for weight, gamma in zip(rho, doubles, strict=True))
     return max(SMALLEST_MOVE, sqrt(square / layout.size))
+
+
+def of_entries(layout: Layout, values: NDArray[np.floating[Any]]) -> float:
+    """Of values for single entries: sqrt(|v|^2 / d); 0 if there are none."""
+    if not len(values):
+        return 0.0
+    return max(SMALLEST_MOVE, sqrt(float(np.square(values, dtype=np.float64).sum()) / layout.size))
 
 
 def distance(layout: Layout, data: bytes, before: bytes | None) -> float:

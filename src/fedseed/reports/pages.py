@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -24,6 +24,12 @@ from fedseed.reports.view import RunView, view_folder
 
 MOST_CLIENTS = 200  # rows of the table
 ROUND = Axis("round", whole=True)
+Cost = Literal["bytes", "passes", "seconds"]
+COSTS: dict[Cost, tuple[str, Axis]] = {
+    "bytes": ("payload bytes", Axis("payload bytes of a client that takes part", log=True, unit="bytes")),
+    "passes": ("passes", Axis("forward passes (a backward pass is two), all clients", log=True)),
+    "seconds": ("seconds", Axis("seconds of rounds, all clients", log=True, unit="s")),
+}
 # what a summary says of the machine and the session, where it says it
 SURROUNDINGS = ("versions", "host", "devices", "command", "started", "ended")
 PHASE_NAMES = {"local": "local training", "projection": "projection", "aggregation": "aggregation",
@@ -207,32 +213,26 @@ def _phase_curve(view: RunView, phase: str) -> list[tuple[float, float]]:
 
 
 def _comparison_charts(runs: Mapping[str, Sequence[RunView]], labels: Sequence[str]) -> list[tuple[str, Markup]]:
-    """Each metric over rounds and over bytes: means over seeds, with their deviation."""
+    """Each metric over rounds, and over what they cost: means over seeds, over rounds with their deviation."""
     measured = list(dict.fromkeys(name for views in runs.values() for view in views for name in view.measured))
     made = []
     for name in shown_metrics(dict.fromkeys(measured)):
-        by_round, by_bytes = [], []
+        by_round: list[Series] = []
+        by_cost: dict[Cost, list[Series]] = {what: [] for what in COSTS}
         for label, views in runs.items():
             if not views:
                 continue
             number = labels.index(label)
             points, band = _mean_curve([view.curve(name) for view in views])
             by_round.append(Series(label, points, band, number))
-            spent = dict(_both_ways(views[0]))
-            by_bytes.append(Series(label, [(spent[at], value) for at, value in points if at in spent], number=number))
+            for what, lines in by_cost.items():
+                spent = dict(views[0].spent_curve(what))
+                lines.append(Series(label, [(spent[at], value) for at, value in points if at in spent], number=number))
         title = metric_title(name)
-        made += [
-            (f"{title} over rounds", line_chart(title, by_round, ROUND, Axis(title))),
-            (f"{title} over payload bytes", line_chart(
-                title, by_bytes, Axis("payload bytes of a client that takes part", log=True, unit="bytes"), Axis(title)
-            )),
-        ]  # fmt: skip
+        made.append((f"{title} over rounds", line_chart(title, by_round, ROUND, Axis(title))))
+        for what, (heading, axis) in COSTS.items():
+            made.append((f"{title} over {heading}", line_chart(title, by_cost[what], axis, Axis(title))))
     return [(heading, chart) for heading, chart in made if chart is not None]
-
-
-def _both_ways(view: RunView) -> list[tuple[float, float]]:
-    down = dict(view.bytes_curve("down"))
-    return [(at, up + down[at]) for at, up in view.bytes_curve("up")]
 
 
 def _mean_curve(

@@ -18,6 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from fedseed.reports import fonts
 from fedseed.reports.charts import Unit, log_ticks, short_number
 from fedseed.reports.style import COLOURS, look
+from fedseed.reports.view import passes_of, seconds_of
 
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
@@ -81,7 +82,9 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> No
 
 
 def draw_sweep(curves: Mapping[str, Mapping[str, Sequence[Lines]]], path: Path) -> None:
-    """Held-out loss over rounds, bytes and passes: means over seeds, with their deviation; a row for each scenario.
+    """Held-out loss and Rouge-L over rounds, bytes, passes and seconds: means over seeds, with their deviation.
+
+    A row for each scenario and metric.
 
     Args:
         curves: by scenario and name, each seed's lines of metrics.
@@ -89,30 +92,38 @@ def draw_sweep(curves: Mapping[str, Mapping[str, Sequence[Lines]]], path: Path) 
     """
     labels = list(dict.fromkeys(name for runs in curves.values() for name in runs))
     names, note = fonts.prepare([*labels, *curves])
-    scenarios = names[len(labels) :]
-    figure, grid = plt.subplots(len(curves), 3, figsize=(14, 3.6 * len(curves)), squeeze=False, sharey="row")
-    for row, scenario, runs in zip(grid, scenarios, curves.values(), strict=True):
+    metrics = [m for m in ("loss", "rouge_l") if m == "loss" or _all_measure(m, curves)]
+    rows = [(scenario, runs, metric) for scenario, runs in curves.items() for metric in metrics]
+    shown = dict(zip(curves, names[len(labels) :], strict=True))
+    figure, grid = plt.subplots(len(rows), 4, figsize=(18, 3.6 * len(rows)), squeeze=False, sharey="row")
+    for row, (scenario, runs, metric) in zip(grid, rows, strict=True):
         for label, seeds in runs.items():
             style = line_style(labels.index(label))
-            measured = [[i for i, line in enumerate(lines) if "loss" in line] for lines in seeds]
+            measured = [[i for i, line in enumerate(lines) if metric in line] for lines in seeds]
             length = min(map(len, measured))  # a run may have stopped early
-            values = np.array([[s[i]["loss"] for i in at[:length]] for s, at in zip(seeds, measured, strict=True)])
+            values = np.array([[s[i][metric] for i in at[:length]] for s, at in zip(seeds, measured, strict=True)])
             mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else 0
             first, at = seeds[0], measured[0][:length]
-            spent = ([line["round"] for line in first], _payload(first), _passes(first))
+            costs = (list(accumulate(map(of, first))) for of in (passes_of, seconds_of))
+            spent = ([line["round"] for line in first], _payload(first), *costs)
             for column, axes in enumerate(row):
-                where = slice(0 if column == 0 else 1, None)  # nothing is spent yet: not on a logarithmic axis
-                x = [spent[column][i] for i in at][where]
-                axes.plot(x, mean[where], label=names[labels.index(label)], **style)
+                x = np.array([spent[column][i] for i in at], dtype=float)
+                where = x > (-1 if column == 0 else 0)  # nothing is spent yet: not on a logarithmic axis
+                axes.plot(x[where], mean[where], label=names[labels.index(label)], **style)
                 band = (mean - deviation)[where], (mean + deviation)[where]
-                axes.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
-        finish_axes(row[0], "round", "held-out loss")
+                axes.fill_between(x[where], *band, color=style["color"], alpha=0.15, linewidth=0)
+        finish_axes(row[0], "round", LABELS[metric])
         finish_axes(row[1], "payload of a client taking part, both ways", "")
         finish_axes(row[2], "forward passes (a backward pass is two), all clients", "")
+        finish_axes(row[3], "seconds of rounds, all clients", "")
         _finish_spent(row)
-        row[0].set_title(scenario, fontsize=10, loc="left")
-    grid[0][2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        row[0].set_title(shown[scenario], fontsize=10, loc="left")
+    grid[0][3].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     save(figure, path, note)
+
+
+def _all_measure(metric: str, curves: Mapping[str, Mapping[str, Sequence[Lines]]]) -> bool:
+    return all(metric in lines[0] for runs in curves.values() for seeds in runs.values() for lines in seeds if lines)
 
 
 def draw_probabilities(probabilities: NDArray[np.floating], path: Path) -> None:
@@ -130,11 +141,6 @@ def draw_probabilities(probabilities: NDArray[np.floating], path: Path) -> None:
     axes.set_title(f"most to least likely: {relative[0] / relative[-1]:.2f} times", fontsize=10)
     finish_axes(axes, "candidate, by rank", "probability times K")
     save(figure, path)
-
-
-def _passes(lines: Lines) -> list[int]:
-    """Forward and backward passes up to and with each line; a backward pass counts as two."""
-    return list(accumulate(line.get("forward_passes", 0) + 2 * line.get("backward_passes", 0) for line in lines))
 
 
 def _payload(lines: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -200,7 +206,7 @@ def save(figure: Figure, path: Path, note: str | None = None) -> None:
 def _finish_spent(row: Sequence[Axes]) -> None:
     """Rounds are whole numbers; what was spent stands on logarithmic axes, if anything was."""
     row[0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    units: tuple[Unit, Unit] = ("bytes", "")
-    for axes, unit in zip(row[1:], units, strict=True):
+    units: tuple[Unit, ...] = ("bytes", "", "s")
+    for axes, unit in zip(row[1:], units, strict=False):
         if any(np.size(line.get_xdata()) and not str(line.get_label()).startswith("_") for line in axes.get_lines()):
             log_axis(axes, unit)

@@ -15,6 +15,16 @@ Line = dict[str, Any]
 State = Literal["finished", "running", "stopped", "waiting", "unknown"]
 
 
+def passes_of(line: Mapping[str, Any]) -> float:
+    """A line's forward and backward passes; a backward pass counts as two."""
+    return float(line.get("forward_passes", 0) + 2 * line.get("backward_passes", 0))
+
+
+def seconds_of(line: Mapping[str, Any]) -> float:
+    """A line's seconds, without those of evaluations."""
+    return float(sum(spent for phase, spent in line.get("seconds", {}).items() if phase != "evaluation"))
+
+
 @dataclass
 class ClientRow:
     """What a run's files say about a client.
@@ -108,6 +118,17 @@ class RunView:
             return self.curve(f"bytes_{direction}")
         each = [line.get(f"bytes_{direction}", 0.0) * line.get("rounds", 1) for line in self.lines]
         return list(zip((line["round"] for line in self.lines), accumulate(each), strict=True))
+
+    def spent_curve(self, what: Literal["bytes", "passes", "seconds"]) -> list[tuple[float, float]]:
+        """(round, what was spent up to and with it): payload bytes of a client both ways, passes or seconds of all.
+
+        A backward pass counts as two forward passes. Seconds are those of rounds, without evaluations.
+        """
+        if what == "bytes":
+            down = dict(self.bytes_curve("down"))
+            return [(at, up + down[at]) for at, up in self.bytes_curve("up")]
+        each = accumulate(map(passes_of if what == "passes" else seconds_of, self.lines))
+        return list(zip((line["round"] for line in self.lines), each, strict=True))
 
     def payload(self) -> tuple[float, float] | None:
         """Mean payload bytes of a client and round, up and down; None before the first round."""

@@ -28,6 +28,7 @@ from fedseed.orbit.header import flat
 from fedseed.runs.explain import modernise
 from fedseed.runs.recipe import Recipe
 
+MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
 FILES = (
     "recipe.toml",
     "progress.jsonl",
@@ -40,8 +41,9 @@ FILES = (
     "probabilities.png",
     "report.html",
     "tracking.json",
+    MEMORY,
 )
-KEPT_INSIDE = ("progress.jsonl", "tracking.json")  # of use to this run only
+KEPT_INSIDE = ("progress.jsonl", "tracking.json", MEMORY)  # of use to this run only
 # keys of a recipe's [federation] that say how messages travel: runs that differ in them only are the same run.
 # Nor does it matter where plug-ins lie (a copy of the folder may go on elsewhere), where else metrics go, or what the
 # model is computed on.

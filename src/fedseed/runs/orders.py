@@ -6,6 +6,7 @@ inside: plan, update and step are the bytes that they would be over a network.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedseed.orbit.record import Record
@@ -34,9 +35,15 @@ class Load:
 
 @dataclass(frozen=True)
 class CatchUp:
-    """Apply what was learnt so far."""
+    """Apply what was learnt so far.
+
+    Args:
+        records: the steps.
+        memory: the folder of what clients keep from round to round; None: they keep nothing.
+    """
 
     records: Sequence[Record]
+    memory: Path | None = None
 
 
 @dataclass(frozen=True)

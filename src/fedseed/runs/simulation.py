@@ -39,6 +39,7 @@ from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import make_learner
 from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.orders import Evaluate, Train, Work
+from fedseed.runs.remembering import check_memory, memory_of
 from fedseed.runs.result import RunResult
 from fedseed.runs.settings import RunSettings
 from fedseed.runs.store import STORES, StepStore
@@ -166,6 +167,7 @@ class Simulation(Backend):
         self.threads = workers.threads if threads is None and workers is not None else threads
         if self.threads is not None and self.threads < 1:
             raise RecipeError(f"threads = {self.threads}: at least 1")
+        self.worker.memory = memory_of(self, method, self.settings.out, workers is not None)
         self.team, self._about_workers = self._assemble(workers, per_round)
         self._opened: tuple[int, list[int], list[bytes]] | None = None  # the open round, if it was begun ahead of time
 
@@ -179,7 +181,7 @@ class Simulation(Backend):
                 "nothing to do; with federation.joint = false each client's is a message of its own"
             )
         team = workers if isinstance(workers, Team) else Team(workers, per_round)
-        team.expect(begin(self.header), self.method.catch_up == "newest")
+        team.expect(begin(self.header), self.method.catch_up == "newest", self.worker.memory.folder)
         weakref.finalize(self, team.close)  # of a simulation that never runs, too
         threads = "1 thread" if workers.threads == 1 else f"{workers.threads} threads"
         return team, f"{len(team.seats)} worker process{'es' * (len(team.seats) > 1)}, {threads} each"
@@ -238,6 +240,7 @@ class Simulation(Backend):
         self._store = STORES[self.method.catch_up](folder.path, self.header, self.worker, self.coordinator)
         self._store.check(folder.has_rounds)
         restored = self._store.restore(self.progress.warn)
+        check_memory(self.worker.memory, self.method, restored[0])
         if self.team is not None:
             self.team.restored(self._store.restored)
         return restored

@@ -66,6 +66,7 @@ def _serve(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
     first: Load = pickle.loads(orders.get())
     from fedseed.runs.simulation import peak_memory  # all that follows needs torch, which takes its time
     from fedseed.runs.threads import limited
+    from fedseed.training.memory import Memory
 
     with limited(first.threads):
         choose_device(first.number)
@@ -75,6 +76,7 @@ def _serve(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
             order = pickle.loads(orders.get())
             match order:
                 case CatchUp():
+                    hosted.worker.memory = Memory(order.memory)
                     hosted.worker.catch_up(order.records)
                 case Apply():
                     hosted.worker.apply(order.step)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import FedseedError, RecipeError
@@ -144,6 +145,7 @@ class Team:
         self.memory = 0  # the largest peak of a worker, in bytes
         self._expected = b""
         self._newest = False
+        self._remembered: Path | None = None
         self._open = False  # whether workers that have loaded are let in
         self._records: list[Record] = []  # what a new worker has to catch up on
         self._waiting: deque[_Task] = deque()
@@ -166,13 +168,15 @@ class Team:
             self._thread = threading.Thread(target=self._hear, name="workers", daemon=True)
             self._thread.start()
 
-    def expect(self, start: bytes, newest: bool) -> None:
+    def expect(self, start: bytes, newest: bool, memory: Path | None = None) -> None:
         """What the run is, before it starts.
 
         Args:
             start: what its orbit begins with: a worker that has loaded something else is no use.
             newest: whether a step replaces all before it.
+            memory: the folder of what clients keep from round to round; None: they keep nothing.
         """
+        self._remembered = memory
         self._expected = start
         self._newest = newest
 
@@ -309,7 +313,7 @@ class Team:
             )
             return
         seat.ready = True
-        seat.tell(pickle.dumps(CatchUp(self._records), protocol=5))
+        seat.tell(pickle.dumps(CatchUp(self._records, self._remembered), protocol=5))
 
     def _deal(self) -> None:
         """Give those work that have none."""

@@ -16,6 +16,7 @@ from fedseed.errors import NonFiniteError
 from fedseed.objectives.batches import micro_batches
 from fedseed.objectives.losses import Objective
 from fedseed.randomness import Basis, Domain, derive, permutation
+from fedseed.training.memory import Memory
 from fedseed.training.populations import part_losses
 from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.training.steps import Rounder, Steps, steps_of
@@ -71,17 +72,20 @@ class LocalClient:
         seed: the run's seed.
         round: the round's number.
         number: the client's number.
+        memory: what clients keep from round to round; by default nothing is there.
     """
 
     def __init__(
-        self, space: ParameterSpace, objective: Objective, items: Sequence[Any], seed: int, round: int, number: int
-    ) -> None:
+        self, space: ParameterSpace, objective: Objective, items: Sequence[Any], seed: int, round: int, number: int,
+        memory: Memory | None = None,
+    ) -> None:  # fmt: skip
         self.space = space
         self.objective = objective
         self.items = items
         self.seed = seed
         self.round = round
         self.number = number
+        self.memory = Memory() if memory is None else memory
         self.cost = ClientCost()
         self._start: Sequence[torch.Tensor] | None = None
         self._finer: Sequence[torch.Tensor] | None = None  # the weights now, where the model has only their rounding
@@ -134,6 +138,19 @@ class LocalClient:
         """V^T (w_start - w_now), counts[l] directions for block l; after `first_order`."""
         assert self._start is not None
         return self.space.project_change(self._start, basis, counts, self._finer)
+
+    def difference(self) -> Floats:
+        """w_start - w_now as one vector of length d; after `first_order`."""
+        assert self._start is not None
+        return self.space.difference(self._start, self._finer)
+
+    def recall(self) -> Floats | None:
+        """What the client kept last before this round."""
+        return self.memory.recall(self.number, self.round, self.space.size)
+
+    def keep(self, vector: Floats) -> None:
+        """Keep a vector for later rounds."""
+        self.memory.keep(self.number, self.round, vector)
 
     def put_back(self) -> None:
         """Undo the training: the weights and buffers of the round's beginning."""

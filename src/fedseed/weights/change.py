@@ -4,6 +4,7 @@
     Rebuild    w <- round(w0 + scale * sum)             FedKSeed, small_steps = "from-base"
     Optimize   the sum is the gradient of a rule        momentum, Nesterov's, Adam, HiSo; Ferret's `server`
     Average    w <- sum_i c_i w_i                       FedMeZO as pairs, to the bits of the tensors' average
+    Entries    w[i] <- round(w[i] + scale * v[i])       top-k, signs: values for single entries, no directions
     Replace    whole weights                            FedAvg and its kin
 
 A sum is one over directions, sum_k c_k v_k. Free of torch: a change can be made, printed and bounded without a model.
@@ -107,22 +108,56 @@ class Average:
 
 
 @dataclass(frozen=True, eq=False)
+class Patch:
+    """Values for entries of the vector.
+
+    Args:
+        start: index of the first entry.
+        values: float32, finite.
+        offsets: of each value from `start`, ascending; None: the values are for consecutive entries.
+    """
+
+    start: int
+    values: Floats
+    offsets: NDArray[np.integer[Any]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """w[i] <- round(w[i] + scale * v[i]) for the entries of the patches; all others stay as they are.
+
+    Each value is multiplied by `scale` and added to w in single precision, and rounded once to the tensor's dtype,
+    to nearest: the bits are the same on any device.
+
+    Args:
+        patches: in ascending order, none of whose entries is in two.
+        scale: multiplies all values.
+    """
+
+    patches: Sequence[Patch]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
 class Replace:
     """All trainable tensors in order, in their own dtypes, as bytes (`ParameterSpace.dense`)."""
 
     data: bytes
 
 
-Change = Add | Rebuild | Optimize | Average | Replace
+Change = Add | Rebuild | Optimize | Average | Entries | Replace
 NOTHING = Add(())  # what a step means that nobody answered
 
 
 def expected_norm(change: Change, layout: Layout) -> float | None:
-    """The expected Euclidean norm of what is added to the weights; None for changes that are no plain sum.
+    """The Euclidean norm of what is added to the weights, of sums over directions the expected one; else None.
 
     E |s sum_k c_k v_k|^2 = s^2 sum_l rho_l d_l |c_l|^2, as random directions are orthogonal up to 1 / sqrt(d_l). For
     coefficients of a projection onto K_l << d_l directions almost all of it is noise.
     """
+    if isinstance(change, Entries):
+        squares = (float(np.square(patch.values, dtype=np.float64).sum()) for patch in change.patches)
+        return abs(change.scale) * sqrt(sum(squares))
     if not isinstance(change, Add):
         return None
     square = 0.0

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from fedseed.optimizers.moments import Moments
 from fedseed.optimizers.rules import Rule
 from fedseed.randomness import Basis, kernels
-from fedseed.weights import moving, projection
-from fedseed.weights.change import Add, Average, Change, Coefficients, Floats, Optimize, Rebuild, Replace, Term
+from fedseed.weights import entries, moving, projection
+from fedseed.weights.change import Add, Average, Change, Coefficients, Entries, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.offload import Offload, Offloaded, copies
@@ -80,6 +80,8 @@ class ParameterSpace:
                 self._optimize(change)
             case Average():
                 self._average(change)
+            case Entries():
+                entries.move_entries(self.vector, change)
             case Replace():
                 self._replace(change.data)
             case _:
@@ -371,11 +373,11 @@ class ParameterSpace:
             for p, s in zip(self.parameters, saved, strict=True):
                 p.copy_(s)
 
-    def difference(self, saved: Sequence[torch.Tensor]) -> Floats:
-        """saved - w as one float32 vector of length d."""
+    def difference(self, saved: Sequence[torch.Tensor], now: Sequence[torch.Tensor] | None = None) -> Floats:
+        """saved - w as one float32 vector of length d; `now`: as in `project_change`."""
         out = torch.empty(self.size, dtype=torch.float32, device="cpu")
         position = 0
-        for p, s in zip(self.parameters, saved, strict=True):
+        for p, s in zip(now or self.parameters, saved, strict=True):
             part = out[position : position + p.numel()].view(p.shape)
             if p.dtype == torch.float32 and p.device.type == "cpu":
                 torch.sub(s, p.detach(), out=part)

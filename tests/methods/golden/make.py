@@ -8,17 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
-from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FedZO, FeedSign, Ferret, MeZO, ZOFedSGD
+from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FedZO, FeedSign, Ferret, MeZO, Sign, TopK, ZOFedSGD
 from fedseed.aggregation import Mean
 from fedseed.methods import FedIT, FedPrompt, FedPTuning
 from fedseed.methods.base import Answers, Round
 from fedseed.methods.dense import Weights
+from fedseed.methods.entries import Combined, Kept
 from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
 from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretPlan, FerretStep
 from fedseed.methods.mezo import Estimates
+from fedseed.methods.packing import Scattered, Small
 from fedseed.methods.payload import Nothing
+from fedseed.methods.signs import Signed, Signs, SignStep, Weighted
 from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.weights.layout import Layout, TensorEntry
@@ -44,6 +47,7 @@ def gammas(first=0):
     return numbers(3, first), numbers(2, first + 3)
 
 
+SIGNS = Signs(0, np.array([0.625], dtype=np.float32), np.array([0b101101], dtype=np.uint8), 6)
 USES = np.arange(8, dtype=np.uint32) * 1000
 SHARED = Ferret(directions=5, blocks=2, allocation="size", seeds="shared")
 PLANNED = SHARED.plan(SHARED.start(LAYOUT, SEED), Round(ROUND, 0, (0,)))
@@ -90,6 +94,12 @@ CASES = {
     "fedmezo-population": (FedMeZO(steps=2, population=2, batch=2), Nothing(), Trace(None, numbers(4) / 2**20),
                            Branches((Branch(0, 0.25, Trace(None, numbers(4))),))),
     "fedsgd": (FedSGD(), Nothing(), Gradient(66_051, DATA), Weights(DATA)),
+    "topk": (TopK(share=0.5, bits=3), Nothing(),
+             Kept(np.array([0.75], dtype=np.float32), Small(np.array([0, 2, 5], dtype=np.uint16), 12),
+                  Small(np.array([3, 7, 0], dtype=np.uint16), 3)),
+             Combined(Scattered(np.array([2], dtype=np.uint16), np.array([1, 4], dtype=np.uint16),
+                                np.array([-0.5, 3], dtype=np.float32)))),
+    "sign": (Sign(), Nothing(), Signed(SIGNS), SignStep((Weighted(0.25, SIGNS), Weighted(0.75, SIGNS)))),
     "fedavg": (FedAvg(), *DENSE),
     "fedzo": (FedZO(), *DENSE),
     "fedit": (FedIT(), *DENSE),

@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, Orbit, ParameterSpace, ZOFedSGD
+from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, Orbit, ParameterSpace, Sign, TopK, ZOFedSGD
+from fedseed.methods.entries import Combined
 from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.methods.mezo import Estimates
+from fedseed.methods.packing import Scattered, nothing
+from fedseed.methods.signs import Signs, SignStep, Weighted
 from fedseed.methods.traces import Branch, Branches, Trace
 from fedseed.methods.zofedsgd import Projections
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
@@ -67,6 +70,20 @@ def fedmezo(step, loss=None, count=3):
     return Branches(tuple(Branch(c, 0.25 + c / 10, Trace(loss, numbers(step + c, count))) for c in clients))
 
 
+def topk(step):
+    if step == 3:
+        return Combined(nothing())  # a round that nobody answered
+    places = np.array([step, 9, 20 + step], dtype=np.uint16)
+    return Combined(Scattered(np.array([3], dtype=np.uint16), places, numbers(step, 3)))
+
+
+def sign(step):
+    clients = () if step == 3 else (0, 5)
+    bits = np.array([37, 200, 91, 22], dtype=np.uint8)
+    scales = np.array([step / 8], dtype=np.float32)
+    return SignStep(tuple(Weighted(0.25 + c / 10, Signs(0, scales, bits ^ (c * 3 & 31), 29)) for c in clients))
+
+
 METHODS = {
     "ferret-shared": (Ferret(directions=5, blocks=2, basis="truncated_normal", allocation="size", seeds="shared"),
                       ferret, 4),
@@ -92,6 +109,8 @@ METHODS = {
     "mezo-hiso": (MeZO(learning_rate=0.0625, estimates=2, basis="normal", optimizer="hiso", beta2=0.75),
                   lambda step: Estimates(numbers(step, 2)), 8),
     "zo-fedsgd-hiso": (ZOFedSGD(learning_rate=0.0625, optimizer="hiso", beta2=0.75), own, 8),
+    "topk": (TopK(share=0.25, global_rate=0.75), topk, 4),
+    "sign": (Sign(global_rate=0.75), sign, 4),
     "mezo": (MeZO(learning_rate=0.0625, estimates=3, optimizer="adam"), lambda step: Estimates(numbers(step, 3)), 8),
     # -- bases, step rules and populations that came later
     "mezo-population": (MeZO(learning_rate=0.0625, basis="lowrank", estimates=2, population=4, estimator="one-point",
@@ -126,8 +145,8 @@ METHODS = {
 }  # fmt: skip
 DTYPES = {
     "zo-fedsgd-own": torch.bfloat16, "zo-fedsgd-rebuilt": torch.bfloat16, "ferret-own": torch.float16,
-    "mezo-scalar": torch.bfloat16,
-    "feedsign-population": torch.float16, "ferret-lowrank": torch.bfloat16,
+    "sign": torch.bfloat16, "mezo-scalar": torch.bfloat16, "feedsign-population": torch.float16,
+    "ferret-lowrank": torch.bfloat16,
 }  # fmt: skip
 
 

@@ -1,0 +1,86 @@
+"""Error feedback: what a compressor leaves out of a client's change is remembered and added to the next one.
+
+Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019,
+Algorithm 1, with a whole round's change in place of a step's gradient. For a compressor C, on client i:
+
+    Delta_i  = w_start - w_end                   after T local optimiser steps
+    p        = e_i + Delta_i
+    q        = C(p)                              what is sent
+    e_i     <- beta (p - q)                      what is remembered: d float32 numbers on the client
+    w       <- w - eta_g sum_i c_i q_i
+
+A client that takes no part in a round keeps what it remembers. If an update is sent and does not count (refused, or too
+late), what was sent is lost.
+"""
+
+from abc import abstractmethod
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, PositiveFloat
+
+from fedseed.aggregation.weighting import Weighting
+from fedseed.errors import NonFiniteError
+from fedseed.methods.base import Method
+from fedseed.methods.client import Client
+from fedseed.methods.payload import Floats, Nothing, Payload
+from fedseed.training.settings import LocalTraining
+from fedseed.weights.change import Patch
+from fedseed.weights.layout import Layout
+
+
+class Feedback(Method):
+    """Settings of methods that compress the local change.
+
+    Args (besides those of `Method`):
+        global_rate: eta_g, the rate of the step that the answers make.
+        feedback: beta, how much of what was not sent is remembered; 0: nothing is, and clients keep no memory.
+        training: local training.
+    """
+
+    weighting: Weighting = "equal"
+    global_rate: PositiveFloat = 1.0
+    feedback: Annotated[float, Field(ge=0, le=1)] = 1.0
+    training: LocalTraining = LocalTraining()
+
+    @abstractmethod
+    def compressed(self, state: Any, vector: Floats, round: int) -> Payload:
+        """C(p), of a vector of length d."""
+
+    @abstractmethod
+    def sent(self, state: Any, update: Any, round: int) -> list[Patch]:
+        """q, as everybody will read it from the update."""
+
+    def train(self, state: Any, plan: Nothing, client: Client) -> Payload:
+        """Train locally, compress the change and what was left out before, remember what is left out now."""
+        client.first_order(self.training.at(client.round))
+        with client.phase("projection"):
+            vector = client.difference()
+            before = client.recall() if self.remembers else None
+            if before is not None:
+                vector += before
+            if not np.isfinite(vector).all():
+                raise NonFiniteError("the local update is not finite: a weight overflowed")
+            update = self.compressed(state, vector, client.round)
+            if self.remembers:
+                for patch in self.sent(state, update, client.round):
+                    offsets = np.arange(len(patch.values)) if patch.offsets is None else patch.offsets
+                    vector[patch.start + offsets] -= patch.values
+                if self.feedback != 1.0:
+                    vector *= np.float32(self.feedback)
+                client.keep(vector)
+        return update
+
+    def check(self, layout: Layout) -> None:
+        """Whether the settings of local training fit. Raises ValueError."""
+        self.training.check(layout)
+
+    @property
+    def remembers(self) -> bool:
+        """Unless `feedback` is 0."""
+        return self.feedback > 0
+
+    @property
+    def entrywise(self) -> bool:
+        """Entries of the change are looked at one by one."""
+        return True

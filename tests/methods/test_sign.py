@@ -1,0 +1,100 @@
+"""Sign with error feedback beside its formulas."""
+
+import numpy as np
+import pytest
+
+from fedseed import Orbit, ParameterSpace, Sign
+from fedseed.aggregation.median import Median
+from fedseed.errors import MessageError
+from fedseed.methods.base import misfit
+from fedseed.methods.packing import CHUNK
+from fedseed.methods.signs import Signed, SignStep, Weighted
+from fedseed.weights.layout import Layout, TensorEntry
+from support.rounds import answers
+from support.zeroth_order import federation, model
+
+SIZE = 2 * CHUNK + 1001
+LARGE = Layout((TensorEntry("a", (SIZE,), "float32"),), (0, SIZE))
+TRAINING = {"learning_rate": 0.2, "batch": 8, "accumulation": 1, "steps": 4}
+
+
+def moved(change):
+    found = np.zeros(SIZE)
+    for patch in change.patches:
+        found[patch.start : patch.start + len(patch.values)] += patch.values * np.float32(change.scale)
+    return found
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_step_is_the_mean_of_scaled_signs(every):
+    """In two rounds with every = 2 each chunk is sent once."""
+    method = Sign(every=every, global_rate=0.5)
+    state = method.start(LARGE, 1)
+    vectors = [np.random.default_rng(i).normal(size=SIZE).astype(np.float32) for i in range(2)]
+    total, sent = np.zeros(SIZE), 0
+    for number in range(1, every + 1):
+        updates = [method.decode_update(state, number, method.compressed(state, v, number).encode()) for v in vectors]
+        sent += len(updates[0].encode())
+        made = answers(number, [(i, (0.25, 0.75)[i], update) for i, update in enumerate(updates)])
+        step = method.decode_step(state, method.aggregate(state, made).encode())
+        total += moved(method.change(state, step))
+    expected = np.zeros(SIZE)
+    for weight, v in zip((0.25, 0.75), vectors, strict=True):
+        for chunk in np.split(np.arange(SIZE), [CHUNK, 2 * CHUNK]):
+            expected[chunk] -= 0.5 * weight * np.abs(v[chunk]).mean() * np.where(v[chunk] >= 0, 1, -1)
+    np.testing.assert_allclose(total, expected, rtol=2**-8, atol=1e-3)
+    assert sent == 4 * every + 2 * 3 + -(-SIZE // 8)
+
+
+def test_messages_that_nobody_can_have_made_are_refused():
+    method = Sign(every=2)
+    state = method.start(LARGE, 1)
+    vector = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
+    first, second = (method.compressed(state, vector, number).signs for number in (1, 2))
+
+    def refused(signs, text, number=1):
+        with pytest.raises(MessageError, match=text):
+            method.decode_update(state, number, Signed(signs).encode())
+
+    refused(second, "chunks 1 modulo 2, in round 1")
+    refused(first._replace(turn=2), "chunks 2 modulo 2")
+    refused(first._replace(scales=np.float32([-1, 1])), "scale of chunk 0 is negative")
+    refused(first._replace(scales=np.float32([1, np.inf])), "only finite")
+    refused(first._replace(bits=first.bits[:-1]), "too short")
+    refused(first._replace(bits=np.r_[first.bits, first.bits[:1]]), "too long")
+    refused(first._replace(bits=np.r_[first.bits[:-1], np.uint8(255)]), "padding bit is set")
+    mixed = SignStep((Weighted(0.5, first), Weighted(0.5, second)))
+    with pytest.raises(MessageError, match="different chunks"):
+        method.decode_step(state, mixed.encode())
+    assert "passed on as they are" in misfit(method, Median())
+
+
+@pytest.mark.parametrize("settings", [{}, {"feedback": 0.0}])
+def test_it_learns_and_its_orbit_is_the_model(tmp_path, without_pictures, settings):
+    result = federation(Sign(training=TRAINING, **settings), rounds=10, out=tmp_path).run()
+    assert result.summary["final"]["loss"] < result.summary["baseline"]["loss"] - 0.3
+    assert Orbit.open(tmp_path / "model.orbit").replay(model()) == result.summary["weights_digest"]
+    d = ParameterSpace(model()).size
+    assert result.summary["payload_bytes_up"] == 4 + 2 + -(-d // 8)
+
+
+def test_what_waits_for_its_turn_is_remembered():
+    """A vector of one chunk, sent in every second round: in the other everything is kept."""
+    run = federation(Sign(training=TRAINING, every=2), rounds=2, per_round=5)
+    metrics = run.run().metrics
+    assert metrics[2]["bytes_up"] == 4 and metrics[1]["bytes_up"] > 4
+    memory, size = run.worker.memory, run.worker.space.size
+    for client in range(5):
+        after = [np.abs(memory.recall(client, number, size)).sum() for number in (2, 3)]
+        assert after[1] > 1.5 * after[0]  # the second round's change was added, and nothing sent
+
+
+def test_attacks_are_well_formed():
+    run = federation(Sign(training=TRAINING), attack="sign", attackers=[2])
+    run.coordinator.open(1)
+    honest = run.worker.train(run.coordinator.plan(2), 2, run.items[2]).message
+    for kind in ("sign", "random"):
+        sent = run.worker.corrupt(honest, kind)
+        assert sent != honest
+        run.coordinator.open(1)
+        run.coordinator.receive(sent, 2)

@@ -1,0 +1,163 @@
+"""Top-k beside its formulas: what is kept, what is remembered, what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedseed import FedAvg, Orbit, ParameterSpace, TopK
+from fedseed.aggregation.median import Median
+from fedseed.errors import MessageError
+from fedseed.experiments.sweeps import Sweeping, packaged_sweeps, read_sweep
+from fedseed.methods.entries import Kept
+from fedseed.methods.packing import CHUNK, Small, pack, packed_bytes, unpack
+from fedseed.methods.payload import to_floats
+from fedseed.methods.topk import quantized
+from fedseed.runs.recipe import read_recipe
+from fedseed.weights.layout import Layout, TensorEntry
+from support.rounds import answers
+from support.zeroth_order import LAYOUT, federation, model
+
+SIZE = 2 * CHUNK + 1000
+LARGE = Layout((TensorEntry("a", (SIZE - 7,), "float32"), TensorEntry("b", (7,), "float32")), (0, SIZE))
+TRAINING = {"learning_rate": 0.1, "batch": 8, "accumulation": 1, "steps": 4}
+
+
+def started(method, layout=LARGE):
+    return method, method.start(layout, 1)
+
+
+def dense(entries, size=SIZE):
+    found = np.zeros(size)
+    found[entries.indices] = entries.values
+    return found
+
+
+@given(st.integers(1, 16), st.integers(0, 70), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_numbers_of_any_width_are_read_back(width, count, seed):
+    numbers = np.random.default_rng(seed).integers(0, 1 << width, count).astype(np.uint16)
+    data = pack(numbers, width)
+    assert len(data) == packed_bytes(count, width)
+    np.testing.assert_array_equal(unpack(data, width, count), numbers)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_what_is_sent_is_the_formula(bits):
+    """Of each chunk the k largest, each at its level."""
+    method, state = started(TopK(share=0.01, bits=bits))
+    p = np.random.default_rng(bits).standard_cauchy(SIZE).astype(np.float32)
+    update = method.decode_update(state, 1, method.compressed(state, p, 1).encode())
+    q = dense(update.entries(state.counts))
+    for number, chunk in enumerate(np.split(np.arange(SIZE), [CHUNK, 2 * CHUNK])):
+        kept = chunk[q[chunk] != 0]
+        assert len(kept) == round(0.01 * len(chunk))
+        assert np.abs(p[kept]).min() >= np.abs(np.delete(p[chunk], kept - chunk[0])).max()
+        (scale,), (levels,) = quantized(np.abs(p[kept])[None].astype(np.float64), 1 << (bits - 1))
+        assert update.scales[number] == pytest.approx(scale, rel=2**-8)
+        np.testing.assert_allclose(q[kept], np.sign(p[kept]) * levels * update.scales[number], rtol=1e-6)
+    assert np.square(p - q).sum() < 0.9 * np.square(p).sum()
+
+
+def test_a_scale_is_the_best_for_its_levels():
+    magnitudes = np.abs(np.random.default_rng(0).normal(size=(5, 60)))
+    scale, levels = quantized(magnitudes, 2)
+    assert set(np.unique(levels)) == {1, 2}
+    lost = np.square(magnitudes - scale[:, None] * levels).sum(axis=1)
+    for factor in (0.97, 1.03):
+        assert (np.square(magnitudes - factor * scale[:, None] * levels).sum(axis=1) > lost).all()
+
+
+def test_bytes_are_those_that_the_method_says():
+    """2 a chunk, 14 bits an entry up; 2 a chunk and 28 bits an entry down."""
+    method, state = started(TopK())
+    k = 64 + 64 + round(1000 / 64)
+    updates = [method.compressed(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(2)]
+    assert len(updates[0].encode()) == 2 * 3 + packed_bytes(k, 12) + packed_bytes(k, 2)
+    step = method.aggregate(state, answers(1, [(i, 0.5, u) for i, u in enumerate(updates)]))
+    either = len(set(updates[0].entries(state.counts).indices) | set(updates[1].entries(state.counts).indices))
+    assert len(step.encode()) == 2 * 3 + packed_bytes(either, 12) + 2 * either
+
+
+def test_a_step_is_what_the_rule_makes_of_the_entries():
+    method, state = started(TopK(share=0.5))
+    updates = [method.compressed(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(3)]
+    each = [dense(update.entries(state.counts)) for update in updates]
+    made = [(i, weight, update) for (i, update), weight in zip(enumerate(updates), (0.5, 0.3, 0.2), strict=True)]
+    for rule, expected in ((None, 0.5 * each[0] + 0.3 * each[1] + 0.2 * each[2]), (Median(), np.median(each, axis=0))):
+        step = method.decode_step(state, method.aggregate(state, answers(1, made, rule)).encode())
+        np.testing.assert_allclose(dense(step.entries), expected, rtol=2**-8, atol=1e-6)
+    nobody = method.decode_step(state, method.aggregate(state, answers(1, [])).encode())
+    assert not len(nobody.entries.values) and not getattr(method.change(state, nobody), "patches", ())
+
+
+def test_messages_that_nobody_can_have_made_are_refused():
+    method, state = started(TopK(share=0.001))  # 4, 4 and 1 entries
+    good = method.compressed(state, np.random.default_rng(1).normal(size=SIZE).astype(np.float32), 1)
+
+    def refused(text, scales=good.scales, places=good.places.numbers, codes=good.codes.numbers, cut=None):
+        data = Kept(np.float32(scales), Small(np.uint16(places), 12), Small(np.uint16(codes), 2)).encode()
+        with pytest.raises(MessageError, match=text):
+            method.decode_update(state, 1, data[:cut])
+
+    swapped = good.places.numbers.copy()
+    swapped[:2] = swapped[1::-1]
+    refused("entry 1 of 9: places in a chunk must ascend", places=swapped)
+    refused("entry 1 of 9: places in a chunk must ascend", places=np.r_[swapped[0], swapped[0], swapped[2:]])
+    refused("place 1000 in the last chunk, which has 1000 entries", places=np.r_[swapped[1::-1], swapped[2:-1], 1000])
+    refused("scale of chunk 1 is negative", scales=[1, -1, 1])
+    refused("only finite numbers", scales=[1, np.nan, 1])
+    refused("payload too short", cut=-1)
+    with pytest.raises(MessageError, match="too long"):
+        method.decode_update(state, 1, good.encode() + b"\0")
+    padded = bytearray(good.encode())
+    padded[-1] |= 0x80
+    with pytest.raises(MessageError, match="padding bit"):
+        method.decode_update(state, 1, bytes(padded))
+    claim = np.array([CHUNK, CHUNK, 1000], dtype="<u2").tobytes()  # of more than comes: before room is made for it
+    with pytest.raises(MessageError, match="0 bytes of entries: 9192 take"):
+        method.decode_step(state, claim)
+
+
+def test_it_learns_better_with_feedback_and_its_orbit_is_the_model(tmp_path, without_pictures):
+    losses = {}
+    for feedback in (1.0, 0.0):
+        out = tmp_path / str(feedback)
+        result = federation(TopK(share=0.02, feedback=feedback, training=TRAINING), rounds=12, out=out).run()
+        losses[feedback] = result.summary["final"]["loss"]
+        assert Orbit.open(out / "model.orbit").replay(model()) == result.summary["weights_digest"]
+        assert (out / "memory").exists() == (feedback > 0)
+    assert losses[1.0] < losses[0.0] < result.summary["baseline"]["loss"]
+
+
+def test_all_entries_in_eight_bits_are_fedavg_but_for_rounding():
+    """share = 1 leaves nothing out: the memory holds what 8 bits round away."""
+    run = federation(TopK(share=1, bits=8, training=TRAINING), rounds=3)
+    run.run()
+    size = run.worker.space.size
+    errors = [np.abs(run.worker.memory.recall(client, 4, size)).max() for client in range(5)]
+    assert 0 < max(errors) < 0.01
+    fedavg = federation(FedAvg(training=TRAINING, weighting="equal"), rounds=3)
+    fedavg.run()
+    start, *both = (ParameterSpace(m).dense() for m in (model(), fedavg.tuned(), run.tuned()))
+    whole, mine = (to_floats(end, "float32") - to_floats(start, "float32") for end in both)
+    assert np.linalg.norm(mine - whole) < 0.02 * np.linalg.norm(whole)
+
+
+@pytest.mark.parametrize("kind", ["sign", "random", "noise"])
+def test_attacks_are_well_formed(kind):
+    run = federation(TopK(share=0.1, training=TRAINING), attack=kind, attackers=[2])
+    run.coordinator.open(1)
+    honest = run.worker.train(run.coordinator.plan(2), 2, run.items[2]).message
+    sent = run.worker.corrupt(honest, kind)
+    run.coordinator.receive(sent, 2)
+    assert sent != honest and len(sent) == len(honest)
+
+
+def test_recipes_and_the_sweep_are_valid():
+    assert isinstance(read_recipe("small-topk").method, TopK)
+    assert started(read_recipe("small-topk").method, LAYOUT)[1].entries == 1
+    for name in ("equal-bytes", "ferret-steps"):
+        Sweeping(read_sweep(packaged_sweeps()[name]), Path("nowhere"))

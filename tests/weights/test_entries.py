@@ -1,0 +1,63 @@
+"""Values for single entries: across tensors, in every dtype, to the bits of one addition and one rounding."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed import ParameterSpace
+from fedseed.federation.bounds import too_far
+from fedseed.weights.change import Entries, Patch, expected_norm
+from fedseed.weights.pending import Pending
+
+
+def space(dtype=torch.float32):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3, bias=False)).to(dtype)
+    net[0].weight.data = net[0].weight.data.t().contiguous().t()  # not in order in memory
+    return ParameterSpace(net)
+
+
+def flat(space):
+    return torch.cat([p.detach().reshape(-1) for p in space.parameters])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_each_entry_is_added_and_rounded_once(dtype):
+    made = space(dtype)
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=30).astype(np.float32)
+    chosen = np.sort(rng.choice(np.arange(20, made.size), 9, replace=False)).astype(np.uint32)
+    change = Entries([Patch(0, values[:20]), Patch(5, values[20:29], chosen - 5), Patch(made.size, values[:0])], -0.3)
+    expected = flat(made).float()
+    where = torch.from_numpy(np.r_[np.arange(20), chosen].astype(np.int64))
+    expected[where] += torch.from_numpy(values[:29] * np.float32(-0.3))
+    pending = Pending(made)
+    pending.add(change)
+    pending.flush()
+    assert torch.equal(flat(made), expected.to(dtype))
+    assert expected_norm(change, made.layout) == pytest.approx(0.3 * np.linalg.norm(values[:29]))
+
+
+def test_what_can_not_be_changes_nothing():
+    made = space()
+    before, one = made.digest(), np.ones(2, dtype=np.float32)
+    bad = [
+        ([Patch(made.size - 1, one)], "entries 79 to 80: from 0 to 79"),
+        ([Patch(0, one, np.array([3, 3]))], "ascending"),
+        ([Patch(0, one, np.array([3]))], "one ascending offset for each"),
+        ([Patch(4, one), Patch(5, one)], "entries 5 to 6: from 6"),
+        ([Patch(0, one), Patch(3, one * np.nan)], "NaN or infinite"),
+    ]
+    for patches, text in bad:
+        with pytest.raises(ValueError, match=text):
+            made.apply(Entries(patches))
+    with pytest.raises(ValueError, match="scale"):
+        made.apply(Entries([Patch(0, one)], np.inf))
+    assert made.digest() == before
+
+
+def test_a_step_beyond_the_dtype_is_not_taken():
+    half = space(torch.float16).layout
+    assert too_far(Entries([Patch(0, np.float32([6e4]))], 2.0), half) is not None
+    assert too_far(Entries([Patch(0, np.float32([6e4]))], 1.0), half) is None
+    assert too_far(Entries([]), half) is None
