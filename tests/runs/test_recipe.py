@@ -344,9 +344,9 @@ def test_what_was_left_out_is_said_when_a_run_starts(natural_instructions, capsy
     summary = federation.run().summary
     assert summary["data_notes"] == [
         "train: 1 of 2 tasks left out (fewer than 20 usable instances), "
-        "0 of 44 instances left out (input over 1,024 characters); 1 task gives 25 examples",
+        "0 of 44 instances left out (input of 1,024 characters or more); 1 task gives 25 examples",
         "test: 0 of 1 tasks left out (fewer than 1 usable instances), "
-        "0 of 5 instances left out (input over 1,024 characters); 1 task gives 5 examples",
+        "0 of 5 instances left out (input of 1,024 characters or more); 1 task gives 5 examples",
         "5 of the clients' examples left out (over evaluation.max_length = 200 tokens)",
     ]
     shown = capsys.readouterr().out
