@@ -169,7 +169,7 @@ def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
         marks=MARKS,
         counted=count_verdicts(finding.claims),
         charts=[chart for chart in charts if chart[1] is not None],
-        took=human_seconds(seconds),
+        took=human_seconds(seconds) if seconds >= 1 else "under a second",
     )
 
 

@@ -77,8 +77,8 @@ METHODS = {
                     feedsign, 8),
     "zo-fedsgd-own": (ZOFedSGD(learning_rate=0.0625, basis="rademacher", small_steps="stochastic"), own, 8),
     "zo-fedsgd-shared": (ZOFedSGD(learning_rate=0.0625, seeds="shared"), lambda step: Projections(numbers(step, 1)), 8),
-    "fedmezo": (FedMeZO(learning_rate=0.0625, steps=3, basis="normal"), fedmezo, 4),
-    "fedmezo-exact": (FedMeZO(learning_rate=0.0625, steps=3, combine="exact", personal="loss-5"),
+    "fedmezo": (FedMeZO(learning_rate=0.0625, steps=3, basis="normal", weighting="examples"), fedmezo, 4),
+    "fedmezo-exact": (FedMeZO(learning_rate=0.0625, steps=3, combine="exact", personal="loss-5", weighting="examples"),
                       lambda step: fedmezo(step, loss=1.5 + step), 4),
     "mezo": (MeZO(learning_rate=0.0625, estimates=3, optimizer="adam"), lambda step: Estimates(numbers(step, 3)), 8),
 }  # fmt: skip

@@ -113,9 +113,12 @@ def batch_projections(
     shapes: list[Series] = []
     worst, skews = 0.0, []
     for number, done in enumerate(steps):
-        common = ["task.clients=1", "federation.per_round=1", f"task.examples={examples}", "task.unseen=0",
-                  "task.evaluation=1", "evaluation.rouge=false", f"evaluation.every={max(1, done)}", *settings]  # fmt: skip
-        run = build(read_recipe("small-feedsign", [*common, f"rounds={max(1, done)}"]))
+        rounds = max(1, done)
+        common = [
+            "task.clients=1", "federation.per_round=1", f"task.examples={examples}", "task.unseen=0",
+            "task.evaluation=1", "evaluation.rouge=false", f"evaluation.every={rounds}", f"rounds={rounds}",
+        ]  # fmt: skip
+        run = build(read_recipe("small-feedsign", [*common, *settings]))
         items = list(run.items[0])
         if done:
             run.run()

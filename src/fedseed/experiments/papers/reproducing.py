@@ -31,6 +31,7 @@ from fedseed.reports.findings import (
 )
 from fedseed.reports.machine import command, host, versions
 from fedseed.runs.folder import discard
+from fedseed.runs.recipe import read_recipe
 
 EXACT: Mapping[str, Mapping[str, Callable[..., Finding]]] = {
     "ferret": ferret.EXACT,
@@ -159,9 +160,22 @@ class Making:
             for run in sorted(out.rglob("recipe.toml")):  # of another plan: its numbers would be mixed with ours
                 discard(run.parent)
         sweeping = Sweeping(made, out, self.say, self.jobs)
+        if not any(out.rglob("summary.json")):
+            load_data(made)
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / "sweep.json", about.encode())
         return sweeping.sweep, sweeping.run()
+
+
+def load_data(sweep: Sweep) -> None:
+    """Load the first run's data, so that what is missing is said once, and not by every run.
+
+    Raises:
+        RecipeError: it can't be had; says what is needed.
+    """
+    first = sweep.runs[0]
+    settings = [*sweep.set, *sweep.scenarios[0].set, *first.set, *sweep.scenarios[0].also.get(first.label, [])]
+    read_recipe(first.recipe, settings).task.load()
 
 
 def write_files(folder: Path, subject: Subject, found: Finding, seconds: float, result: Mapping[str, Any]) -> None:
