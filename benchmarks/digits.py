@@ -5,8 +5,8 @@
 
 The recipes digits-feedsign and digits-zo-fedsgd, five clients, IID and Dirichlet over the class. A seed decides the
 run's directions and new head as well as who holds what. One to two minutes a run on one core; what is there already is
-taken up. With --byzantine: the same recipes, IID, as they are and with one client of five sending random projections:
-N(0, 100^2) to ZO-FedSGD, a coin toss to FeedSign, which hears only signs.
+taken up. With --byzantine: the same recipes, IID, as they are and with one Byzantine client of five, as in the
+paper: a random projection, N(0, 100^2), to ZO-FedSGD, always the reversed sign to FeedSign.
 """
 
 import argparse
@@ -27,7 +27,10 @@ PARTITIONS = {
     "IID": ["task.partition.kind=iid"],
     "Dirichlet(0.5)": ["task.partition.kind=dirichlet", "task.partition.alpha=0.5"],
 }
-ATTACK = ["task.partition.kind=iid", "attack.kind=random", "attack.clients=1"]
+ATTACK = {
+    name: ["task.partition.kind=iid", f"attack.kind={kind}", "attack.clients=1"]
+    for name, kind in (("FeedSign", "sign"), ("ZO-FedSGD", "random"))
+}
 
 
 def folder(out: Path, name: str, partition: str, seed: int) -> Path:
@@ -66,7 +69,7 @@ def byzantine(out: Path, seeds: Sequence[int]) -> None:
     print("| | no Byzantine client | one of five |\n|---|---|---|")
     for name, recipe in RECIPES.items():
         cells = []
-        for label, settings in (("iid", PARTITIONS["IID"]), ("attacked", ATTACK)):
+        for label, settings in (("iid", PARTITIONS["IID"]), ("attacked", ATTACK[name])):
             finals = []
             for seed in seeds:
                 overrides = [*settings, f"seed={seed}", f"task.seed={seed}"]

@@ -24,8 +24,8 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("FedZO, two-point", "small-fedzo", ()),
     ("FedKSeed", "small-fedkseed", ()),
     ("FedKSeed-Pro", "small-fedkseed-pro", ()),
-    ("ZO-FedSGD, 1 of 5 Byzantine", "small-zo-fedsgd", ("attack.kind=random", "attack.clients=1")),
-    ("FeedSign, 1 of 5 Byzantine", "small-feedsign", ("attack.kind=random", "attack.clients=1")),
+    ("ZO-FedSGD, 1 of 5 Byzantine", "small-zo-fedsgd", ("method.seeds=own", "attack.kind=random", "attack.clients=1")),
+    ("FeedSign, 1 of 5 Byzantine", "small-feedsign", ("attack.kind=sign", "attack.clients=1")),
 )
 
 

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from fedseed import FeedSign, ZOFedSGD
+from fedseed.attacks.updates import Attack
 from fedseed.federation.messages import Message
+from fedseed.randomness import Domain
+from fedseed.randomness.stream import words
 from support.zeroth_order import METHODS, federation
 
 
@@ -24,7 +27,19 @@ def test_attacks_bite_and_feedsign_withstands_one_of_five():
     assert result.summary["attack"] == {"kind": "random", "clients": 1}
 
 
-@pytest.mark.parametrize("kind", ["sign", "random", "noise"])
+def test_a_multiplier_is_one_plus_a_normal_number_and_reverses_votes_where_it_is_negative():
+    drawn = words(3, Domain.ATTACK, 0, 0, 10_000).reshape(-1)
+    honest = np.full(len(drawn) // 2, 2.0, dtype=np.float32)
+    sent = Attack("multiplier").scalars(honest, drawn)
+    assert sent.dtype == np.float32 and len(sent) == 20_000
+    assert (sent / 2).mean() == pytest.approx(1, abs=0.03) and (sent / 2).std() == pytest.approx(1, abs=0.03)
+    votes = Attack("multiplier").signs(np.where(np.arange(20_000) % 2, 1, -1).astype(np.int8), drawn)
+    reversed_ = votes != np.where(np.arange(20_000) % 2, 1, -1)
+    np.testing.assert_array_equal(reversed_, sent < 0)  # the vote of the multiplied projection
+    assert reversed_.mean() == pytest.approx(0.1587, abs=0.01)  # Phi(-1)
+
+
+@pytest.mark.parametrize("kind", ["sign", "random", "noise", "multiplier"])
 @pytest.mark.parametrize("name", ["zo-own", "zo-byte", "feedsign", "fedkseed"])
 def test_an_attack_changes_what_is_sent(name, kind):
     method, _ = METHODS[name]
@@ -42,4 +57,4 @@ def test_an_attack_changes_what_is_sent(name, kind):
             )
             np.testing.assert_array_equal(*(([a.signs, -b.signs]) if name == "feedsign" else [a.scalars, -b.scalars]))
         run.worker.apply(run.coordinator.close())
-    assert changed == 8 or (name == "feedsign" and changed >= 2)
+    assert changed == 8 or (name == "feedsign" and changed >= (1 if kind == "multiplier" else 2))

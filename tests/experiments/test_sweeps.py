@@ -90,6 +90,33 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
     assert len(played.jobs) == 18 and said[-1].endswith("(there already)")
 
 
+def test_each_keeps_every_point_and_each_line_chooses_for_itself(monkeypatch, tmp_path):
+    # a run of two rounds has another best rate than one of four
+    def loss(recipe):
+        best = 1e-3 if recipe.rounds == 2 else 1e-2
+        return abs(recipe.method.training.learning_rate - best) + 1 / recipe.rounds
+
+    played = Played(monkeypatch, loss)
+    grid = {"method.training.learning_rate": [1e-3, 1e-2]}
+    run = {"label": "FedAvg", "recipe": "quickstart-fedavg", "grid": grid,
+           "each": {"rounds": [2, 4], "method.weighting": ["equal", "examples"]}}  # fmt: skip
+    made = Sweep.model_validate({"run": [run], "set": TINY, "seeds": [1, 2]})
+    labels = [f"FedAvg rounds={r} weighting={w}" for r in (2, 4) for w in ("equal", "examples")]
+    assert [line.label for line in made.runs] == labels and not any(line.each for line in made.runs)
+    lines = Sweeping(made, tmp_path, str).run()
+    assert len(played.jobs) == 4 * (2 + 2)
+    assert [(line.label, line.point[0].partition("=")[2], len(line.folders)) for line in lines] == [
+        (label, "0.001" if "=2" in label else "0.01", 2) for label in labels
+    ]
+    assert {(r.rounds, r.method.weighting) for _, r in played.jobs} == {
+        (r, w) for r in (2, 4) for w in ("equal", "examples")
+    }
+    sheet = sweeps.write_results(made, lines, tmp_path)[0]
+    assert [row[0].partition(" [")[0] for row in sheet.rows] == ["zero-shot", *labels]
+    with pytest.raises(ValueError, match="a key of each has no values"):
+        Sweep.model_validate({"run": [{**run, "each": {"rounds": []}}]})
+
+
 def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
     def loss(recipe):  # IID examples alone would have another point win
         return abs(recipe.method.training.learning_rate - (1e-2 if recipe.task.partition else 3e-3))

@@ -4,11 +4,12 @@ import tomllib
 import pytest
 import tomli_w
 
-from fedseed import Federation, Orbit
+from fedseed import Federation, FedMeZO, Orbit
 from fedseed.errors import RecipeError
+from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
 from fedseed.models.loading import load_model
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
+from fedseed.runs.recipe import FederationSettings, Recipe, packaged_recipes, read_recipe
 from fedseed.tasks import CLOZE, MEZO, TASKS, InstructionsTask
 from fedseed.tasks.partition import Dirichlet
 
@@ -321,6 +322,7 @@ def test_published_recipes_have_the_papers_numbers():
     for name, rate in zip(THREE, (1e-5, 1e-5, 2e-5, 2.5e-5), strict=True):
         recipe = read_recipe(f"published-fedmezo-{name}")
         method, adapter = recipe.method, recipe.model.adapter
+        assert method.weighting == "equal"  # 1/N, Eq. 1
         assert (recipe.rounds, recipe.stopping.patience, recipe.task.clients) == (500, 30, 3)
         assert (method.steps, method.learning_rate, method.scale, method.batch) == (30, rate, 1e-3, 1)
         assert (adapter.kind, adapter.rank, adapter.alpha) == ("lora", 128, 256)
@@ -330,6 +332,38 @@ def test_published_recipes_have_the_papers_numbers():
         assert (recipe.rounds, recipe.method.learning_rate, recipe.method.scale) == (rounds, rate, 1e-3)
         assert recipe.method.batch == 16 and recipe.method.basis == "normal"
         assert (recipe.task.examples, recipe.task.validation, recipe.task.evaluation) == (1000, 500, 1000)
+
+
+def test_five_percent_of_738_clients_are_36():
+    federation = read_recipe("published-fedkseed").federation
+    assert [federation.count(clients) for clients in (738, 200, 100, 3)] == [36, 10, 5, 1]
+    assert FederationSettings(fraction=0.29).count(100) == 29  # 0.29 * 100 is a little less than 29
+
+
+def test_fedmezos_baseline_has_its_settings():
+    sgd, zeroth = read_recipe("published-fedmezo-sgd"), read_recipe("published-fedmezo-dolly")
+    assert (sgd.model, sgd.task, sgd.federation, sgd.rounds) == (zeroth.model, zeroth.task, zeroth.federation, 500)
+    assert sgd.model.adapter.rank == 128 and sgd.method.weighting == zeroth.method.weighting == "equal"
+    training = sgd.method.training
+    assert (training.optimizer, training.learning_rate, training.epochs, training.batch) == ("sgd", 1e-5, 1, 1)
+    assert FedMeZO().weighting == "equal"
+
+
+def test_ferrets_cost_tables_have_its_settings():
+    for name, scenarios in (("ferret-tables-4-5", 2), ("ferret-table-10", 1)):
+        sweep = read_sweep(packaged_sweeps()[name])
+        assert len(sweep.scenarios) == scenarios
+        for scenario in sweep.scenarios:
+            for run in sweep.runs:
+                recipe = read_recipe(run.recipe, [*sweep.set, *scenario.set, *run.set])
+                training = getattr(recipe.method, "training", None)
+                if training is None:
+                    assert (recipe.method.batch, recipe.method.steps) == (1, 200)
+                else:  # ten local steps, not an epoch (Appendix C.2)
+                    assert (training.steps, training.epochs, training.step_examples) == (10, None, 1)
+                gsm8k = "GSM8K" in scenario.name
+                assert recipe.task.name == ("gsm8k" if gsm8k else "natural-instructions")
+                assert ("Llama-2" in recipe.model.base) == gsm8k
 
 
 def test_what_was_left_out_is_said_when_a_run_starts(natural_instructions, capsys):
@@ -344,9 +378,9 @@ def test_what_was_left_out_is_said_when_a_run_starts(natural_instructions, capsy
     summary = federation.run().summary
     assert summary["data_notes"] == [
         "train: 1 of 2 tasks left out (fewer than 20 usable instances), "
-        "0 of 44 instances left out (input over 1,024 characters); 1 task gives 25 examples",
+        "0 of 44 instances left out (input of 1,024 characters or more); 1 task gives 25 examples",
         "test: 0 of 1 tasks left out (fewer than 1 usable instances), "
-        "0 of 5 instances left out (input over 1,024 characters); 1 task gives 5 examples",
+        "0 of 5 instances left out (input of 1,024 characters or more); 1 task gives 5 examples",
         "5 of the clients' examples left out (over evaluation.max_length = 200 tokens)",
     ]
     shown = capsys.readouterr().out

@@ -44,10 +44,10 @@ def test_without_an_input_the_other_template(natural_instructions):
 
 
 def test_what_is_left_out_is_counted(natural_instructions):
-    long = [("y" * 1025, ["no"])] * 6
+    long = [("y" * 1024, ["no"])] * 6  # less than 1,024 characters, as the published code has it
     folder = natural_instructions(
         train={
-            "task001_a": [("y" * 1024, ["yes"])] * 20 + long,
+            "task001_a": [("y" * 1023, ["yes"])] * 20 + long,
             "task002_b": rows(19),
             "task003_c": rows(19) + long,  # enough only with those that are too long
         },
@@ -55,14 +55,36 @@ def test_what_is_left_out_is_counted(natural_instructions):
     )
     data = load(folder)
     assert [c.name for c in data.clients] == ["task001_a"]
-    assert len(data.clients[0].examples) == 4 and all("y" * 1024 in e.prompt for e in data.clients[0].examples)
+    assert len(data.clients[0].examples) == 4 and all("y" * 1023 in e.prompt for e in data.clients[0].examples)
     train, test = data.notes
     assert "2 of 3 tasks left out (fewer than 20 usable instances)" in train and "1 task gives 4 examples" in train
-    assert "12 of 70 instances left out (input over 1,024 characters)" in train
+    assert "12 of 70 instances left out (input of 1,024 characters or more)" in train
     assert "1 of 2 tasks left out" in test and "7 of 10 instances left out" in test
     assert [len(c.examples) for c in load(folder, min_instances=19).clients] == [4, 3, 3]
     with pytest.raises(RecipeError, match=r"nothing is left of the data .*3 of 3 tasks left out"):
         load(folder, min_instances=21)
+
+
+def test_some_clients_and_a_validation_set(natural_instructions):
+    train = {f"task{i:03d}_t": rows(100, f"t{i}") for i in range(8)}
+    folder = natural_instructions(train=train, test={"task900_u": rows(30, "u")})
+    everybody, some = load(folder), load(folder, clients=3)
+    assert len(everybody.clients) == 8 and len(some.clients) == 3 and some.notes[-1] == "3 clients of 8 train tasks"
+    assert all(client in everybody.clients for client in some.clients)  # what is drawn of a task stays
+    assert some.clients != load(folder, clients=3, seed=1).clients and not everybody.validation
+    kept = load(folder, clients=3, validation=0.25)
+    assert [len(c.examples) for c in kept.clients] == [15] * 3 and len(kept.validation) == 15
+    held = {e.prompt for c in kept.clients for e in c.examples}
+    assert not held & {e.prompt for e in kept.validation} and kept.evaluation == some.evaluation
+    chosen = load(folder, clients=3, validation=0.25, evaluate_on="validation")
+    assert chosen.evaluation == {"": kept.validation}
+    for settings, said in (
+        ({"clients": 9}, "task.clients = 9: there are 8 train tasks"),
+        ({"evaluate_on": "validation"}, "task.validation = 0 keeps no example"),
+        ({"validation": 0.99}, "a client has no example left"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            load(folder, **settings)
 
 
 def test_the_same_seed_draws_the_same_whatever_else_is_listed(natural_instructions):

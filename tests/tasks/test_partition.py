@@ -98,6 +98,15 @@ def test_quantity_keeps_the_mixture_and_skews_the_sizes():
     assert abs(np.mean([labels[i] for i in largest]) - 0.5) < 0.05
 
 
+def test_by_field_with_fewer_clients_merges_values():
+    labels = ["a"] * 50 + ["b"] * 30 + ["c"] * 20 + ["d"] * 15 + ["e"] * 5
+    dealt = ByField(field="category").deal(labels, 3, 0)
+    held = [sorted({labels[i] for i in mine}) for mine in dealt]
+    assert held == [["a"], ["b", "e"], ["c", "d"]]  # from the most frequent on, to whoever has least
+    assert sorted(i for mine in dealt for i in mine) == list(range(120)) and all(mine == sorted(mine) for mine in dealt)
+    assert len(ByField(field="category").deal(labels, 1, 0)[0]) == 120
+
+
 def test_by_field():
     labels = ["de", "en", "de", "fr", "en"]
     kind = ByField(field="language", leave_out=["fr"])

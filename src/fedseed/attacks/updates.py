@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-AttackKind = Literal["sign", "random", "noise", "labels"]
+AttackKind = Literal["sign", "random", "noise", "multiplier", "labels"]
 Floats = NDArray[np.float32]
 RANDOM_PROJECTION = 100.0  # standard deviation of made-up projections
 
@@ -19,7 +19,9 @@ class Attack:
     """A kind of lie.
 
     Args:
-        kind: "sign" reverses an update, "random" replaces it by something unrelated, "noise" adds to it.
+        kind: "sign" reverses an update, "random" replaces it by something unrelated, "noise" adds to it;
+            "multiplier" multiplies each projection by 1 + N(0, 1), an honest client's on very uneven data (FeedSign,
+            Appendix H, for Fig. 2).
     """
 
     kind: AttackKind
@@ -36,12 +38,25 @@ class Attack:
         """
         if self.kind == "sign":
             return -honest
-        uniform = (drawn[: 2 * len(honest)].astype(np.float64) + 0.5) / 2.0**32
-        radius, angle = np.sqrt(-2 * np.log(uniform[: len(honest)])), 2 * np.pi * uniform[len(honest) :]
-        normal = (RANDOM_PROJECTION * radius * np.cos(angle)).astype(np.float32)
+        standard = _normal(drawn, len(honest))
+        if self.kind == "multiplier":
+            return (honest * (1 + standard)).astype(np.float32)
+        normal = (RANDOM_PROJECTION * standard).astype(np.float32)
         return normal if self.kind == "random" else honest + normal
 
     def signs(self, honest: NDArray[np.int8], drawn: NDArray[np.uint32]) -> NDArray[np.int8]:
-        """Reversed votes, or coin tosses: all that can be said in a bit."""
+        """Reversed votes, coin tosses, or the signs of multiplied projections: all that can be said in a bit.
+
+        A vote whose projection is multiplied by 1 + N(0, 1) is reversed where that is negative, in 16% of cases.
+        """
+        if self.kind == "multiplier":
+            return np.where(1 + _normal(drawn, len(honest)) < 0, -honest, honest).astype(np.int8)
         tosses = np.where(drawn[: len(honest)] & 1, 1, -1).astype(np.int8)
         return -honest if self.kind == "sign" else tosses
+
+
+def _normal(drawn: NDArray[np.uint32], count: int) -> NDArray[np.float64]:
+    """`count` numbers of N(0, 1) from twice as many random words."""
+    uniform = (drawn[: 2 * count].astype(np.float64) + 0.5) / 2.0**32
+    radius, angle = np.sqrt(-2 * np.log(uniform[:count])), 2 * np.pi * uniform[count:]
+    return radius * np.cos(angle)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedseed.cli import looking, network, pages, preview, results, starting
+from fedseed.cli import looking, network, pages, preview, reproduce, results, starting
 from fedseed.cli.common import (
     DeviceOption,
     JsonOption,
@@ -54,6 +54,7 @@ network.register(app)
 looking.register(app)
 pages.register(app)
 preview.register(app)
+reproduce.register(app)
 results.register(app)
 starting.register(app)
 console = Screen()
@@ -139,6 +140,9 @@ def compare(
     grid: Annotated[
         list[str] | None, typer.Option(help="Values to choose from on validation data: key=value,value, repeatable.")
     ] = None,
+    each: Annotated[
+        list[str] | None, typer.Option(help="Values to show side by side, a line each: key=value,value, repeatable.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1,
     device: DeviceOption = None,
     workers: WorkersOption = None,
@@ -155,17 +159,19 @@ def compare(
     plugins, changes = plugin or [], settings(set_, device)
     shown = talking(console, as_json, quiet)
     sweep = find_sweep(recipes[0]) if len(recipes) == 1 else None
-    if sweep is not None or seeds is not None or grid:
+    if sweep is not None or seeds is not None or grid or each:
         with interruptible():
             _sweep(
-                sweep, recipes, out, changes, seeds, grid or [], jobs, workers, threads, plugins, trust_plugins,
-                overwrite, shown,
+                sweep, recipes, out, changes, seeds, grid or [], each or [], jobs, workers, threads, plugins,
+                trust_plugins, overwrite, shown,
             )  # fmt: skip
         if as_json:
             answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
         return
     if jobs > 1:
-        raise RecipeError("--jobs goes with a sweep (or --seeds, or --grid): recipes alone run one after the other")
+        raise RecipeError(
+            "--jobs goes with a sweep (or --seeds, --grid, --each): recipes alone run one after the other"
+        )
     from fedseed.reports.comparison import write_runs
     from fedseed.reports.plots import draw_runs
     from fedseed.reports.results import read_metrics
@@ -206,6 +212,7 @@ def _sweep(
     overrides: list[str],
     seeds: str | None,
     grid: list[str],
+    each: list[str],
     jobs: int,
     workers: int | None,
     threads: int | None,
@@ -214,14 +221,17 @@ def _sweep(
     overwrite: bool,
     shown: Console,
 ) -> None:
-    from fedseed.experiments.sweeps import Sweep, Sweeping, SweepRun, parse_grid, read_sweep, write_results
+    from fedseed.experiments.sweeps import Sweep, Sweeping, SweepRun, parse_each, parse_grid, read_sweep, write_results
 
-    values = dict(map(parse_grid, grid))
+    values, lines = dict(map(parse_grid, grid)), dict(map(parse_each, each))
     if file is None:
-        sweep = Sweep(runs=[SweepRun(label=Path(r).stem, recipe=r, grid=values) for r in recipes], set=overrides)
+        runs = [SweepRun(label=Path(r).stem, recipe=r, grid=values, each=lines) for r in recipes]
+        sweep = Sweep(runs=runs, set=overrides)
     else:
         sweep = read_sweep(file)
-        runs = [run.model_copy(update={"grid": {**run.grid, **values}}) for run in sweep.runs]
+        runs = [
+            line.model_copy(update={"grid": {**run.grid, **values}}) for run in sweep.runs for line in run.lines(lines)
+        ]
         sweep = sweep.model_copy(update={"runs": runs, "set": [*sweep.set, *overrides]})
     if seeds is not None:
         from fedseed.randomness.seed import check_seed
@@ -235,11 +245,11 @@ def _sweep(
         shown.print(text, highlight=False, soft_wrap=True)
 
     sweeping = Sweeping(sweep, out, say, jobs, plugins, trust_plugins, workers, threads, overwrite)
-    lines = sweeping.run()
-    for sheet in write_results(sweeping.sweep, lines, out):
+    done = sweeping.run()
+    for sheet in write_results(sweeping.sweep, done, out):
         say("\n" + sheet.text())
     say(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png")
-    failed = sum(len(line.failed) for line in lines)
+    failed = sum(len(line.failed) for line in done)
     if failed:
         raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")
 

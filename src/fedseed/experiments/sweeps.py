@@ -3,6 +3,8 @@
     1. choosing   every point of a run's grid, on the task's validation examples (evaluate_on = "validation")
     2. results    the point with the best validation metric, over all seeds, on the task's test examples
 
+A search keeps the best point of a `grid`; `each` keeps them all, as lines of their own (an ablation).
+
 Every run is a folder named by its settings and a process of its own, so that its peak memory is its own. A sweep that
 was stopped goes on where it was: finished runs are read, an unfinished one is resumed (`fedseed run --resume`).
 The plan is free of torch; the processes that run are not.
@@ -24,7 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedseed.errors import RecipeError, plural
 from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
@@ -32,7 +34,7 @@ from fedseed.randomness.seed import Seed
 from fedseed.registry import resolve
 from fedseed.reports.comparison import Block, Compared, costs_sheet, results_sheet, write_comparison
 from fedseed.reports.results import read_metrics, read_summary
-from fedseed.reports.tables import Sheet
+from fedseed.reports.tables import Sheet, shown_metrics
 from fedseed.runs.explain import explain
 from fedseed.runs.folder import discard
 from fedseed.runs.recipe import packaged_recipes
@@ -56,19 +58,34 @@ class SweepRun(_Table):
         recipe: a TOML file (beside the sweep's, if it is relative) or the name of a packaged recipe.
         set: settings, "key=value" each.
         grid: values to choose from, by key; all combinations are tried.
+        each: values to be shown side by side, by key; each combination is a line of its own, "label key=value", and
+            chooses from the grid for itself.
     """
 
     label: str
     recipe: str
     set: list[str] = []
     grid: dict[str, list[Any]] = {}
+    each: dict[str, list[Any]] = {}
 
     def points(self) -> list[Point]:
         """All combinations of the grid's values; one empty one without a grid."""
-        return [
-            tuple(f"{key}={json.dumps(value)}" for key, value in zip(self.grid, values, strict=True))
-            for values in product(*self.grid.values())
-        ]
+        return _combinations(self.grid)
+
+    def lines(self, each: Mapping[str, list[Any]] | None = None) -> list["SweepRun"]:
+        """A run for each combination of `each`'s values, which is set in it; itself without any.
+
+        Args:
+            each: further keys and their values.
+        """
+        wanted = {**self.each, **(each or {})}
+        if not wanted:
+            return [self]
+        made = []
+        for point in _combinations(wanted):
+            label = " ".join(filter(None, (self.label, *map(_short, point))))
+            made.append(self.model_copy(update={"label": label, "set": [*self.set, *point], "each": {}}))
+        return made
 
 
 class Scenario(_Table):
@@ -97,7 +114,7 @@ class Sweep(_Table):
         set: settings of all runs.
         choose_set: further settings while choosing, such as "evaluation.rouge=false".
         scenarios: blocks of the tables ([[scenario]]).
-        runs: their lines ([[run]]).
+        runs: their lines ([[run]]); those with `each` become several.
     """
 
     title: str = ""
@@ -109,6 +126,13 @@ class Sweep(_Table):
     choose_set: list[str] = []
     scenarios: list[Scenario] = Field([Scenario(name="")], alias="scenario", min_length=1)
     runs: list[SweepRun] = Field(alias="run", min_length=1)
+
+    @field_validator("runs")
+    @classmethod
+    def _a_line_each(cls, runs: list[SweepRun]) -> list[SweepRun]:
+        if any(not values for run in runs for values in run.each.values()):
+            raise ValueError("a key of each has no values")
+        return [line for run in runs for line in run.lines()]
 
     @model_validator(mode="after")
     def _names_differ(self) -> "Sweep":
@@ -147,6 +171,14 @@ class SweepLine:
     edge: str | None
     folders: Mapping[int, Path]
     failed: Mapping[int, str]
+
+
+def _combinations(values: Mapping[str, list[Any]]) -> list[Point]:
+    """All combinations of several keys' values, as settings."""
+    return [
+        tuple(f"{key}={json.dumps(value)}" for key, value in zip(values, chosen, strict=True))
+        for chosen in product(*values.values())
+    ]
 
 
 def slug(text: str) -> str:
@@ -191,15 +223,24 @@ def read_sweep(path: Path) -> Sweep:
     return sweep.model_copy(update={"runs": beside})
 
 
-def parse_grid(text: str) -> tuple[str, list[Any]]:
+def parse_each(text: str) -> tuple[str, list[Any]]:
+    """As `parse_grid`, for --each."""
+    return parse_grid(text, "--each")
+
+
+def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
     """Key and values of a text such as "method.rate=1e-3,3e-4".
+
+    Args:
+        text: what was given.
+        option: to which option, for what is said of an error.
 
     Raises:
         RecipeError: it is written otherwise.
     """
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
-        raise RecipeError(f"--grid {text}: write key=value,value, such as method.rate=1e-3,3e-4")
+        raise RecipeError(f"{option} {text}: write key=value,value, such as method.rate=1e-3,3e-4")
     try:
         return key.strip(), tomllib.loads(f"values = [{values}]")["values"]
     except tomllib.TOMLDecodeError:
@@ -418,7 +459,8 @@ class Sweeping:
             self.say(f"{head}: failed: {problem}")
             return problem
         summary = read_summary(job.folder)
-        metrics = ", ".join(f"{k} {v:.3f}" for k, v in summary["final"].items() if k in ("loss", "rouge_l", "accuracy"))
+        final = summary["final"]
+        metrics = ", ".join(f"{k} {final[k]:.3f}" for k in shown_metrics(final) if not k.startswith("unseen_"))
         spent = "there already" if there else f"{time.perf_counter() - began:.0f} s"
         diverged = f", diverged in round {at}" if (at := summary.get("diverged")) is not None else ""
         if untaken := summary.get("not_taken"):

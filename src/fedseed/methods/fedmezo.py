@@ -4,7 +4,7 @@ Ling, Chen, Yao, Li, Shen: "On the Convergence of Zeroth-Order Federated Tuning 
 (LoRA); FedKSeed's and Ferret's papers compare with it on all parameters.
 
     rho_t = [l(w_i + mu z_t; x) - l(w_i - mu z_t; x)] / 2 mu,  w_i <- w_i - eta_i rho_t z_t    H times, from w
-    w     <- sum_i c_i w_i
+    w     <- sum_i c_i w_i                                                  c_i = 1/N in Eq. 1, the default
     eta_i  = eta_0 (1 + alpha Phi_i)                                        Eq. 15 (`fedseed.methods.personal`)
 
 The round can travel as tensors (the weights w_i, as published; FedAvg's average takes it from there) or as pairs: the
@@ -73,7 +73,7 @@ class FedMeZO(Averaged, Population):
     learning_rate: PositiveFloat = 1e-5
     scale: PositiveFloat = 1e-3
     batch: PositiveInt = 1
-    weighting: Literal["equal", "examples"] = "examples"
+    weighting: Literal["equal", "examples"] = "equal"
     small_steps: Literal["nearest", "stochastic"] = "nearest"
     travel: Literal["pairs", "tensors"] = "pairs"
     combine: Literal["sum", "exact"] = "sum"

@@ -124,6 +124,18 @@ def comparison_page(
     return _render("report.html", title=title, body=Markup(body), live=False)
 
 
+def framed_page(title: str, template: str, **content: Any) -> str:
+    """A page of another kind in the frame that all have.
+
+    Args:
+        title: of the page, which its template is given, too.
+        template: the name of a file in this room's templates, for what stands on the page.
+        content: what the template is given; besides it gets `made`, which fedseed made the page, and when.
+    """
+    body = Markup(_render(template, title=title, made=_made(), **content))
+    return _render("report.html", title=title, body=body, live=False)
+
+
 # -- what stands on a page ---------------------------------------------------------------------------------------------
 
 

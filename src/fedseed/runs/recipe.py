@@ -5,6 +5,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from math import floor
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -106,7 +107,7 @@ class FederationSettings(_Table):
 
     Args:
         per_round: clients in a round.
-        fraction: the same as a fraction of all clients. All, if neither is given.
+        fraction: the same as a fraction of all clients, rounded down (one at least). All, if neither is given.
         clients: the names of those who take part, each with data of its own (`Task.own_data`); the coordinator holds
             this list. Their order is that of their numbers.
         enrolment: "open": whoever comes before the start takes part; `start_with` says when that is.
@@ -157,7 +158,8 @@ class FederationSettings(_Table):
         """Clients in a round."""
         if self.per_round is not None:
             return self.per_round
-        return clients if self.fraction is None else max(1, round(self.fraction * clients))
+        # rounded down, as the papers' code does: 5% of 738 are 36; the little bit is for 0.29 * 100, which is below 29
+        return clients if self.fraction is None else max(1, floor(self.fraction * clients + 1e-9))
 
     @property
     def names_parties(self) -> bool:
@@ -170,11 +172,12 @@ class AttackSettings(_Table):
 
     Args:
         kind: "sign" reverses what a client sends, "random" replaces it by something unrelated, "noise" adds to it;
-            "labels" flips the labels that it trains on.
+            "multiplier" multiplies each projection by 1 + N(0, 1) (a vote is reversed where that is negative), as
+            FeedSign's Fig. 2 does to all clients; "labels" flips the labels that it trains on.
         clients: how many; the last ones.
     """
 
-    kind: Literal["sign", "random", "noise", "labels"]
+    kind: Literal["sign", "random", "noise", "multiplier", "labels"]
     clients: PositiveInt
 
 

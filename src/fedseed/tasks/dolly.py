@@ -14,13 +14,15 @@ from fedseed.tasks.data import Example
 from fedseed.tasks.files import Record
 from fedseed.tasks.instruction_data import InstructionData, Labelled, without_empty
 from fedseed.tasks.partition import AnyPartition, Dirichlet
-from fedseed.tasks.prompts import alpaca_prompt
+from fedseed.tasks.prompts import alpaca_prompt, prompt_with_context_said
 
 
 class DollyTask(InstructionData):
-    """Settings of the "dolly-15k" task: those of `InstructionData` and one more.
+    """Settings of the "dolly-15k" task: those of `InstructionData` and two more.
 
     Args:
+        prompt: Alpaca's template, which says nothing of an input to an instruction without context ("alpaca"), or as
+            FedKSeed's and Ferret's papers fill it, with one opening for both (FedKSeed, Table 6; "paper").
         test_category: which category is evaluated on and no client holds: "last" in alphabetical order, a category's
             name, or "none" (then `held_out` of all examples).
     """
@@ -36,6 +38,7 @@ class DollyTask(InstructionData):
 
     partition: AnyPartition = Dirichlet(alpha=0.5, minimum=10)
     test_category: str = "last"
+    prompt: Literal["alpaca", "paper"] = "alpaca"
 
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
         """The examples of all categories but the test category, and those of it."""
@@ -53,5 +56,6 @@ class DollyTask(InstructionData):
         return rest, [row for row in rows if row.label == held_out], [note, f"no client holds category {held_out}"]
 
     def _example(self, row: Record) -> Labelled:
-        prompt = alpaca_prompt(row.field("instruction", str), row.field("context", str))
-        return Labelled(Example(prompt, row.field("response", str)), row.field("category", str))
+        make = alpaca_prompt if self.prompt == "alpaca" else prompt_with_context_said
+        text = make(row.field("instruction", str), row.field("context", str))
+        return Labelled(Example(text, row.field("response", str)), row.field("category", str))

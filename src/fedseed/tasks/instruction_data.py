@@ -168,7 +168,8 @@ def deal_clients(
     labels = [row.label for row in rows]
     if isinstance(partition, ByField):
         dealt = partition.deal(labels, clients, seed)
-        names = [labels[mine[0]] for mine in dealt]
+        held = [dict.fromkeys(labels[i] for i in mine) for mine in dealt]
+        names = [next(iter(h)) for h in held] if all(len(h) == 1 for h in held) else numbered(len(dealt))
     else:
         dealt = partition.deal(labels, clients or default, seed)
         names = numbered(len(dealt))

@@ -21,6 +21,7 @@ from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.tasks.files import Record, data_folder, read_json, read_text
+from fedseed.tasks.instruction_data import Share, share_of
 from fedseed.tasks.prompts import alpaca_prompt
 
 HINT = (
@@ -28,6 +29,7 @@ HINT = (
     "which holds splits/default and tasks"
 )
 Fraction = Annotated[float, Field(gt=0, le=1)]
+WHICH_TASKS = (1 << 32) - 1  # separates the draw of clients from those of instances
 
 
 class NaturalInstructionsTask(Task):
@@ -35,23 +37,30 @@ class NaturalInstructionsTask(Task):
 
     Args:
         path: the folder with the original files.
-        max_input_chars: instances with a longer input are left out.
+        clients: train tasks that become clients, drawn at random; None: all of them (738 in the papers).
+        max_input_chars: instances whose input has so many characters or more are left out, as in the published code.
         min_instances: train tasks with fewer instances, of those short enough, are left out.
         fraction: of a train task's instances, how much its client gets (at least one).
         test_fraction: of a test task's instances, how much is evaluated on.
         test_instances: instances of a test task that are evaluated on at least, as far as it has them.
-        seed: draws instances; apart from the run's seed, so that runs share their data.
+        validation: share of each client's examples that it does not get, to choose settings on (one at least, unless it
+            is 0, as in the papers).
+        evaluate_on: "test", or "validation" while choosing settings.
+        seed: draws instances and clients; apart from the run's seed, so that runs share their data.
     """
 
     name: Literal["natural-instructions"] = "natural-instructions"
     about: ClassVar[str] = "Natural Instructions v2.8 from its original folder, each train task a client"
 
     path: str
+    clients: PositiveInt | None = None
     max_input_chars: PositiveInt = 1024
     min_instances: PositiveInt = 20
     fraction: Fraction = 0.2
     test_fraction: Fraction = 0.02
     test_instances: PositiveInt = 20
+    validation: Share = 0.0
+    evaluate_on: Literal["test", "validation"] = "test"
     seed: Seed = 0
 
     def load(self) -> TaskData:
@@ -65,9 +74,25 @@ class NaturalInstructionsTask(Task):
         test, about_test = self._split(folder, "test", 1, self.test_fraction, self.test_instances)
         if not train or not test:
             raise RecipeError(f'task.path = "{self.path}": nothing is left of the data ({about_train}; {about_test})')
-        clients = [ClientData(name, examples, [name] * len(examples)) for name, examples in train]
+        notes = [about_train, about_test]
+        if self.clients is not None:
+            if self.clients > len(train):
+                raise RecipeError(f"task.clients = {self.clients}: there are {plural(len(train), 'train task')}")
+            notes.append(f"{plural(self.clients, 'client')} of {plural(len(train), 'train task')}")
+            train = [train[i] for i in sample(self.seed, Domain.PARTITION, len(train), self.clients, WHICH_TASKS)]
+        if self.evaluate_on == "validation" and not self.validation:
+            raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
+        kept = [share_of(self.validation, len(examples)) for _, examples in train]
+        if any(count >= len(examples) for count, (_, examples) in zip(kept, train, strict=True)):
+            raise RecipeError(f"task.validation = {self.validation}: a client has no example left")
+        clients = [
+            ClientData(name, examples[count:], [name] * (len(examples) - count))
+            for count, (name, examples) in zip(kept, train, strict=True)
+        ]
+        validation = [x for count, (_, examples) in zip(kept, train, strict=True) for x in examples[:count]]
         evaluation = [example for _, examples in test for example in examples]
-        return TaskData(clients, {"": evaluation}, notes=(about_train, about_test))
+        shown = validation if self.evaluate_on == "validation" else evaluation
+        return TaskData(clients, {"": shown}, validation, tuple(notes))
 
     def _split(
         self, folder: Path, split: str, fewest: int, fraction: float, at_least: int
@@ -85,7 +110,7 @@ class NaturalInstructionsTask(Task):
         tasks, total, long = [], 0, 0
         for name in names:
             definition, instances = _read_task(folder / "tasks" / f"{name}.json")
-            short = [instance for instance in instances if len(instance[0]) <= self.max_input_chars]
+            short = [instance for instance in instances if len(instance[0]) < self.max_input_chars]
             total, long = total + len(instances), long + len(instances) - len(short)
             if len(short) < fewest:
                 continue
@@ -96,7 +121,7 @@ class NaturalInstructionsTask(Task):
         return tasks, (
             f"{split}: {len(names) - len(tasks)} of {len(names)} tasks left out "
             f"(fewer than {fewest} usable instances), "
-            f"{long:,} of {total:,} instances left out (input over {self.max_input_chars:,} characters); "
+            f"{long:,} of {total:,} instances left out (input of {self.max_input_chars:,} characters or more); "
             f"{plural(len(tasks), 'task')} give{'s' if len(tasks) == 1 else ''} "
             f"{plural(sum(len(examples) for _, examples in tasks), 'example')}"
         )

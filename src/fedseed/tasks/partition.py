@@ -113,6 +113,10 @@ class Quantity(_Partitioner):
 class ByField(_Partitioner):
     """A client for each value of a field: a language, a category, a task. The number of clients follows.
 
+    With fewer clients than values, values are merged: from the most frequent to the rarest each goes to the client with
+    the fewest examples so far. (FedMeZO's meta splitter deals eight categories to three clients; its paper does not say
+    which go together.)
+
     Args:
         field: the field's name in the data.
         leave_out: values that no client gets.
@@ -123,19 +127,25 @@ class ByField(_Partitioner):
     leave_out: list[str] = []
 
     def deal(self, labels: Sequence[Hashable], clients: int | None, seed: int) -> Partition:
-        """Indices of each value's examples, values in ascending order; `clients` must be their number or None.
+        """Indices of each client's examples, in the order of the values; `clients`: None, or at most their number.
 
         Raises:
-            RecipeError: `clients` is another number.
+            RecipeError: `clients` is more.
         """
         values = sorted({str(label) for label in labels} - set(self.leave_out))
-        if clients is not None and clients != len(values):
+        if clients is not None and clients > len(values):
             raise RecipeError(
                 f'task.clients = {clients}: task.partition.field = "{self.field}" has {len(values)} values '
-                f"({', '.join(values[:12])}{', ...' if len(values) > 12 else ''}), and each is a client; "
-                "leave task.clients out"
+                f"({', '.join(values[:12])}{', ...' if len(values) > 12 else ''}), each for one client; "
+                "leave task.clients out, or take fewer"
             )
-        return [[i for i, label in enumerate(labels) if str(label) == value] for value in values]
+        dealt = [[i for i, label in enumerate(labels) if str(label) == value] for value in values]
+        if clients is None or clients == len(values):
+            return dealt
+        merged: list[list[int]] = [[] for _ in range(clients)]
+        for mine in sorted(dealt, key=len, reverse=True):
+            min(merged, key=len).extend(mine)
+        return [sorted(mine) for mine in merged]
 
 
 AnyPartition = Annotated[IID | Dirichlet | Quantity | ByField, Field(discriminator="kind")]

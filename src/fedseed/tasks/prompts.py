@@ -28,3 +28,12 @@ def alpaca_prompt(instruction: str, input: str = "") -> str:
     # Alpaca's template ends at the colon: the response begins on the same line.
     body = short_prompt(instruction, input).removesuffix("\n")
     return f"{opening}{request}\n\n{body}"
+
+
+def prompt_with_context_said(instruction: str, input: str = "") -> str:
+    """Alpaca's template as FedKSeed and Ferret fill it: it promises an input also where there is none.
+
+    FedKSeed, Table 6; Ferret, Table 8 ("we will discard the line ### Input").
+    """
+    promised = alpaca_prompt(instruction, input or " ").partition("\n\n")[0]
+    return f"{promised}\n\n{alpaca_prompt(instruction, input).partition(chr(10) * 2)[2]}"

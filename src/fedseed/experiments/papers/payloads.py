@@ -1,0 +1,101 @@
+"""What a client's messages of one round take, from payloads that are encoded, not from formulas."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedseed.aggregation import Mean
+from fedseed.methods import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
+from fedseed.methods.base import Answer, Answers, Method, Round
+from fedseed.methods.content import NUMBERS, Content, content
+from fedseed.methods.payload import Payload
+from fedseed.randomness.stream import words
+from fedseed.weights.layout import Layout, TensorEntry
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A client's round.
+
+    Args:
+        plan: down, before.
+        update: up.
+        step: down, after.
+    """
+
+    plan: Content
+    update: Content
+    step: Content
+
+    @property
+    def bytes(self) -> int:
+        """Both ways."""
+        return self.plan.bytes + self.update.bytes + self.step.bytes
+
+    @property
+    def bits_up(self) -> int:
+        """Of the update's numbers, without the padding to whole bytes."""
+        wide = sum(getattr(self.update, kind) for kind in NUMBERS if kind != "bits")
+        return 32 * wide + self.update.bits
+
+
+def exchange(method: Method, update: dict[str, Any], length: int) -> Exchange:
+    """Encode the messages of a round with one client.
+
+    Args:
+        method: the method.
+        update: the fields of its update.
+        length: d; the model is one float32 tensor.
+    """
+    layout = Layout((TensorEntry("weights", (length,), "float32"),), (0, length))
+    state = method.start(layout, 7)
+    plan = method.plan(state, Round(1, 0, (0,)))
+    sent: Payload = method.update_type(**update)
+    step = method.aggregate(state, Answers(1, [Answer(0, 1.0, sent)], Mean()))
+    # of a method whose next plan carries the model nobody waits for the step
+    after = Content() if method.catch_up == "plan" else content(step, step.encode(), length)
+    return Exchange(content(plan, plan.encode(), length), content(sent, sent.encode(), length), after)
+
+
+def numbers(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Numbers to be sent, shape (count,): their values do not matter, their count does."""
+    drawn = words(1, 0, 0, 0, (count + 3) // 4).reshape(-1)[:count]
+    return (drawn.astype(np.float64) / 2**32 - 0.5).astype(np.float32)
+
+
+def fedkseed(candidates: int, pro: bool = False, steps: int = 200, length: int = 1000) -> Exchange:
+    """FedKSeed's round: a pool of `candidates`, `steps` pairs."""
+    pairs = {"indices": np.arange(steps, dtype=np.uint32) % candidates, "scalars": numbers(steps)}
+    return exchange(FedKSeed(candidates=candidates, importance=pro, steps=steps), pairs, length)
+
+
+def fedavg(length: int) -> Exchange:
+    """FedAvg's round on `length` float32 parameters."""
+    return exchange(FedAvg(), {"data": numbers(length).tobytes()}, length)
+
+
+def ferret(directions: int, length: int = 1000) -> Exchange:
+    """Ferret's round with a shared seed and one block."""
+    method = Ferret(directions=directions, blocks="one", allocation="size", seeds="shared")
+    state = method.start(Layout((TensorEntry("weights", (length,), "float32"),), (0, length)), 7)
+    return exchange(method, {"seed": method.round_seed(state, 1), "gammas": (numbers(directions),)}, length)
+
+
+def feedsign() -> Exchange:
+    """FeedSign's step."""
+    return exchange(FeedSign(), {"signs": np.ones(1, dtype=np.int8)}, 1000)
+
+
+def zofedsgd() -> Exchange:
+    """ZO-FedSGD's step with seeds of the clients' own."""
+    return exchange(ZOFedSGD(), {"indices": np.ones(1, dtype=np.uint32), "scalars": numbers(1)}, 1000)
+
+
+def llama_size(layers: int, width: int, inner: int, vocabulary: int = 32_000) -> int:
+    """Parameters of a LLaMA with untied embeddings: attention, gated MLP and two norms a layer, and a last norm."""
+    return 2 * vocabulary * width + layers * (4 * width**2 + 3 * width * inner + 2 * width) + width
+
+
+DATAJUICER = llama_size(24, 2048, 5504)  # DataJuicer-1.3B
+LLAMA_3B = llama_size(26, 3200, 8640)  # OpenLLaMA-3B
