@@ -35,6 +35,7 @@ from fedseed.transport.base import LogLostError, Transport
 
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
+LAST_LOOKS = 8  # into the server's log: as much of a flood of its lines as is counted at the end
 STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be busy
 
 
@@ -223,6 +224,8 @@ class NetworkBackend(Backend):
 
     def about(self) -> dict[str, Any]:
         """What was refused, and the like."""
+        for _ in range(LAST_LOOKS):
+            self.talk.session.end.poll()
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
 
     def _status(self) -> dict[str, Any] | None:
