@@ -209,11 +209,11 @@ class NetworkBackend(Backend):
         return size
 
     def draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
-        """Draw in a process of its own, so that this one stays small."""
+        """Draw in a process of its own, so that this one stays small and answers meanwhile."""
         found = self.coordinator.figures().get("probabilities")
         probabilities = None if found is None else found.tolist()
         try:
-            draw_apart(folder.path, self.settings.method.name, probabilities)
+            self._wait(asyncio.to_thread(draw_apart, folder.path, self.settings.method.name, probabilities))
         except FedseedError as error:  # the run's results do not depend on it
             self.progress.warn(str(error))
 
