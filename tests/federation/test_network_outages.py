@@ -73,6 +73,7 @@ def test_a_server_that_has_lost_the_run_is_said(name, problem, network, server):
     assert not host.ended()  # it waits for the coordinator, as always
 
 
+@pytest.mark.long
 def test_a_log_that_does_not_come_back_is_not_waited_for_without_end(network, server, monkeypatch):
     monkeypatch.setattr("fedseed.transport.nats_log.LOST_SECONDS", 0.5)
     net = network(server, {**METHODS["feedsign"], "rounds": 1000, "federation": {"minimum": 5}})
