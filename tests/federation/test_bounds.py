@@ -117,6 +117,23 @@ def test_whoever_says_that_it_has_all_examples_is_refused(problem):
     assert digest == without_it(problem, FedAvg(training=TRAINING)).run().summary["weights_digest"]
 
 
+def test_what_is_said_after_the_claims_were_looked_at_does_not_count(problem):
+    def federation():
+        return problem.federation(FedAvg(training=TRAINING), rounds=2, per_round=5)
+
+    expected, told_late = federation().run(), federation()
+    screen, examples = told_late.coordinator.screen, list(told_late.coordinator.examples)
+
+    def screened():
+        told_late.coordinator.examples[:] = examples
+        found = screen()
+        told_late.coordinator.examples[4] = 1 << 30
+        return found
+
+    told_late.coordinator.screen = screened
+    assert told_late.run().summary["weights_digest"] == expected.summary["weights_digest"]
+
+
 # -- too few to outvote a liar: what counts are the steps before -----------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -70,6 +71,29 @@ def test_a_server_that_has_lost_the_run_is_said(name, problem, network, server):
     assert f"the server has lost the log of run {net.run}: " in coordinator.text and what in coordinator.text
     until(lambda: "the server has lost the log" in host.said, 120, host.said)
     assert not host.ended()  # it waits for the coordinator, as always
+
+
+@pytest.mark.long
+def test_a_log_that_does_not_come_back_is_not_waited_for_without_end(network, server, monkeypatch):
+    monkeypatch.setattr("fedseed.transport.nats_log.LOST_SECONDS", 0.5)
+    net = network(server, {**METHODS["feedsign"], "rounds": 1000, "federation": {"minimum": 5}})
+    net.coordinator(), net.host(0, 1, 2, 3)
+    checked, said = Recipe.model_validate(net.recipe), Noted()
+    loads = lambda: part_of(loader(checked), ["client-4"])  # noqa: E731
+    one = NetworkClient(transport(Access(server.url), net.run), net.run, loads, checked.rounds, said)
+
+    def lose():
+        until(lambda: one.at >= 3, 120, "nothing goes on")
+        server.kill()
+        shutil.rmtree(server.folder / "store")
+        server.start()
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    with pytest.raises(NetworkError, match="nobody has put it there again: start `fedseed serve`, then this again"):
+        one.run()
+    losing.join()
+    assert any("the server has lost the log" in text for text in said.texts)
 
 
 class Noted(Silent):

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import os
+import time
 
 import pytest
 
@@ -19,10 +20,11 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access
 from fedseed.transport.keys import make
 from fedseed.transport.nats_connection import connect
-from fedseed.transport.nats_coordinator import PENDING_MESSAGES, UNSENT_BYTES
+from fedseed.transport.nats_hearing import ANSWERS, PENDING_BYTES, TOO_MANY, UNSENT_BYTES
 from fedseed.transport.nats_objects import PLACE
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
+from fedseed.transport.turns import EACH
 from support import network as network_support
 
 RUN = "hostile"
@@ -50,6 +52,7 @@ class Room:
     def __init__(self, keys, port):
         self.url, self.ca, self.keys = f"tls://127.0.0.1:{port}", keys / "ca.pem", keys
         self.came, self.rejected, self.noted, self._ends = [], [], [], []
+        self.answer = b"yes"  # to a hello
 
     def way(self, name, run=RUN):
         return transport(Access(self.url, self.keys / f"{name}.nk", self.ca), run)
@@ -57,7 +60,7 @@ class Room:
     async def open(self):
         async def receive(sender, what, data):
             self.came.append((sender, what, data))
-            return b"yes" if what == "hello" else None
+            return self.answer if what == "hello" else None
 
         self.coordinator = await self.way("coordinator").coordinator(print)
         self._ends.append(self.coordinator)
@@ -330,33 +333,48 @@ async def test_who_is_together_with_whom_is_what_the_keys_say(room):
     assert room.came == [("bed 2", "update", b"x")]
 
 
-@hostile
-async def test_a_flood_of_questions_is_answered_from_one_answer(room):
-    made = []
-    room.coordinator._answer = None
-    watcher = await room.bare("watcher")
-    inbox, heard = watcher.new_inbox(), []
-
-    async def hear(message):
-        heard.append(message.data)
-
-    await watcher.subscribe(f"{inbox}.*", cb=hear)
-    for number in range(2000):
-        await watcher.publish(SUBJECTS.status, b"{}", reply=f"{inbox}.{number}")
-    await until(lambda: len(heard) == 2000)
-    assert set(heard) == {b"fine"} and not made
-
-
-@hostile
-async def test_who_asks_again_at_once_has_the_answer(room):
-    room.coordinator._answer = (float("inf"), b"newest")
+async def asking(room):
+    """A watcher's connection, an inbox there, and the subjects of what comes to it."""
     watcher = await room.bare("watcher")
     inbox, heard = watcher.new_inbox(), []
 
     async def hear(message):
         heard.append(message.subject)
+        assert room.coordinator.signatures.of_coordinator(message.subject, message.data, message.headers)
 
     await watcher.subscribe(f"{inbox}.*", cb=hear)
+    await watcher.subscribe(SUBJECTS.statuses, cb=hear)
+    return watcher, inbox, heard
+
+
+@hostile
+async def test_a_flood_of_questions_is_answered_once_for_all(room):
+    """Two thousand answers of their own would keep others waiting; everybody has an answer all the same."""
+    watcher, inbox, heard = await asking(room)
+    room.coordinator._questions._newest = (float("inf"), b"newest")
+    for number in range(2000):
+        await watcher.publish(SUBJECTS.status, b"{}", reply=f"{inbox}.{number}")
+    await until(lambda: SUBJECTS.statuses in heard)
+    assert len(heard) == ANSWERS + heard.count(SUBJECTS.statuses) and heard[0] == f"{inbox}.0"
+    assert (
+        await (await room.way("watcher").watcher()).status(SECONDS) == b"newest"
+    )  # nobody has one of its own any more
+    assert len(heard) == ANSWERS + heard.count(SUBJECTS.statuses)
+
+
+@hostile
+async def test_another_coordinator_is_answered_in_a_flood_of_questions(room):
+    room.coordinator._questions._newest = (float("inf"), b"newest")
+    room.coordinator._questions._answered = {str(number) for number in range(ANSWERS)}
+    other = await room.way("coordinator").coordinator(print)
+    assert await other.status(SECONDS) == b"newest"
+    await other.close()
+
+
+@hostile
+async def test_who_asks_again_at_once_has_the_answer(room):
+    watcher, inbox, heard = await asking(room)
+    room.coordinator._questions._newest = (float("inf"), b"newest")
     for number in (1, 1, 1, 2, 1, 3):
         await watcher.publish(SUBJECTS.status, b"{}", reply=f"{inbox}.{number}")
     await until(lambda: f"{inbox}.3" in heard)
@@ -366,32 +384,30 @@ async def test_who_asks_again_at_once_has_the_answer(room):
 @hostile
 async def test_answers_wait_for_the_server(room):
     """Two hundred questions are two hundred answers: not all at once in the coordinator's memory."""
-    room.coordinator._answer = (float("inf"), bytes(100_000))
     connection, unsent = room.coordinator.connection, []
-    publish = connection.publish
+    publish, room.answer = connection.publish, bytes(100_000)
 
     async def watched(*arguments, **more):
         await publish(*arguments, **more)
         unsent.append(connection.pending_data_size)
 
     connection.publish = watched
-    watcher = await room.bare("watcher")
-    inbox, heard = watcher.new_inbox(), []
+    inbox, heard = room.mallory.new_inbox(), []
 
     async def hear(message):
         heard.append(len(message.data))
 
-    await watcher.subscribe(f"{inbox}.*", cb=hear)
+    await room.mallory.subscribe(f"{inbox}.*", cb=hear)
     for number in range(200):
-        await watcher.publish(SUBJECTS.status, b"{}", reply=f"{inbox}.{number}")
+        await room.reply_to(SUBJECTS.up("mallory", "hello"), f"{inbox}.{number}")
     await until(lambda: len(heard) == 200)
-    assert max(unsent) < 2 * UNSENT_BYTES
+    assert set(heard) == {100_000} and max(unsent) < 2 * UNSENT_BYTES
 
 
 @hostile
 async def test_headers_are_read_up_to_a_size(room):
-    """A megabyte of them would be ten in memory, for each message that waits, and is not counted as waiting."""
-    many = {f"h{number}": "x" for number in range(3000)}
+    """A megabyte of them would be ten in memory, and takes time to read."""
+    many = {f"h{number}": "x" for number in range(1000)}
     subject = SUBJECTS.up("mallory", "beat")
     signed = Signatures.read(room.keys / "mallory.nk").headers(subject, b"{}")
     await room.mallory.publish(subject, b"{}", headers={**signed, **many})
@@ -402,22 +418,48 @@ async def test_headers_are_read_up_to_a_size(room):
 
 
 @hostile
-async def test_so_many_messages_wait_and_no_more(room):
-    """Small ones take memory, too, though they hold nothing."""
-    [up] = [sub for sub in room.coordinator.connection._subs.values() if sub.subject.endswith(".up.*.*")]
+async def test_so_many_messages_wait_and_no_more_and_others_take_turns_with_them(room):
+    """Small ones take memory, too, though they hold nothing. What others say is neither dropped nor kept waiting."""
+    hearing, looked_at, go_on = room.coordinator._hearing, [], asyncio.Event()
 
-    async def hold(message):
-        await asyncio.Event().wait()
+    async def look(said):
+        looked_at.append(said.sender)
+        await go_on.wait()
 
-    up._cb = hold
-    subject, sent = SUBJECTS.up("mallory", "beat"), PENDING_MESSAGES + 500
+    hearing._look = look
+    subject, sent = SUBJECTS.up("mallory", "beat"), PENDING_BYTES // EACH + 500
+    headers = Signatures.read(room.keys / "mallory.nk").headers(subject, b"")
     for _ in range(sent):
-        await room.mallory.publish(subject, b"")
+        await room.mallory.publish(subject, b"", headers=headers)
     await room.mallory.flush()
-    await until(lambda: up._received >= sent)
-    assert up.pending_msgs <= PENDING_MESSAGES
-    dropped = [who for who, why in room.rejected if "too many messages at once" in why]
-    assert set(dropped) == {"somebody as mallory"} and len(dropped) >= sent - PENDING_MESSAGES - 1
+    await until(lambda: len(room.rejected) + len(hearing._turns) + 1 >= sent)
+    assert hearing._turns.bytes <= PENDING_BYTES and len(hearing._turns) > 10_000
+    assert set(room.rejected) == {("somebody as mallory", TOO_MANY)}
+    await room.honest.send("honest", "beat", b"{}")
+    await room.honest.flush()
+    await until(lambda: len(hearing._turns._lines) == 2)
+    go_on.set()
+    await until(lambda: not len(hearing._turns))
+    assert "honest" in looked_at[:3] and looked_at.count("mallory") + len(room.rejected) == sent
+
+
+@hostile
+async def test_a_status_does_not_wait_behind_what_clients_send(room):
+    """However much a key sends: questions come over a connection of their own, and get their turn."""
+
+    async def look(said):
+        time.sleep(0.01)  # as long as a large message takes
+
+    room.coordinator._hearing._look = look
+    subject, data = SUBJECTS.up("mallory", "beat"), bytes(3000)
+    headers = Signatures.read(room.keys / "mallory.nk").headers(subject, data)
+    for _ in range(3000):
+        await room.mallory.publish(subject, data, headers=headers)
+    await room.mallory.flush()
+    waited = room.coordinator._hearing._turns
+    await until(lambda: len(waited) > 100)
+    assert await (await room.way("watcher").watcher()).status(SECONDS) == b"fine"
+    assert len(waited) > 100
 
 
 @hostile

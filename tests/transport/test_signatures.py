@@ -6,6 +6,7 @@ import nkeys
 import pytest
 
 from fedseed.errors import RecipeError
+from fedseed.transport import signatures
 from fedseed.transport.keys import make
 from fedseed.transport.signatures import HEADER, Chain, Signatures, key_file, seed_of, signature_in
 
@@ -88,6 +89,28 @@ def test_a_chain_takes_each_entry_once_and_in_its_place(keys):
         if reading.take(data, headers):
             found.append(data)
     assert found == [b"one", b"two", b"two", b"three"] and reading.checks
+
+
+def test_what_a_consumer_delivers_a_thousand_times_is_checked_once(keys, monkeypatch):
+    coordinator, a = read(keys, "coordinator"), read(keys, "a")
+    writing, checked, fits = Chain(coordinator, "log"), [], signatures._fits
+
+    def checking(*arguments):
+        checked.append(arguments)
+        return fits(*arguments)
+
+    monkeypatch.setattr(signatures, "_fits", checking)
+    first, writing.head = writing.sign(b"first")
+    second, writing.head = writing.sign(b"second")
+    reading = Chain(a, "log")
+    for _ in range(1000):
+        assert not reading.take(b"second", second) and not reading.take(b"x", None)
+    assert len(checked) == 2
+    assert reading.take(b"first", first)
+    for _ in range(1000):
+        assert not reading.take(b"first", first)
+    assert len(checked) == 4
+    assert not reading.take(b"other", second) and reading.take(b"second", second)  # it counts in its place
 
 
 def test_without_keys_nothing_is_checked(tmp_path, keys):

@@ -17,9 +17,13 @@ def client_weights(
         terms: how many terms (response tokens, or examples) the loss of each client's update is a mean of; only looked
             at for "terms".
     """
-    counts = claims(weighting, examples, terms)
+    return shares(claims(weighting, examples, terms))
+
+
+def shares(counts: Sequence[int]) -> list[float]:
+    """What each has of the sum of all; the same where all are 0."""
     total = sum(counts)
-    return [count / total for count in counts] if total else [1 / len(counts)] * len(counts)
+    return [count / total if total else 1 / len(counts) for count in counts]
 
 
 def claims(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.aggregation import AggregationRule, Mean
-from fedseed.aggregation.weighting import claims, client_weights
+from fedseed.aggregation.weighting import claims, shares
 from fedseed.errors import MessageError
 from fedseed.federation.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
@@ -45,6 +45,7 @@ class Round:
     planned: Content = field(default_factory=Content)  # of a plan
     received: dict[int, Content] = field(default_factory=dict)  # of each update that counts
     sizes: dict[int, float] = field(default_factory=dict)  # the same updates', as they say themselves
+    said: dict[int, int] = field(default_factory=dict)  # what each that counts claims to weigh, from `screen` on
     outliers: dict[int, str] | None = None  # whose updates were out of all proportion, once that was looked at
 
 
@@ -179,8 +180,8 @@ class Coordinator:
         current = self._current()
         if current.outliers is None:
             clients = sorted(current.updates)
-            said = dict(zip(clients, claims(*self._said(current, clients)), strict=True))
-            current.outliers = self.bounds.outliers(current.sizes, said)
+            current.said = dict(zip(clients, claims(*self._said(current, clients)), strict=True))
+            current.outliers = self.bounds.outliers(current.sizes, current.said)
             for client, reason in current.outliers.items():
                 del current.updates[client], current.received[client], current.sizes[client]
                 self.rejected.append(RejectedMessage(current.number, client, reason))
@@ -238,9 +239,9 @@ class Coordinator:
         return step.size(About(self.method, state, "step"))
 
     def _weighted(self, current: Round) -> Answers:
-        """The round's answers with the clients' weights."""
+        """The answers of a round that was screened, with the clients' weights."""
         clients = sorted(current.updates)
-        weights = client_weights(*self._said(current, clients)) if clients else []
+        weights = shares([current.said[client] for client in clients])  # as they were screened, whatever was said since
         answers = tuple(Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True))
         return Answers(current.number, answers, self.aggregation)
 

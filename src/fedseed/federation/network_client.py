@@ -86,7 +86,7 @@ class NetworkClient:
                 one.again()
 
         end = await self.transport.client(host, refused, again)
-        end.noted = self.progress.warn
+        end.noted, end.failed = self.progress.warn, self._fail
         if end.unproven is not None:
             self.progress.note(end.unproven)
         thread, progress, wake = self._thread, self.progress, self._wake.set

@@ -35,6 +35,7 @@ from fedseed.transport.base import LogLostError, Transport
 
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
+LAST_LOOKS = 8  # into the server's log: as much of a flood of its lines as is counted at the end
 STATUS_SECONDS = 0.5  # that another thread waits for a coordinator that may be busy
 
 
@@ -208,11 +209,11 @@ class NetworkBackend(Backend):
         return size
 
     def draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
-        """Draw in a process of its own, so that this one stays small."""
+        """Draw in a process of its own, so that this one stays small and answers meanwhile."""
         found = self.coordinator.figures().get("probabilities")
         probabilities = None if found is None else found.tolist()
         try:
-            draw_apart(folder.path, self.settings.method.name, probabilities)
+            self._wait(asyncio.to_thread(draw_apart, folder.path, self.settings.method.name, probabilities))
         except FedseedError as error:  # the run's results do not depend on it
             self.progress.warn(str(error))
 
@@ -223,6 +224,8 @@ class NetworkBackend(Backend):
 
     def about(self) -> dict[str, Any]:
         """What was refused, and the like."""
+        for _ in range(LAST_LOOKS):
+            self.talk.session.end.poll()
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
 
     def _status(self) -> dict[str, Any] | None:

@@ -152,6 +152,7 @@ class End(ABC):
 
     largest: int  # bytes of a message that need not become a blob
     noted: Callable[[str], None] = staticmethod(lambda text: None)  # told once of what a person should know
+    failed: Callable[[NetworkError], None] = staticmethod(lambda error: None)  # told what is not waited for longer
 
     @property
     def unproven(self) -> str | None:
@@ -196,7 +197,7 @@ class End(ABC):
         """Hand out every entry after a number once, in order, whatever happens to the connection.
 
         What others than the coordinator have written there is passed over, where that can be told; `noted` is told. It
-        is also told when the log was there and is not any more.
+        is also told when the log was there and is not any more; `failed`, when it has not come back for very long.
 
         Args:
             after: the last entry that is known already.

@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from nats.aio.client import Client
 
+from fedseed.errors import FedseedError
 from fedseed.transport.base import Access, Transport
 from fedseed.transport.nats_connection import connect
-from fedseed.transport.nats_coordinator import NatsCoordinator
-from fedseed.transport.nats_end import NatsClient, NatsEnd
+from fedseed.transport.nats_coordinator import Lines, NatsCoordinator
+from fedseed.transport.nats_end import NatsClient, NatsWatcher
 from fedseed.transport.server_log import ServerLog, key_names
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
@@ -46,8 +47,17 @@ class NatsTransport(Transport):
             for one in end:
                 one.dropped(subject)
 
-        connection = await self._connect("coordinator", refused, reconnected, dropped)
-        end.append(NatsCoordinator(connection, self._subjects, Signatures.read(at.key, coordinating=True), log))
+        made: list[Client] = []
+        try:
+            made.append(await self._connect("coordinator", refused, reconnected))
+            made.append(await self._connect("coordinator", refused, None, dropped))
+            made.append(await self._connect("coordinator", refused))
+        except FedseedError:
+            for connection in made:
+                await connection.close()
+            raise
+        signatures = Signatures.read(at.key, coordinating=True)
+        end.append(NatsCoordinator(Lines(*made), self._subjects, signatures, log))
         return end[0]
 
     async def client(self, name: str, refused: Callable[[str], None], again: Callable[[], None]) -> "NatsClient":
@@ -63,9 +73,9 @@ class NatsTransport(Transport):
         end.append(NatsClient(connection, self._subjects, name, Signatures.read(self._access.key)))
         return end[0]
 
-    async def watcher(self) -> "NatsEnd":
+    async def watcher(self) -> "NatsWatcher":
         """A watcher's end."""
-        return NatsEnd(await self._connect("watcher"), self._subjects, None, Signatures.read(self._access.key))
+        return NatsWatcher(await self._connect("watcher"), self._subjects, None, Signatures.read(self._access.key))
 
     async def _connect(
         self,

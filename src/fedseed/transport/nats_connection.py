@@ -20,7 +20,7 @@ from fedseed.transport.signatures import seed_of
 from fedseed.transport.subjects import Subjects
 
 CONNECT_SECONDS = 5
-MOST_HEADERS = 16 << 10  # bytes of a message's headers: a signature, a place and the server's own take a few hundred
+MOST_HEADERS = 4 << 10  # bytes of a message's headers: a signature, a place and the server's own take a few hundred
 
 # The server separates the parts of a line by spaces, and a subject may hold any other byte. The library takes all for
 # a separator that Python calls space: with a vertical tab in a subject or reply subject, whoever may publish at all

@@ -1,19 +1,18 @@
 """The coordinator's end of a run on NATS."""
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js import api
 from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
 from fedseed.transport.base import CoordinatorEnd, Interrupted, LogLostError, Receive, Rejected
 from fedseed.transport.nats_end import MORE, OVER, NatsEnd, explained
+from fedseed.transport.nats_hearing import Answer, Hearing, Questions, room_to_send
 from fedseed.transport.nats_log import REQUEST_SECONDS, NatsLogWriter, is_missing
 from fedseed.transport.pulse import Pulse
 from fedseed.transport.server_log import ServerLog
@@ -21,36 +20,43 @@ from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
 from fedseed.transport.warden import Warden
 
-IN_A_ROW = 8  # messages that are looked at before others get a turn, and more are read
-STATUS_SECONDS = 0.1  # for which an answer about the status is given again: many may ask
-PENDING_BYTES = 16 << 20  # of messages that wait to be looked at; what comes beyond is dropped, and said again
-PENDING_MESSAGES = 20_000  # that wait to be looked at: each takes a kilobyte, however little it holds
-PENDING_QUESTIONS = 4 << 20  # bytes of questions for the status that wait: they need hold nothing
-UNSENT_BYTES = 1 << 20  # of answers, beyond which nobody is answered until they are on their way
+
+@dataclass(frozen=True)
+class Lines:
+    """A coordinator's connections to the server.
+
+    Args:
+        log: for the log, objects, and what goes to everybody.
+        clients: for what clients send.
+        questions: for questions about the status.
+    """
+
+    log: Client
+    clients: Client
+    questions: Client
 
 
 class NatsCoordinator(NatsEnd, CoordinatorEnd):
     """The coordinator's end.
 
     Args:
-        connection: to the server.
+        lines: to the server.
         subjects: the run's names there.
         signatures: sign what is sent, and check what comes.
         log: what the server itself refuses is read from here.
     """
 
-    def __init__(
-        self, connection: Client, subjects: Subjects, signatures: Signatures, log: ServerLog | None = None
-    ) -> None:
-        super().__init__(connection, subjects, None, signatures)
+    def __init__(self, lines: Lines, subjects: Subjects, signatures: Signatures, log: ServerLog | None = None) -> None:
+        super().__init__(lines.log, subjects, None, signatures)
+        self._lines = lines
         self._log = log
         self._rejected: Rejected = lambda who, what: None
-        self._pulse = Pulse(connection)
+        self._pulse = Pulse(lines.clients)
         readable = (subjects.stream, f"OBJ_{subjects.bucket()}")  # by whoever has a client's key
-        self._warden = Warden(connection, readable, f"{subjects.root}.in.", self._deleted)
+        self._warden = Warden(lines.log, readable, f"{subjects.root}.in.", self._deleted)
         self._head: tuple[int, bytes] | None = None  # of the log's chain, at an entry
-        self._answer: tuple[float, bytes] | None = None  # the newest about the status, and since when
-        self._answered: set[str] = set()  # where it has been sent
+        self._hearing: Hearing | None = None  # once it listens
+        self._questions: Questions | None = None
 
     @property
     def unproven(self) -> str | None:
@@ -67,74 +73,32 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
     async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
         """Subscribe to what clients publish, and to questions."""
         self._rejected = rejected
-        root = [*self.subjects.root.split("."), "up"]
-        turn = 0
-
-        async def answer(message: Msg) -> None:
-            if not message.reply.startswith(self._inboxes("watcher", "coordinator")):
-                rejected(
-                    "somebody", "a question for the status that is to be answered elsewhere than in an inbox for it"
-                )
-                return
-            now = time.monotonic()
-            if self._answer is None or now > self._answer[0] + STATUS_SECONDS:
-                self._answer, self._answered = (now, status()), set()
-            if message.reply not in self._answered:  # whoever asks again at once has this answer already
-                self._answered.add(message.reply)
-                await self._reply(message, self._answer[1])
-
-        async def deliver(message: Msg) -> None:
-            nonlocal turn
-            turn += 1
-            if turn % IN_A_ROW == 0:  # a flood must not keep others from being heard
-                await asyncio.sleep(0)
-            parts = message.subject.split(".")
-            status = message.headers is not None and "Status" in message.headers  # a heartbeat
-            if message.reply.startswith("$JS") or status or parts[:-2] != root:
-                rejected("a consumer", "not sent by a client: delivered from a stream")
-                return
-            sender = name_of(parts[-2])
-            if sender is None:
-                rejected("somebody", "a message in the name of nobody")
-                return
-            if not self.signatures.of_client(sender, message.subject, message.data, message.headers):
-                rejected("somebody", f"a message in the name of {sender[:100]} without a signature of its key")
-                return
-            if message.reply and not message.reply.startswith(self._inboxes(sender)):
-                rejected(sender, "its question is to be answered elsewhere than in its inbox")
-                return
-            reply = await receive(sender, parts[-1], message.data)
-            if reply is not None and message.reply:
-                await self._reply(message, reply)
-
-        async def subscribe(subject: str, take: Callable[[Msg], Awaitable[None]], most: int) -> None:
-            await self.connection.subscribe(
-                subject, cb=take, pending_bytes_limit=most, pending_msgs_limit=PENDING_MESSAGES
-            )
-
-        await subscribe(self.subjects.status, answer, PENDING_QUESTIONS)
-        await subscribe(f"{self.subjects.root}.up.*.*", deliver, PENDING_BYTES)
+        lines, shared = self._lines, (self.subjects, self.signatures)
+        self._questions = Questions(lines.questions, self.subjects, status, self._answers(lines.questions), rejected)
+        self._hearing = Hearing(lines.clients, *shared, receive, self._answers(lines.log), rejected)
+        await self._questions.begin()
+        await self._hearing.begin()
         await self._pulse.begin()
         self._warden.begin()
         with explained("the server does not answer"):
-            await self.connection.flush()
+            for connection in (lines.questions, lines.clients):
+                await connection.flush()
 
-    async def _reply(self, message: Msg, data: bytes) -> None:
-        """Answer, as fast as the server takes it: whoever asks ten thousand times gets so many answers."""
-        while self.connection.pending_data_size > UNSENT_BYTES and self.connection.is_connected:
-            await asyncio.sleep(0.001)
-        await self._publish(message.reply, data)
+    def _answers(self, connection: Client) -> Answer:
+        """What sends answers on a connection."""
 
-    def _inboxes(self, *names: str) -> tuple[str, ...]:
-        """What the subjects begin with at which somebody may be answered."""
-        return tuple(f"{self.subjects.inbox(name)}." for name in names)
+        async def answer(subject: str, data: bytes) -> None:
+            await room_to_send(connection)
+            await self._publish(subject, data, connection)
+
+        return answer
 
     def dropped(self, subject: str) -> None:
-        """There was no room for a message: its subject says whose name it came in; that it is theirs is not proven."""
+        """There was no room for a message: its subject says whose name it came in."""
         parts = subject.split(".")
-        name = name_of(parts[-2]) if len(parts) > 2 else None
-        who = f"somebody as {name}" if name is not None and parts[-3] == "up" else "somebody"
-        self._rejected(who, "one of too many messages at once: it was not looked at")
+        name = name_of(parts[-2]) if len(parts) > 2 and parts[-3] == "up" else None
+        if self._hearing is not None:
+            self._hearing.dropped(name)
 
     def together(self, one: str, other: str) -> bool:
         """Whether they have the same key."""
@@ -234,7 +198,11 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
                     await stream.delete_stream(name)
 
     async def close(self) -> None:
-        """End the connection."""
-        await self._warden.stop()
-        await self._pulse.stop()
+        """End the connections."""
+        for part in (self._warden, self._pulse, self._hearing, self._questions):
+            if part is not None:
+                await part.stop()
+        for connection in (self._lines.questions, self._lines.clients):
+            with suppress(nats.errors.Error, TimeoutError):
+                await connection.close()
         await super().close()

@@ -1,5 +1,6 @@
 """What the ends of a run on NATS have in common, and a client's end."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -11,12 +12,14 @@ from nats.js.errors import NotFoundError
 
 from fedseed.errors import NetworkError
 from fedseed.transport.base import ClientEnd, End, LogLostError, Take
-from fedseed.transport.nats_log import REQUEST_SECONDS, LogReader, NatsFollowing
+from fedseed.transport.nats_log import LOST_SECONDS, REQUEST_SECONDS, LogReader, NatsFollowing
 from fedseed.transport.nats_objects import Objects
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects
 
 OVER = "the run is over"
+AGAIN_SECONDS = 1.0  # after which a question is asked once more: it may have been one of too many
+NOBODY_LISTENS = "503"  # the server's own answer
 MORE = "docs/federation.md says what that means"
 
 
@@ -111,9 +114,15 @@ class NatsEnd(End):
         """There is something in the log that the coordinator has not written."""
         self._note("the log holds messages that are not the coordinator's: they are passed over")
 
-    def _log_lost(self) -> None:
+    def _log_lost(self, for_good: bool) -> None:
         """The log was there."""
-        self.noted(f"{LogLostError(self.subjects.run)}: waiting until it is put there again by `fedseed serve`")
+        lost = LogLostError(self.subjects.run)
+        if for_good:
+            self.failed(
+                NetworkError(f"{lost}, and nobody has put it there again: start `fedseed serve`, then this again")
+            )
+        else:
+            self.noted(f"{lost}: waiting until it is put there again by `fedseed serve`, at most {LOST_SECONDS:.0f} s")
 
     def _note(self, text: str) -> None:
         """Say something once."""
@@ -147,9 +156,9 @@ class NatsEnd(End):
         with suppress(nats.errors.Error, TimeoutError):
             await self.connection.close()
 
-    async def _publish(self, subject: str, data: bytes) -> None:
+    async def _publish(self, subject: str, data: bytes, connection: Client | None = None) -> None:
         try:
-            await self.connection.publish(subject, data, headers=self.signatures.headers(subject, data))
+            await (connection or self.connection).publish(subject, data, headers=self.signatures.headers(subject, data))
         except nats.errors.OutboundBufferLimitError:
             pass  # an interruption that lasts: what is not kept is lost
         except nats.errors.Error as error:
@@ -185,3 +194,36 @@ class NatsClient(NatsEnd, ClientEnd):
         """A round trip to the server."""
         with explained("the server does not answer"):
             await self.connection.flush()
+
+
+class NatsWatcher(NatsEnd):
+    """The end of somebody who only asks."""
+
+    async def status(self, seconds: float) -> bytes | None:
+        """What the coordinator answers: to this question, or to all who ask."""
+        found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+        async def take(message: Msg) -> None:
+            if not found.done():
+                if (message.headers or {}).get("Status") == NOBODY_LISTENS and message.subject == inbox:
+                    found.set_result(None)
+                elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
+                    found.set_result(message.data)
+
+        inbox, question = self.connection.new_inbox(), b"{}"
+        listening = []
+        try:
+            async with asyncio.timeout(seconds):
+                for subject in (inbox, self.subjects.statuses):
+                    listening.append(await self.connection.subscribe(subject, cb=take))
+                headers = self.signatures.headers(self.subjects.status, question)
+                while not found.done():
+                    await self.connection.publish(self.subjects.status, question, reply=inbox, headers=headers)
+                    await asyncio.wait({found}, timeout=AGAIN_SECONDS)
+                return await found
+        except (nats.errors.Error, TimeoutError, OSError):
+            return None
+        finally:
+            with suppress(nats.errors.Error):
+                for subscription in listening:
+                    await subscription.unsubscribe()

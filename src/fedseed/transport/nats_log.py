@@ -21,6 +21,7 @@ REQUEST_SECONDS = 5.0
 HEARTBEAT_SECONDS = 2.0  # of a consumer
 SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS  # after which a consumer is taken for gone
 MISSING_SECONDS = 1.0  # for which a stream must have been missing: `serve --fresh` makes it again at once
+LOST_SECONDS = 3600.0  # for which one that was lost is waited for, as interruptions are
 READING_SECONDS = 60.0  # for what stands in a log already
 PENDING_BYTES = 32 * 1024 * 1024  # of messages that wait to be looked at; what a flood brings beyond is dropped
 WRONG_LAST_SEQUENCE = 10071
@@ -196,12 +197,12 @@ class LogReader(Reader):
         after: the last entry that is known already: up to there nothing is handed out.
         take: called with an entry's number and bytes.
         foreign: told of each message that is not an entry.
-        lost: told when there was a log, and is none any more.
+        lost: told when there was a log, and is none any more; and again, with True, when it does not come back.
         until: the last message that is looked at; None: there is no last.
     """
 
     def __init__(
-        self, run: str, chain: Chain, after: int, take: Take, foreign: Callable[[], None], lost: Callable[[], None],
+        self, run: str, chain: Chain, after: int, take: Take, foreign: Callable[[], None], lost: Callable[[bool], None],
         until: int | None = None,
     ) -> None:  # fmt: skip
         self.run = run
@@ -213,6 +214,7 @@ class LogReader(Reader):
         self._lost = lost
         self._until = until
         self._missing: float | None = None  # since when
+        self._lost_since: float | None = None  # when it was said to be lost
 
     @property
     def first(self) -> int:
@@ -231,7 +233,7 @@ class LogReader(Reader):
     def caught_up(self) -> None:
         """That is all, for now."""
         self.complete.set()
-        self._missing = None
+        self._missing = self._lost_since = None
 
     def missing(self) -> None:
         """The log is not there: lost, if it was there before."""
@@ -240,7 +242,11 @@ class LogReader(Reader):
             self._missing = now
         elif self.complete.is_set() and now > self._missing + MISSING_SECONDS:
             self.complete.clear()  # it is said once
-            self._lost()
+            self._lost_since = now
+            self._lost(False)
+        elif self._lost_since is not None and now > self._lost_since + LOST_SECONDS:
+            self._lost_since = None
+            self._lost(True)
 
 
 class NatsLogWriter(LogWriter):

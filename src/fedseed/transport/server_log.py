@@ -25,7 +25,7 @@ _KINDS = (
     ("maximum payload exceeded", "a message larger than the server takes, bytes:"),
     ("TLS handshake error", "no encrypted connection:"),
 )
-_AT_ONCE = 1 << 20  # bytes of new log that one call reads
+_AT_ONCE = 1 << 17  # bytes of new log that one call reads: somebody waits for the status meanwhile
 
 
 class ServerLog:

@@ -5,6 +5,7 @@ fedseed.RUN.down                coordinator to everybody, not kept
 fedseed.RUN.up.CLIENT.WHAT      from a client: only CLIENT may publish here
 fedseed.RUN.status              questions for the status
 fedseed.RUN.in.NAME.>           replies to NAME
+fedseed.RUN.in.watcher.all      the status, for all who ask at once
 """
 
 import base64
@@ -94,6 +95,11 @@ class Subjects:
     def status(self) -> str:
         """Questions to the coordinator."""
         return f"{self.root}.status"
+
+    @property
+    def statuses(self) -> str:
+        """Answers to all who ask for the status at once; watchers may read what goes to their inboxes."""
+        return f"{self.inbox('watcher')}.all"
 
     def up(self, client: str, what: str) -> str:
         """From a client."""

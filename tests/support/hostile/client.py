@@ -63,6 +63,7 @@ class HostileClient:
         self.certain = 0  # messages that it has to
         self.foreign = 0  # what the server has to refuse
         self._plan = self._question = None
+        self._begun = False  # a plan has come
         self._called = False  # the coordinator misses somebody: a hello that was refused may have put this one out
         self._worst = set()  # rounds and questions at which it has done its worst
         self._woken = asyncio.Event()
@@ -74,7 +75,7 @@ class HostileClient:
     async def send(self, what, data, certain=True):
         """Say something as an honest client would. `certain`: it must be refused."""
         self.sent += 1
-        self.certain += certain
+        self.certain += certain and (self._begun or what != "update")  # before any round updates are passed over
         await self.end.send(self.name, what, data)
 
     def message(self, number, attempt, payload=None):
@@ -150,6 +151,7 @@ class HostileClient:
         return reply is not None and "refused" not in answer
 
     async def _answer(self, number, attempt, carried):
+        self._begun = True
         if (number, attempt) not in self._worst:
             self._worst.add((number, attempt))
             if self.real is None and not is_stored(carried):

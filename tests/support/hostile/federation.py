@@ -45,8 +45,7 @@ METHODS = {
                  "learning_rate": 1e-2, "scale": 1e-3, "batch": 8, "importance": True},
 }  # fmt: skip
 SAME = ("round", "clients", "bytes_up", "bytes_down", "weights_digest", "rounds")  # in metrics.jsonl
-ASK_SECONDS = 0.25  # between two questions for the status
-TICKS = os.sysconf("SC_CLK_TCK")
+TESTS = Path(__file__).parents[2]
 
 
 def recipe_of(method, rounds, every):
@@ -106,7 +105,7 @@ class Coordinator:
     def __init__(self, server, run, recipe, folder):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.out, self._log, self._server, self._run = self.folder / "run", self.folder / "serve.log", server, run
+        self.out, self._log, self._run = self.folder / "run", self.folder / "serve.log", run
         path = self.folder / "recipe.toml"
         path.write_text(toml(recipe))
         words = ["serve", path, "--run", run, "--nats", server.url, "--key", server.keys / "coordinator.nk",
@@ -117,55 +116,48 @@ class Coordinator:
                 [sys.executable, "-c", "from fedseed.cli.app import main; main()", *map(str, words)],
                 stdout=log, stderr=log, env={**os.environ, "COLUMNS": "200"},
             )  # fmt: skip
-        self.watched = Watched()
+        self._reach = Access(server.url, server.keys / "watcher.nk", server.keys / "ca.pem")
+        self._asker = None
 
     @property
     def text(self):
         """What it has said."""
         return self._log.read_text(errors="replace")
 
-    def _proc(self, name):
-        return Path(f"/proc/{self.process.pid}/{name}").read_text()
-
-    def _look(self):
-        """Its processor seconds so far; its memory is noted."""
-        found = dict(line.split(":", 1) for line in self._proc("status").splitlines())
-        if "VmHWM" in found:
-            self.watched.memory = max(self.watched.memory, 1024 * int(found["VmHWM"].split()[0]))
-        parts = self._proc("stat").rpartition(")")[2].split()
-        return (int(parts[11]) + int(parts[12])) / TICKS
-
     async def ask(self, patience=60.0):
         """Its status, None if no answer comes, or it is over."""
-        reach = Access(self._server.url, self._server.keys / "watcher.nk", self._server.keys / "ca.pem")
-        end = await transport(reach, self._run).watcher()
+        end = await transport(self._reach, self._run).watcher()
         try:
-            with suppress(OSError, ValueError, IndexError):
-                before, began = self._look(), time.monotonic()
-                answer = await end.status(patience)
-                took, computed = time.monotonic() - began, self._look() - before
-                if answer is not None:
-                    self.watched.answers.append(took)
-                    self.watched.computed.append(computed)
-                    return read_json(answer)
-                if self.process.poll() is None and took >= patience:
-                    self.watched.unanswered += 1
-            return None
+            answer = await end.status(patience)
+            return None if answer is None else read_json(answer)
         finally:
             await end.close()
 
-    async def keep_asking(self):
-        """Until cancelled."""
-        while True:
-            with suppress(NetworkError):
-                await self.ask()
-            await asyncio.sleep(ASK_SECONDS)
+    def begin_asking(self):
+        """From here on a process asks it how it is going."""
+        words = [self._reach.url, self._reach.key, self._reach.ca, self._run, self.process.pid]
+        with open(self.folder / "asked.jsonl", "wb") as said:
+            self._asker = subprocess.Popen(
+                [sys.executable, "-m", "support.hostile.asker", *map(str, words)], stdout=said,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
+            )  # fmt: skip
+
+    def watched(self):
+        """What that process has seen."""
+        self._asker.wait(100)
+        lines = [json.loads(line) for line in (self.folder / "asked.jsonl").read_text().splitlines()]
+        answered = [line for line in lines if line["answered"]]
+        return Watched(max((line["memory"] for line in lines), default=0), [line["took"] for line in answered],
+                       [line["computed"] for line in answered], len(lines) - len(answered))  # fmt: skip
 
     def kill(self):
         """End it, whatever it does."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        if self._asker is not None and self._asker.poll() is None:
+            self._asker.kill()
+            self._asker.wait()
 
 
 @dataclass
@@ -195,6 +187,7 @@ class Ended:
         hostile: the client.
         watcher: the hostile watcher, if there was one.
         seconds: from the first round on.
+        let_go: how often the server has ended a connection that did not read fast enough; what waited there is lost.
     """
 
     result: Result
@@ -204,6 +197,7 @@ class Ended:
     hostile: HostileClient
     watcher: HostileWatcher
     seconds: float
+    let_go: int
 
 
 def result_of(out, digests):
@@ -274,7 +268,8 @@ async def _run(starter, server, folder, recipe, seed, acts, hostile, seconds, ea
         began = time.monotonic()
         if seconds is not None:
             bad.until, bad.share = began + seconds, seconds / recipe["rounds"]
-        tasks = [asyncio.create_task(work) for work in (bad.live(), coordinator.keep_asking(), watcher.keep_going())]
+        coordinator.begin_asking()
+        tasks = [asyncio.create_task(work) for work in (bad.live(), watcher.keep_going())]
         while coordinator.process.poll() is None:
             if tasks[0].done():
                 tasks[0].result()
@@ -283,6 +278,7 @@ async def _run(starter, server, folder, recipe, seed, acts, hostile, seconds, ea
             await asyncio.sleep(0.05)
         took = time.monotonic() - began
         assert coordinator.process.returncode == 0, coordinator.text
+        watched = await asyncio.to_thread(coordinator.watched)
         digests = {await asyncio.to_thread(lambda host=host: host.digest) for host in hosts}
     finally:
         for task in tasks:
@@ -292,7 +288,8 @@ async def _run(starter, server, folder, recipe, seed, acts, hostile, seconds, ea
         net.stop()
     summary = json.loads((coordinator.out / "summary.json").read_text())
     result = result_of(coordinator.out, digests)
-    return Ended(result, summary, coordinator.text, coordinator.watched, bad, watcher, took)
+    let_go = server.log.count("Slow Consumer Detected")
+    return Ended(result, summary, coordinator.text, watched, bad, watcher, took, let_go)
 
 
 async def _until(true, coordinator, what, seconds=240):

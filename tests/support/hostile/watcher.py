@@ -59,7 +59,8 @@ class HostileWatcher:
 
     async def many(self):
         """Many questions at once."""
-        reply = self.rng.choice([f"{self.wire.inbox}.r", f"{self.wire.inbox}.%d", self.subjects.log])
+        mine = self.subjects.inbox("watcher")
+        reply = self.rng.choice([f"{self.wire.inbox}.r", f"{self.wire.inbox}.%d", f"{mine}.%d.r", self.subjects.log])
         for number in range(10_000 if self.heavy and self.rng.random() < 0.2 else 100):
             await self.wire.publish(self.subjects.status, b"{}", reply.replace("%d", str(number)))
 

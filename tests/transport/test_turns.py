@@ -1,0 +1,60 @@
+"""Messages that wait in lines, which take turns."""
+
+import asyncio
+
+from fedseed.transport.turns import EACH, Turns
+
+
+def taken(turns, count):
+    async def take():
+        return [await asyncio.wait_for(turns.next(), 60) for _ in range(count)]
+
+    return asyncio.run(take())
+
+
+def test_lines_take_turns_and_each_stays_in_order():
+    turns = Turns(1 << 20, print)
+    for whose, message in [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("a", "a4"), ("c", "c1"), ("b", "b2")]:
+        turns.put(whose, message, 10)
+    assert len(turns) == 7
+    assert taken(turns, 7) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+    assert len(turns) == 0 and turns.bytes == 0
+
+
+def test_a_long_line_gives_way_to_the_others():
+    dropped = []
+    turns = Turns(10 * (EACH + 100), dropped.append)
+    for number in range(15):
+        turns.put("long", number, 100)
+    assert dropped == [10, 11, 12, 13, 14]  # its own newest
+    turns.put("short", "first", 100)
+    turns.put("other", "second", 100)
+    assert dropped[5:] == [9, 8]
+    turns.put("long", "more", 100)
+    assert dropped[7:] == ["more"]
+    assert taken(turns, 10) == [0, "first", "second", *range(1, 8)]
+
+
+def test_one_that_never_fits_is_dropped_and_a_line_may_be_dropped_whole():
+    dropped = []
+    turns = Turns(10_000, dropped.append)
+    turns.put("a", "too large", 10_000)
+    turns.put("a", "large", 6000)
+    turns.put("b", "small", 100)
+    assert dropped == ["too large"]
+    turns.put("c", "also large", 4500)  # more than a share of three: it is not let in
+    assert dropped == ["too large", "also large"]
+    turns.put("b", "fits", 2000)
+    assert dropped == ["too large", "also large", "large"]
+    assert taken(turns, 2) == ["small", "fits"]
+
+
+def test_whoever_waits_hears_of_the_next():
+    async def main():
+        turns = Turns(1 << 20, print)
+        waiting = asyncio.create_task(turns.next())
+        await asyncio.sleep(0)
+        turns.put("a", "now", 1)
+        return await asyncio.wait_for(waiting, 60)
+
+    assert asyncio.run(main()) == "now"
