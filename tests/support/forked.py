@@ -9,15 +9,31 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["pytest", "support.worker_runs", "support.command_line", "torch._dynamo", "support.forked_ready"]
-)
+CONTEXT.set_forkserver_preload(["support.forked_ready"])
+
+
+def start(target, *args, daemon=False):
+    """A process that does `target(*args)`, which is a function of a module."""
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "FORKED_PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    with mock.patch.dict(os.environ, paths):  # older Pythons do not tell the server where modules are
+        forkserver.ensure_running()
+    process = CONTEXT.Process(target=_begin, args=(target, *args), daemon=daemon)
+    process.start()
+    return process
+
+
+def _begin(target, *args):
+    """The server says nothing of what it can't import: every process would, for seconds."""
+    assert "support.forked_ready" in sys.modules, "support.forked_ready can't be imported"
+    target(*args)
 
 
 def fedseed_forked(*words, cwd=None, path=(), before=None, beside=None):
@@ -35,8 +51,7 @@ def fedseed_forked(*words, cwd=None, path=(), before=None, beside=None):
     """
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("out", "err")]
-        process = CONTEXT.Process(target=_live, args=([*map(str, words)], cwd, [*map(str, path)], said, before))
-        process.start()
+        process = start(_live, [*map(str, words)], cwd, [*map(str, path)], said, before)
         while process.exitcode is None:
             process.join(None if beside is None else 0.1)
             if beside is not None and beside.poll():

@@ -4,13 +4,20 @@ Small vectors take the kernels' loops without threads; after a fork threads coul
 """
 
 import gc
+import os
 from pathlib import Path
 
 import numpy as np
+import pytest  # noqa: F401
+import torch._dynamo  # noqa: F401
 
+import support.command_line
+import support.worker_runs  # noqa: F401
 from fedseed.randomness import Basis, Domain
 from fedseed.randomness.kernels import cpu
 from fedseed.randomness.kernels.reference import Part
+
+os.environ["PYTHONPATH"] = os.environ.pop("FORKED_PYTHONPATH")  # as it is where the tests run
 
 
 def threads():

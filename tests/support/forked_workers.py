@@ -4,7 +4,7 @@ import os
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
-from support.forked import CONTEXT
+from support.forked import start
 
 
 class Forked:
@@ -12,8 +12,7 @@ class Forked:
 
     def __init__(self, command, pass_fds, **_):
         theirs = Connection(os.dup(pass_fds[0]))
-        self._process = CONTEXT.Process(target=live, args=(theirs,))
-        self._process.start()
+        self._process = start(live, theirs)
         theirs.close()
         self.pid = self._process.pid
         self.kill = self._process.kill

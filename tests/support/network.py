@@ -17,7 +17,7 @@ from fedseed.federation.protocol import Entry, read_step
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
-from support.forked import CONTEXT
+from support.forked import CONTEXT, start
 
 WITHOUT = "FEDSEED_WITHOUT_NATS"  # set it to leave out the tests that need nats-server
 
@@ -90,8 +90,7 @@ class Starter:
 
     def __init__(self):
         self._orders, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_take_orders, args=(theirs,), daemon=True)
-        self._process.start()
+        self._process = start(_take_orders, theirs, daemon=True)
         theirs.close()
 
     def order(self, **order):
