@@ -47,12 +47,11 @@ def attack(options):
                                        early=20, seconds=options.seconds / len(methods), hostile=hostile)  # fmt: skip
                 attacked(method, ended, expected)
                 check(ended, expected)
-            except AssertionError as error:  # the other methods are tried all the same
-                failed.append(f"{method}: {error}")
-                print(f"\n{failed[-1]}\n", flush=True)
+            except Exception as error:  # the other methods are tried all the same
+                failed.append(f"{method}: {type(error).__name__}: {error}")
     starter.stop()
     if failed:
-        raise SystemExit(1)
+        raise SystemExit("\n".join(["", *failed]))
 
 
 def attacked(method, ended, expected):
