@@ -152,7 +152,7 @@ FEDIT = ["small-fedit", "--set", "method.training.steps=2"]
         ),
     ],
 )  # fmt: skip
-def test_the_command_with_workers_ends_with_the_same_files(tmp_path, forked, count, words):
+def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, words):
     """The workers load the recipe themselves, plug-ins too."""
     from support.command import fedseed
 
