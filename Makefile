@@ -20,7 +20,7 @@ GPU_PYTHON ?= python3
 WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 1) + 1)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15
 
-.PHONY: setup quickstart check test slow trackers gpu docs notebook packages mutate lint clean nats
+.PHONY: setup quickstart check test slow trackers gpu docs notebook packages mutate lint kernels ready clean nats
 
 setup: $(VENV)/ready
 
@@ -42,20 +42,27 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+# what numba compiles once for a tree; seconds where it has
+kernels: setup
+	@$(BIN)/python scripts/compile_kernels.py
+
+ready: setup
+	@$(MAKE) --no-print-directory --jobs lint kernels
+
 # the tests of the network need nats-server; FEDSEED_WITHOUT_NATS=1 leaves them out
 nats:
 	@command -v nats-server >/dev/null || [ -n "$$FEDSEED_WITHOUT_NATS" ] || [ "$$(id -u)" != 0 ] || \
 	  ! command -v apt-get >/dev/null || (apt-get update -qq && apt-get install -y -qq nats-server) >/dev/null 2>&1 || \
 	  echo "nats-server could not be installed: the tests that need it will fail and say so"
 
-check: lint
+check: ready
 	@$(PYTEST) -m "not long and not slow"
 
-test: lint nats
+test: ready nats
 	@$(PYTEST)
 
 # only what `make test` leaves out
-slow: setup nats
+slow: kernels nats
 	@FEDSEED_SLOW=1 $(PYTEST) -m slow
 
 # hundreds of megabytes that only these tests need

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -8,6 +5,7 @@ from fedseed.errors import RecipeError
 from fedseed.models.heads import Head, head_parameters
 from fedseed.models.loading import find_base, load_model
 from fedseed.weights.digest import base_digest
+from support.forked import forked
 
 TEN = Head(tuple(f"class {i}" for i in range(10)), seed=7)
 OWN = ("thing 0", "thing 1", "thing 2")
@@ -28,6 +26,13 @@ def rest_of(model):
     return {n: t for n, t in model.state_dict(keep_vars=True).items() if id(t) not in head}
 
 
+def digests(folders, head):
+    """As another process finds them, in another state than this one."""
+    torch.manual_seed(3)
+    torch.set_num_threads(2)
+    return [base_digest(load_model(folder, head=head)[0]) for folder in folders]
+
+
 @pytest.mark.long
 def test_a_new_head_is_the_same_twice_and_in_another_process(image_base):
     folders = [str(image_base("vit")), str(image_base("resnet"))]
@@ -37,15 +42,7 @@ def test_a_new_head_is_the_same_twice_and_in_another_process(image_base):
     assert torch.equal(torch.random.get_rng_state(), state)  # nobody's generator is touched
     torch.manual_seed(2)
     assert [base_digest(load_model(folder, head=TEN)[0]) for folder in folders] == first
-    code = (
-        "import sys, torch; torch.manual_seed(3); torch.set_num_threads(2)\n"
-        "from fedseed.models.heads import Head; from fedseed.models.loading import load_model\n"
-        "from fedseed.weights.digest import base_digest\n"
-        "head = Head(tuple(f'class {i}' for i in range(10)), seed=7)\n"
-        "print(*(base_digest(load_model(folder, head=head)[0]) for folder in sys.argv[1:]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == first
+    assert forked(digests, folders, TEN) == first
     other = Head(TEN.classes, seed=8)
     assert all(base_digest(load_model(f, head=other)[0]) != d for f, d in zip(folders, first, strict=True))
 

@@ -1,5 +1,8 @@
 """All implementations give the reference's bits."""
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from fedseed.randomness import Basis
 from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load, reference, transform
 from fedseed.randomness.kernels.reference import Part, from_float
+from support.forked import forked
 from support.tiers import tiered
 
 REFERENCE, CPU = load("reference"), load("cpu")
@@ -150,3 +154,19 @@ def test_tables_of_directions_that_touch_several_bases():
     for (n, table), (m, compiled) in zip(tables, transform.hadamard_tables(8, 5, coefficients), strict=True):
         assert n == m
         same_bits(compiled, table)
+
+
+def not_compiled():
+    """The functions for several threads that the script leaves out; before it none has run in a forked process."""
+    from fedseed.randomness.kernels import cpu, lowrank_cpu
+
+    script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "compile_kernels.py"))
+    for number in range(len(script["HALVES"])):
+        script["compile_half"](number)
+    found = {f"{m.__name__}.{k}": v for m in (cpu, lowrank_cpu) for k, v in vars(m).items() if hasattr(v, "signatures")}
+    return [name for name, one in found.items() if one.targetoptions.get("parallel") and not one.signatures]
+
+
+@pytest.mark.long
+def test_make_compiles_every_kernel_beforehand():
+    assert forked(not_compiled) == []

@@ -36,6 +36,21 @@ def _begin(target, *args):
     target(*args)
 
 
+def forked(function, *args):
+    """What a function of a module returns in a process of its own, whose strings have other hashes."""
+    ours, theirs = CONTEXT.Pipe()
+    process = start(_answer, theirs, function, *args)
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        process.join()
+
+
+def _answer(connection, function, *args):
+    connection.send(function(*args))
+
+
 def fedseed_forked(*words, cwd=None, path=(), before=None, beside=None):
     """`fedseed WORDS` in a process of its own.
 

@@ -1,0 +1,82 @@
+"""Compiles the CPU's kernels for this tree, where that has not been done: about half a minute on two cores, once.
+
+    python scripts/compile_kernels.py
+
+numba keeps what it has compiled beside the sources, for as long as they are what they were. Tests that run side by side
+would each compile the same, so `make` does it before: in two processes, half of it each.
+"""
+
+import multiprocessing
+from collections.abc import Callable
+
+import numpy as np
+
+from fedseed.randomness import Basis, Domain, entries
+from fedseed.randomness.kernels import load
+from fedseed.randomness.kernels.reference import Part
+from fedseed.randomness.matrices import Matrices
+
+FEW, MANY = 8, 1 << 18  # elements: without threads, and with them
+CPU = load("cpu")
+
+
+def parts(name: str = "rademacher") -> list[Part]:
+    """A sum of directions."""
+    return [Part(Basis(name, 1).spec, 0, np.ones(2, np.float32))]
+
+
+def moves(dtype: str, stored: str) -> None:
+    """All that writes weights of a dtype."""
+    for count in (FEW, MANY):
+        prepared, weights = CPU.prepare(parts(), count), np.zeros(count, stored)
+        CPU.move(weights, weights, dtype, prepared, 0.5, 0)
+        CPU.move_steps(weights, dtype, CPU.prepare_steps([(parts(), 0.5)], count), 0)
+        rows = np.arange(count // 8)
+        CPU.move_rows(weights.reshape(-1, 8), weights.reshape(-1, 8), rows, dtype, prepared, 0.5, 0)
+        matrices = Matrices([(count // 8, 8)])
+        outer = [Part(Basis("lowrank", 1).spec_on(matrices), 0, np.ones(2, np.float32))]
+        CPU.move(weights, weights, dtype, CPU.prepare(outer, count), 0.5, 0)
+        CPU.move_many([(weights, weights, 0)], dtype, prepared, 0.5)
+        if CPU.draw is not None and dtype != "float32":
+            CPU.draw(weights, np.zeros(count, np.float32), dtype, 1, Domain.ROUNDING, 0, 0)
+
+
+def sums() -> None:
+    """Sums of directions, and random words."""
+    for count in (FEW, MANY):
+        CPU.combine(CPU.prepare(parts(), count), 0, count)
+        CPU.element_words(1, Domain.ROUNDING, 0, 0, count)
+    if CPU.product is not None:
+        x = np.zeros((8, 32), np.float32)
+        w, prepared = np.zeros((32, 32), np.float32), CPU.prepare(parts(), 1 << 10)
+        CPU.product(np.zeros((8, 32), np.float32), x, w, None, prepared, 0.5, 0, lambda n: np.zeros(n, np.float32))
+
+
+def projections() -> None:
+    """Projections on directions."""
+    for count in (FEW, MANY):
+        x, matrices = np.zeros(count, np.float32), Matrices([(count // 8, 8)])
+        for name in ("rademacher", "hadamard"):
+            for start in (0, entries.SPAN - 4):  # within a span, and in two
+                CPU.project(Basis(name, 1).spec, 0, 2, x, start, start + count)
+        for many in (2, 64):
+            spec = Basis("lowrank", 1).spec_on(matrices)
+            CPU.project(spec, 0, many, x, 0, count)
+            CPU.combine(CPU.prepare([Part(spec, 0, np.ones(many, np.float32))], count), 0, count)
+
+
+HALVES: list[list[Callable[[], None]]] = [
+    [lambda: moves("float32", "float32"), projections],
+    [lambda: moves("bfloat16", "uint16"), sums],
+]
+
+
+def compile_half(number: int) -> None:
+    """Call what takes one of the halves."""
+    for call in HALVES[number]:
+        call()
+
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(len(HALVES)) as pool:  # no thread of numba's is there yet
+        pool.map(compile_half, range(len(HALVES)))
