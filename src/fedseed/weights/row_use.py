@@ -104,6 +104,7 @@ class RowUse(TorchFunctionMode):
         self._rows = 0  # how many are mapped over
         self._off = False
         self._whole: dict[int, torch.Tensor] = {}
+        self._counted: tuple[torch.Tensor, torch.Tensor] | None = None  # a mask, and how much of it is true
 
     @property
     def inside(self) -> bool:
@@ -117,7 +118,7 @@ class RowUse(TorchFunctionMode):
         try:
             yield
         finally:
-            self._row, self._whole = None, {}
+            self._row, self._whole, self._counted = None, {}, None
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -138,6 +139,11 @@ class RowUse(TorchFunctionMode):
                 return self._attention(*args, **kwargs)
             if func in _EVERYWHERE and len(args) == 1 and not kwargs:
                 return Everywhere.apply(args[0])  # type: ignore[no-untyped-call]
+            if func is torch.Tensor.sum and len(args) == 1 and not kwargs and args[0].dtype == torch.bool:
+                self._counted = args[0], func(*args)
+                return self._counted[1]
+            if getattr(func, "__name__", "") in ("__eq__", "eq") and self._counts_all(*args):
+                return Everywhere.apply(self._counted[0])  # type: ignore[index, no-untyped-call]
             if getattr(func, "__name__", "") in _READS:
                 return func(Agreed.apply(args[0]), *args[1:], **kwargs)  # type: ignore[no-untyped-call]
         if way_of(func) == "ask" or not any(self._holds_ours(v) for v in (*args, *kwargs.values())):
@@ -151,6 +157,11 @@ class RowUse(TorchFunctionMode):
         if out is not None:
             return out
         return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
+
+    def _counts_all(self, count: Any, number: Any, *_: Any) -> bool:
+        """Whether how many of a tensor's entries are true is compared with how many there are: `all()` once more."""
+        known = self._counted
+        return known is not None and count is known[1] and type(number) is int and number == known[0].numel()
 
     def _ours(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value in self._tables
