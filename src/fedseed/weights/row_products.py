@@ -112,8 +112,9 @@ class _OfRows(torch.autograd.Function):
                 arg = Row(_unwrap_batched(arg.entry, level)[0], arg.in_order)
             plain.append(arg)
             dims.append(dim)
+        mapped = Mapped(interpreter.batch_size())  # type: ignore[attr-defined]
         with interpreter.lower():
-            out, place = cls.vmap(Mapped(interpreter.batch_size()), dims, *plain)  # type: ignore[attr-defined]
+            out, place = cls.vmap(mapped, dims, *plain)  # type: ignore[no-untyped-call]
         return _add_batch_dim(out, place, level)
 
 
