@@ -151,15 +151,18 @@ def test_an_example_with_several_rows_takes_one_pass_too(small):
     )
     calls = []
     hook = language.register_forward_hook(lambda *_: calls.append(1))
-    basis = MeZO(basis="lowrank").directions(5)
-    (found,) = part_losses(space, objective, [items], basis, [3, 4, 9, 1], 0.05)
+    basis, along = MeZO(basis="lowrank").directions(5), [3, 4, 9, 1]
+    (found,) = part_losses(space, objective, [items], basis, along, 0.05)
     assert len(calls) == 1 and space.rows.reason is None
-    hook.remove()
     alone = [
-        part_losses(space, objective, [[item]], basis, [k], 0.05)[0][0]
-        for item, k in zip(items, [3, 4, 9, 1], strict=True)
+        part_losses(space, objective, [[item]], basis, [k], 0.05)[0][0] for item, k in zip(items, along, strict=True)
     ]
     assert found == pytest.approx(alone, abs=1e-4)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        (half,) = part_losses(space, objective, [items], basis, along, 0.05)
+    hook.remove()
+    assert len(calls) == 6 and space.rows.reason is None
+    assert half == pytest.approx(found, abs=0.05) and half != found
 
 
 # -- losses that are not usable ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedseed import Basis, ParameterSpace
 from fedseed.randomness.kernels import load
 from fedseed.randomness.stream import Domain
+from fedseed.weights import row_products
 from fedseed.weights.row_losses import row_losses
 from fedseed.weights.row_use import RowsError
 from weights.test_perturbation import TEXT, Shared
@@ -94,13 +95,41 @@ def test_losses_of_rows_are_those_of_the_model_moved_alone(name, dtype, rank):
 
 
 def test_one_pass_goes_through_the_model_once():
+    """Also where some rows are padded and others are not."""
     model = build("opt").eval()
     space, losses, items = ParameterSpace(model), losses_of(model, "opt"), items_of("opt", 4)
     seen = []
     model.lm_head.register_forward_hook(lambda *_: seen.append(1))
-    with space.perturbed_rows(Basis("lowrank"), [1, 2, 3, 4], 0.1) as rows:
-        losses([{k: v for k, v in item.items() if k == "input_ids"} for item in items])
-    assert (rows.calls, rows.reason, len(seen)) == (1, None, 1)
+    for names in (["input_ids"], ["input_ids", "attention_mask"]):
+        seen.clear()
+        with space.perturbed_rows(Basis("lowrank"), [1, 2, 3, 4], 0.1) as rows:
+            losses([{k: item[k] for k in names} for item in items])
+        assert (rows.calls, rows.reason, len(seen)) == (1, None, 1)
+
+
+class Branching(torch.nn.Linear):
+    """Another way for inputs whose sum is positive."""
+
+    def forward(self, x):
+        made = super().forward(x)
+        return made.exp() if x.sum() > 0 else made
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_rows_that_take_different_branches_go_apart(short, monkeypatch):
+    monkeypatch.setattr(row_products, "SHORT", short)
+    torch.manual_seed(0)
+    model, x, basis = Branching(6, 4), torch.randn(5, 6), Basis("lowrank", 3)
+    space, alone = ParameterSpace(model), []
+    assert {True, False} == set((x.sum(dim=1) > 0).tolist())
+    with torch.no_grad():
+        for i in range(5):
+            with space.perturbed(basis, i, 0.3):
+                alone.append(model(x[i : i + 1]))
+    with space.perturbed_rows(basis, range(5), 0.3) as rows:
+        found = model(x)
+    assert rows.reason is None
+    torch.testing.assert_close(found, torch.cat(alone))
 
 
 @pytest.mark.parametrize("basis", [Basis("lowrank", 3), Basis("rademacher", 3)])
@@ -136,8 +165,10 @@ class Mixing(torch.nn.Module):
         return torch.matmul(self.flat(self.up(x).flatten(2)).mean(-1), self.head)
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_convolutions_in_groups_and_products_written_by_hand(rank):
+@pytest.mark.parametrize(("rank", "short"), [(1, True), (2, True), (2, False)])
+def test_convolutions_in_groups_and_products_written_by_hand(rank, short, monkeypatch):
+    """`short`: without torch's own dispatch, and with it, as where another version has none of what that needs."""
+    monkeypatch.setattr(row_products, "SHORT", short)
     torch.manual_seed(0)
     model, x, basis = Mixing(), torch.randn(3, 4, 6, 6), Basis("lowrank", 3, rank=rank)
     space = ParameterSpace(model)

@@ -20,11 +20,12 @@ from fedseed.randomness.kernels.reference import Spec
 from fedseed.randomness.stream import Domain
 from fedseed.weights import row_products
 from fedseed.weights.perturbation import way_of
-from fedseed.weights.row_products import Agreed, Factors, Row
+from fedseed.weights.row_products import Agreed, Everywhere, Factors, Row
 from fedseed.weights.vector import Vector
 
 # functions that Python reads a value with
 _READS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "is_nonzero"}
+_EVERYWHERE = (torch.all, torch.Tensor.all)
 _CONVOLUTIONS = {functional.conv1d: 1, functional.conv2d: 2, functional.conv3d: 3}
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
 
@@ -103,6 +104,7 @@ class RowUse(TorchFunctionMode):
         self._rows = 0  # how many are mapped over
         self._off = False
         self._whole: dict[int, torch.Tensor] = {}
+        self._counted: tuple[torch.Tensor, torch.Tensor] | None = None  # a mask, and how much of it is true
 
     @property
     def inside(self) -> bool:
@@ -116,7 +118,7 @@ class RowUse(TorchFunctionMode):
         try:
             yield
         finally:
-            self._row, self._whole = None, {}
+            self._row, self._whole, self._counted = None, {}, None
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -135,6 +137,13 @@ class RowUse(TorchFunctionMode):
         if self._row is not None:
             if func is functional.scaled_dot_product_attention:
                 return self._attention(*args, **kwargs)
+            if func in _EVERYWHERE and len(args) == 1 and not kwargs:
+                return Everywhere.apply(args[0])  # type: ignore[no-untyped-call]
+            if func is torch.Tensor.sum and len(args) == 1 and not kwargs and args[0].dtype == torch.bool:
+                self._counted = args[0], func(*args)
+                return self._counted[1]
+            if getattr(func, "__name__", "") in ("__eq__", "eq") and self._counts_all(*args):
+                return Everywhere.apply(self._counted[0])  # type: ignore[index, no-untyped-call]
             if getattr(func, "__name__", "") in _READS:
                 return func(Agreed.apply(args[0]), *args[1:], **kwargs)  # type: ignore[no-untyped-call]
         if way_of(func) == "ask" or not any(self._holds_ours(v) for v in (*args, *kwargs.values())):
@@ -148,6 +157,11 @@ class RowUse(TorchFunctionMode):
         if out is not None:
             return out
         return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
+
+    def _counts_all(self, count: Any, number: Any, *_: Any) -> bool:
+        """Whether how many of a tensor's entries are true is compared with how many there are: `all()` once more."""
+        known = self._counted
+        return known is not None and count is known[1] and type(number) is int and number == known[0].numel()
 
     def _ours(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value in self._tables
@@ -176,13 +190,12 @@ class RowUse(TorchFunctionMode):
         if known is not None:
             return known
         if parameter.dim() < 2:
-            own = self._whole[id(parameter)] = row_products.Pick.apply(self._tables.vectors(parameter), self._row)  # type: ignore[no-untyped-call]
+            own = self._whole[id(parameter)] = row_products.Pick.of(self._tables.vectors(parameter), self._row)
             return own
         if self._rows * parameter.numel() > self._most:
             raise UnmappedError(f"a function wants {self._rows} copies of a tensor of shape {tuple(parameter.shape)}")
         left, right, scale = (
-            row_products.Pick.apply(table, self._row).float()  # type: ignore[no-untyped-call]
-            for table in self._tables.factors(parameter)
+            row_products.Pick.of(table, self._row).float() for table in self._tables.factors(parameter)
         )
         with torch.autocast(parameter.device.type, enabled=False):
             change = (left * scale).mT @ right
@@ -212,7 +225,7 @@ class RowUse(TorchFunctionMode):
         if not self._ours(weight) or weight.dim() != 2 or self._ours(input):
             return None
         factors = self._tables.factors(weight)
-        return row_products.Linear.apply(input, weight.detach(), self._exchange(bias), factors, self._row)  # type: ignore[no-untyped-call]
+        return row_products.Linear.of(input, weight.detach(), self._exchange(bias), factors, self._row)
 
     def _product(self, x: Any, matrix: Any, bias: Any) -> torch.Tensor | None:
         """x @ matrix + bias."""
@@ -220,14 +233,14 @@ class RowUse(TorchFunctionMode):
             return None
         left, right, scale = self._tables.factors(matrix)
         turned = Factors(right, left, scale)
-        return row_products.Linear.apply(x, matrix.detach().t(), self._exchange(bias), turned, self._row)  # type: ignore[no-untyped-call]
+        return row_products.Linear.of(x, matrix.detach().t(), self._exchange(bias), turned, self._row)
 
     def _embedding(
         self, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
     ) -> torch.Tensor | None:
         if not self._ours(weight) or max_norm is not None:
             return None
-        return row_products.Embedding.apply(input, weight.detach(), self._tables.factors(weight), self._row)  # type: ignore[no-untyped-call]
+        return row_products.Embedding.of(input, weight.detach(), self._tables.factors(weight), self._row)
 
     def _layer_norm(
         self, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
@@ -235,7 +248,7 @@ class RowUse(TorchFunctionMode):
         if not (self._ours(weight) and self._ours(bias)) or weight.dim() > 1 or self._ours(input):
             return None
         tables = self._tables.vectors(weight), self._tables.vectors(bias)
-        return row_products.LayerNorm.apply(input, list(normalized_shape), *tables, eps, self._row)  # type: ignore[no-untyped-call]
+        return row_products.LayerNorm.of(input, list(normalized_shape), *tables, eps, self._row)
 
     def _convolution(
         self, func: Any, input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
@@ -243,7 +256,7 @@ class RowUse(TorchFunctionMode):
     ) -> torch.Tensor | None:  # fmt: skip
         if not self._ours(weight) or self._ours(input) or input.dim() != _CONVOLUTIONS[func] + 2:
             return None
-        return row_products.Convolution.apply(  # type: ignore[no-untyped-call]
+        return row_products.Convolution.of(
             func, input, weight.detach(), self._exchange(bias), (stride, padding, dilation), groups,
             self._tables.factors(weight), self._row,
         )  # fmt: skip
@@ -252,4 +265,4 @@ class RowUse(TorchFunctionMode):
         how.update(zip(("dropout_p", "is_causal"), more, strict=False))
         if query.dim() < 3:
             return functional.scaled_dot_product_attention(query, key, value, attn_mask, **how)
-        return row_products.Attention.apply(query, key, value, attn_mask, self._row, how)  # type: ignore[no-untyped-call]
+        return row_products.Attention.of(query, key, value, attn_mask, self._row, how)
