@@ -66,6 +66,8 @@ def test_parts_are_those_of_the_method(monkeypatch, plain):
     assert of("small-fedkseed").base == 0
     momentum = of("small-feedsign", "method.optimizer=adam")
     assert momentum.averages == 2 * WEIGHTS and momentum.held == momentum.weights + 2 * WEIGHTS
+    assert of("small-mezo", "method.optimizer=hiso").averages == WEIGHTS  # the diagonal
+    assert of("small-mezo", "method.optimizer=adam-rebuilt").averages == 0
 
 
 def test_checkpoints_adapters_and_parts_of_a_model(plain):

@@ -97,7 +97,7 @@ def move_by_pieces(
         total = combined(kernel, prepared, start, stop)
         if moments is None:
             return total * float(np.float32(scale)) + 0.0
-        return moments.change(total.to(moments.first.device), start)  # type: ignore[no-any-return]
+        return moments.change(total.to(moments.first.device), start)
 
     _by_pieces(vector, vector.preparing(terms, scale), change, rounding)
 
@@ -129,7 +129,7 @@ def move_rebuilt(vector: Vector, steps: Sequence[Sequence[Term]], rule: Rule, ro
                 moments = Moments(rule, torch.zeros_like(gradient), torch.zeros_like(gradient), len(steps))
             moments.take(gradient, 0)
         assert moments is not None
-        return moments.descent(slice(None), torch.float32)  # type: ignore[no-any-return]
+        return moments.descent(slice(None), torch.float32)
 
     _by_pieces(vector, prepare, change, rounding)
 
