@@ -52,7 +52,7 @@ def broken(prompt, answer, example):
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (broken, "raised KeyError: 'grade'; prompt '2 + 2 =', answer 'Four.'"),
+        (broken, r"raised KeyError: 'grade'; prompt '2 \+ 2 =', answer 'Four\.'"),
         (lambda *_: "0.5", r"returned '0.5' \(str\), not a number; prompt '2 \+ 2 ='"),
         (lambda *_: None, r"returned None \(NoneType\), not a number"),
         (lambda *_: "x" * 500, r"returned 'x{56}\.\.\. \(str\)"),

@@ -135,7 +135,10 @@ class RowUse(TorchFunctionMode):
         if self._row is not None:
             if func is functional.scaled_dot_product_attention:
                 return self._attention(*args, **kwargs)
-            if getattr(func, "__name__", "") in _READS:
+            name = getattr(func, "__name__", "")
+            if name == "__contains__":  # reads a value inside, where nothing is handed out
+                return bool(Agreed.apply((args[0] == args[1]).any()))  # type: ignore[no-untyped-call]
+            if name in _READS:
                 return func(Agreed.apply(args[0]), *args[1:], **kwargs)  # type: ignore[no-untyped-call]
         if way_of(func) == "ask" or not any(self._holds_ours(v) for v in (*args, *kwargs.values())):
             return func(*args, **kwargs)
