@@ -14,6 +14,7 @@ from fedseed.objectives.seq2seq import Seq2SeqLM, answers_of
 from fedseed.runs.assembly import Federation
 from fedseed.tasks.data import Chat, Example
 from support.text_bases import write
+from support.tiers import mark
 
 NEW = 6
 EXAMPLES = [
@@ -90,7 +91,7 @@ def test_a_chat_is_asked_once_for_its_last_answer(small):
 DIRECTIONS, SCALES = [3, 8, 3, 0, 3], [0.05, -0.05, 0.05, 0.1, -0.2]
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", "mistral"])
+@pytest.mark.parametrize("kind", mark(["llama", "gpt2", "opt", "mistral"], lambda kind: kind != "llama", "long"))
 def test_rows_with_weights_of_their_own_say_what_they_say_alone(kind, small):
     model, heard = tiny(kind, small[1]), Heard()
     space, objective = ParameterSpace(model), Rewarded(CausalLM(small[1]), heard, NEW)

@@ -60,3 +60,20 @@ def test_a_partition_deals_the_same_examples_otherwise():
         spread[kind] = sum(max(c.values()) / sum(c.values()) for c in counts) / 5
     assert {len(c.examples) for c in plain.clients} == {120}
     assert spread["iid"] < 0.12 < spread["dirichlet"]  # of twenty families, how much the largest has of a client
+
+
+def test_families_are_named_and_asked_in_another_form():
+    names = ["count_items", "sort_down", "home_of"]  # of all three groups
+    task = InstructionsTask(clients=3, families_per_client=1, families=names, examples=4, evaluation=2, unseen=0)
+    data = task.load()
+    assert {label for client in data.clients for label in client.labels} == set(names)
+    asked = task.model_copy(update={"prompt": "question"}).load()
+    for plain, other in zip(data.evaluation[""], asked.evaluation[""], strict=True):
+        assert plain.response == other.response and plain.prompt.startswith("### Instruction:\n")
+        words = plain.prompt.replace("### Instruction:\n", "").replace("\n\n### Input:", "").removesuffix("\n")
+        assert other.prompt == f"Question: {words.removesuffix('### Response:').rstrip()}\nAnswer:"
+    for wrong, problem in ((["sort_dwn"], "did you mean sort_down"), (["home_of"] * 2, "'home_of': twice")):
+        with pytest.raises(RecipeError, match=problem):
+            InstructionsTask(families=wrong).load()
+    with pytest.raises(RecipeError, match="60 families are needed, there are 3"):
+        task.model_copy(update={"clients": 60}).load()

@@ -115,12 +115,15 @@ class ZerothOrder(Method):
         return (seed, step) if self.small_steps == "stochastic" else None
 
     def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
-        """The estimate along direction k on `items`.
+        """The estimate along direction k on `items`, which is a population of its own.
 
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the loss guard says no.
         """
-        return self.two_points(client, basis, [k], items)[0]
+        with client.autocast(self.autocast):
+            plus = client.perturbed_loss(basis, k, self.scale, items)
+            minus = client.perturbed_loss(basis, k, -self.scale, items)
+        return self.quotients([plus], [minus], 2 * self.scale)[0]
 
     def two_points(self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any]) -> list[Projection]:
         """The estimates along several directions, which are one population; raises as `two_point` does."""

@@ -44,12 +44,14 @@ class Asked:
     @property
     def cut(self) -> int:
         """How many tokens were cut away."""
-        return getattr(self.tokens, "cut", 0)
+        cut: int = getattr(self.tokens, "cut", 0)
+        return cut
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What else was done to it."""
-        return getattr(self.tokens, "remarks", ())
+        remarks: tuple[str, ...] = getattr(self.tokens, "remarks", ())
+        return remarks
 
 
 class Rewarded:

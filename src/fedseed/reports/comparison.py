@@ -13,6 +13,7 @@ from fedseed.reports.results import PHASES, read_summary
 from fedseed.reports.tables import (
     Sheet,
     comparison_lines,
+    digits_of,
     human_bytes,
     human_seconds,
     mean_and_deviation,
@@ -120,7 +121,7 @@ def costs_sheet(title: str, lines: Sequence[Compared]) -> Sheet:
 
 
 def _score(metric: str, values: Sequence[float]) -> str:
-    return mean_and_deviation(values, 3 if metric.endswith("loss") else 1)
+    return mean_and_deviation(values, digits_of(metric))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from fedseed.durable import write_whole
 from fedseed.reports.charts import Axis, Series, line_chart, swatch
 from fedseed.reports.results import SCORES
 from fedseed.reports.style import COLOURS, DARK_COLOURS, DASHES
-from fedseed.reports.tables import Sheet, human_bytes, human_seconds, shown_metrics
+from fedseed.reports.tables import Sheet, digits_of, human_bytes, human_seconds, shown_metrics
 from fedseed.reports.view import RunView, view_folder
 
 MOST_CLIENTS = 200  # rows of the table
@@ -150,7 +150,7 @@ def metric_title(name: str) -> str:
 def _number(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.3f}" if name.endswith(("loss", "perplexity")) else f"{value:.1f}"
+    return f"{value:.{digits_of(name)}f}"
 
 
 def _tiles(view: RunView) -> list[tuple[str, str, str]]:

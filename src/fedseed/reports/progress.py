@@ -74,6 +74,8 @@ def describe(line: Mapping[str, Any]) -> str:
     if "loss" in line:
         parts.append(f"held-out loss {line['loss']:.3f}")
     parts += [f"{title} {line[name]:.1f}" for name, title in SCORES.items() if name in line]
+    if "reward" in line:
+        parts.append(f"reward {line['reward']:.3f}")
     if line.get("train_loss") is not None:
         parts.append(f"local loss {line['train_loss']:.3f}")
     if "bytes_up" in line:

@@ -32,6 +32,11 @@ def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:
     return [name for name in metrics if not name.endswith("perplexity") and not name.startswith("validation_")]
 
 
+def digits_of(name: str) -> int:
+    """How many digits a metric has behind the point: percentages need fewer."""
+    return 3 if name.endswith(("loss", "perplexity", "reward")) else 1
+
+
 def _heading(name: str) -> str:
     """A metric's column: which examples, and what is measured on them."""
     for metric, title in {"loss": "loss", **SCORES}.items():
@@ -41,8 +46,7 @@ def _heading(name: str) -> str:
 
 
 def _numbers(metrics: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    digits = {name: 3 if name.endswith("loss") else 1 for name in names}
-    return [f"{metrics[name]:.{digits[name]}f}" if name in metrics else "-" for name in names]
+    return [f"{metrics[name]:.{digits_of(name)}f}" if name in metrics else "-" for name in names]
 
 
 def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:

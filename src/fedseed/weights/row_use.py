@@ -137,14 +137,17 @@ class RowUse(TorchFunctionMode):
         if self._row is not None:
             if func is functional.scaled_dot_product_attention:
                 return self._attention(*args, **kwargs)
+            name = getattr(func, "__name__", "")
             if func in _EVERYWHERE and len(args) == 1 and not kwargs:
                 return Everywhere.apply(args[0])  # type: ignore[no-untyped-call]
             if func is torch.Tensor.sum and len(args) == 1 and not kwargs and args[0].dtype == torch.bool:
                 self._counted = args[0], func(*args)
                 return self._counted[1]
-            if getattr(func, "__name__", "") in ("__eq__", "eq") and self._counts_all(*args):
+            if name in ("__eq__", "eq") and self._counts_all(*args):
                 return Everywhere.apply(self._counted[0])  # type: ignore[index, no-untyped-call]
-            if getattr(func, "__name__", "") in _READS:
+            if name == "__contains__":  # reads a value inside, where nothing is handed out
+                return bool(Agreed.apply((args[0] == args[1]).any()))  # type: ignore[no-untyped-call]
+            if name in _READS:
                 return func(Agreed.apply(args[0]), *args[1:], **kwargs)  # type: ignore[no-untyped-call]
         if way_of(func) == "ask" or not any(self._holds_ours(v) for v in (*args, *kwargs.values())):
             return func(*args, **kwargs)
