@@ -122,14 +122,13 @@ def test_messages_that_nobody_can_have_made_are_refused():
 
 
 def test_it_learns_better_with_feedback_and_its_orbit_is_the_model(tmp_path, without_pictures):
-    losses = {}
-    for feedback in (1.0, 0.0):
-        out = tmp_path / str(feedback)
-        result = federation(TopK(share=0.02, feedback=feedback, training=TRAINING), rounds=12, out=out).run()
-        losses[feedback] = result.summary["final"]["loss"]
-        assert Orbit.open(out / "model.orbit").replay(model()) == result.summary["weights_digest"]
-        assert (out / "memory").exists() == (feedback > 0)
-    assert losses[1.0] < losses[0.0] < result.summary["baseline"]["loss"]
+    summaries = {}
+    for feedback, out in ((1.0, None), (0.0, tmp_path / "run")):
+        method = TopK(share=0.02, feedback=feedback, training=TRAINING)
+        summaries[feedback] = federation(method, rounds=8, out=out).run().summary
+    assert summaries[1.0]["final"]["loss"] < summaries[0.0]["final"]["loss"] < summaries[0.0]["baseline"]["loss"]
+    assert Orbit.open(out / "model.orbit").replay(model()) == summaries[0.0]["weights_digest"]
+    assert not (out / "memory").exists()  # nothing is remembered
 
 
 def test_all_entries_in_eight_bits_are_fedavg_but_for_rounding():
