@@ -18,6 +18,7 @@ from fedseed.reports.tables import Sheet
 from fedseed.tasks.prompts import alpaca_prompt, prompt_with_context_said
 
 GIB = 2**30
+POOLS = tuple(2**p for p in range(15))
 
 
 def table_3() -> Finding:
@@ -56,7 +57,7 @@ def table_3() -> Finding:
 
 def figure_5(
     length: int = 10_000,
-    pools: Sequence[int] = tuple(2**p for p in range(15)),
+    pools: Sequence[int] = POOLS,
     draws: Sequence[int] = (100, 1000, 10_000),
     repeats: int = 100,
 ) -> Finding:
