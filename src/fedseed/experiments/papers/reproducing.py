@@ -148,7 +148,7 @@ class Making:
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
         """A sweep's lines, or those of a recipe over three seeds, run as far as they are missing."""
         path = find_sweep(source)
-        made = Sweep(run=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
+        made = Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
         changes: dict[str, Any] = {"set": [*made.set, *self.settings]}
         if self.seeds is not None:
             changes["seeds"] = list(self.seeds)
