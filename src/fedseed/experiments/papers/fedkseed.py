@@ -116,8 +116,8 @@ def figure_5(
         [Panel("Figure 5", [*lines, dotted], Axis("K", log=True), Axis("mean absolute value")),
          Panel("The same, logarithmic", [*lines, dotted], Axis("K", log=True), Axis("mean absolute value", log=True))],
         [],
-        (0, repeats - 1),
-        [f"{repeats} repeats, with seeds from the first to the last; the pools of a repeat share their beginnings.",
+        f"0 to {repeats - 1}",
+        [f"{repeats} repeats; the pools of a repeat share their beginnings.",
          "The paper does not say over what the mean goes: over the perturbations, then its absolute value "
          "over entries."],
     )  # fmt: skip

@@ -310,8 +310,7 @@ def theorem_1(length: int = 1000, count: int = 50, seeds: int = 4000) -> Finding
                "Delta", [Series("measured", points), Series("unbiased draws", expected, number=1)],
                Axis("seeds", log=True), Axis("relative distance", log=True))],
         [],
-        (0, seeds - 1),
-        ["The seeds are all of those from the first to the last."],
+        f"0 to {seeds - 1}",
     )  # fmt: skip
 
 

@@ -148,7 +148,9 @@ class Making:
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
         """A sweep's lines, or those of a recipe over three seeds, run as far as they are missing."""
         path = find_sweep(source)
-        made = Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
+        made = (
+            Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
+        )
         changes: dict[str, Any] = {"set": [*made.set, *self.settings]}
         if self.seeds is not None:
             changes["seeds"] = list(self.seeds)
@@ -198,7 +200,7 @@ def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
     """What a page says of where its numbers come from."""
     made = host()
     facts = {
-        "paper wants": item.wants,
+        "paper wants": "-" if scale == "exact" else item.wants,
         "sweep or recipe": (item.small if scale == "small" else item.published if scale == "published" else None)
         or "-",
         "settings": " ".join(settings) or "-",
