@@ -167,6 +167,7 @@ PAGES = {
     "federation.md": Page(federation),
     "memory.md": Page(own),
     "models.md": Page(models),
+    "reproduce.md": Page(),
     "results.md": Page(results),
     "start.md": Page(sets={"recipe.toml": SHORT}),
     "tracking.md": Page(tracking),

@@ -1,6 +1,6 @@
 """Makes items of the catalogue: files and a page for each, an index of all; what is made already is taken up.
 
-OUT/PAPER/ITEM/SCALE/   page.html, data.csv, picture.png, table-1.csv, tables.md, result.json
+OUT/PAPER/ITEM/SCALE/   page.html, data.csv, picture.png, table-1.csv, tables.txt, result.json
 OUT/index.html          all results that lie there
 OUT/runs/SWEEP/         the runs of sweeps, which items share
 """
@@ -191,7 +191,7 @@ def write_files(folder: Path, subject: Subject, found: Finding, seconds: float, 
     for number, sheet in enumerate(found.sheets, start=1):
         write_whole(folder / f"table-{number}.csv", table_csv(sheet).encode())
     if found.sheets:
-        write_whole(folder / "tables.md", "\n".join(sheet.markdown() for sheet in found.sheets).encode())
+        write_whole(folder / "tables.txt", "\n".join(sheet.text() for sheet in found.sheets).encode())
     write_whole(folder / "page.html", finding_page(subject, found, seconds).encode())
     write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
 
