@@ -57,4 +57,6 @@ def test_an_attack_changes_what_is_sent(name, kind):
             )
             np.testing.assert_array_equal(*(([a.signs, -b.signs]) if name == "feedsign" else [a.scalars, -b.scalars]))
         run.worker.apply(run.coordinator.close())
-    assert changed == 8 or (name == "feedsign" and changed >= (1 if kind == "multiplier" else 2))
+    # a vote may stay what it was; so may a scalar of a byte that is multiplied by nearly 1
+    fewest = {"feedsign": 2 if kind != "multiplier" else 1, "zo-byte": 6 if kind == "multiplier" else 8}.get(name, 8)
+    assert fewest <= changed <= 8

@@ -166,11 +166,13 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
     ni = {"label": "a", "recipe": "published-fedkseed", "grid": {"method.learning_rate": [1e-7, 3e-7]}}
     for settings, text in (
         ({"run": [run, {**run, "label": "b", **grid}]}, r"method\.training\.rat = 1: unknown key"),
-        ({"run": [ni], "set": []}, "no validation examples to choose"),
+        ({"run": [ni], "set": ["task.validation=0.0"]}, "task.validation = 0 keeps none"),
         ({"run": [{**run, "grid": {"method.name": ["fedavg", "fed avg"]}}]}, "choose one of"),
     ):
         with pytest.raises(RecipeError, match=text):
             Sweeping(sweep(**settings), tmp_path, str)
+    said = []  # rates can be searched on Natural Instructions: the sweep keeps a validation set
+    assert Sweeping(sweep(run=[ni], set=[]), tmp_path, said.append).total == 3 and "task.validation = 0.1" in said[0]
     assert not played.jobs
     path = tmp_path / "s.toml"
     for text, wrong in (

@@ -93,7 +93,7 @@ def test_tables_of_the_recipe(recipe):
         ("[task]\nname = 'sst2'", "task.path: missing"),
         ("[task]\nname = 'natural-instructions'\npath = 'x'\nfraction = 2.0", "task.fraction = 2.0"),
         (
-            "[task]\nname = 'natural-instructions'\npath = 'x'\nclients = 2",
+            "[task]\nname = 'natural-instructions'\npath = 'x'\nunseen = 2",
             "unknown key; allowed here: .*max_input_chars",
         ),
         (

@@ -60,7 +60,7 @@ class Finding:
         reason: why it came out so, in a sentence or two.
         panels: curves.
         sheets: tables.
-        seeds: which were used; none where nothing is random.
+        seeds: which were used, or a text about very many; none where nothing is random.
         deviations: in what this differs from the paper's own experiment.
     """
 
@@ -68,7 +68,7 @@ class Finding:
     reason: str
     panels: Sequence[Panel] = ()
     sheets: Sequence[Sheet] = ()
-    seeds: Sequence[int] = ()
+    seeds: Sequence[int] | str = ()
     deviations: Sequence[str] = ()
 
     @property
@@ -143,7 +143,7 @@ def finding_json(subject: Subject, finding: Finding, seconds: float, finished: s
         "verdict": finding.verdict,
         "claims": [asdict(claim) for claim in finding.claims],
         "reason": finding.reason,
-        "seeds": list(finding.seeds),
+        "seeds": finding.seeds if isinstance(finding.seeds, str) else list(finding.seeds),
         "deviations": list(finding.deviations),
         "seconds": round(seconds, 2),
         "finished": finished,
@@ -168,6 +168,7 @@ def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
         finding=finding,
         marks=MARKS,
         counted=count_verdicts(finding.claims),
+        seeds=finding.seeds if isinstance(finding.seeds, str) else ", ".join(map(str, finding.seeds)),
         charts=[chart for chart in charts if chart[1] is not None],
         took=human_seconds(seconds) if seconds >= 1 else "under a second",
     )

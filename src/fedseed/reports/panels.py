@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
+from matplotlib import pyplot as plt
+
 from fedseed.reports.findings import Panel
-from fedseed.reports.plots import finish_axes, line_style, log_axis, plt, save
+from fedseed.reports.plots import finish_axes, line_style, log_axis, save
 
 ACROSS = 3  # panels in a row
 

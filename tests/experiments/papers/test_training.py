@@ -138,7 +138,7 @@ def test_a_small_item_is_made_of_runs_and_taken_up_again(here, monkeypatch, tmp_
         "page.html",
         "data.csv",
         "picture.png",
-        "tables.md",
+        "tables.txt",
         "result.json",
     }
     (claim,) = result["claims"]

@@ -18,6 +18,7 @@ from fedseed.reports.tables import Sheet
 from fedseed.tasks.prompts import alpaca_prompt, prompt_with_context_said
 
 GIB = 2**30
+POOLS = tuple(2**p for p in range(15))
 
 
 def table_3() -> Finding:
@@ -56,7 +57,7 @@ def table_3() -> Finding:
 
 def figure_5(
     length: int = 10_000,
-    pools: Sequence[int] = tuple(2**p for p in range(15)),
+    pools: Sequence[int] = POOLS,
     draws: Sequence[int] = (100, 1000, 10_000),
     repeats: int = 100,
 ) -> Finding:
@@ -115,8 +116,8 @@ def figure_5(
         [Panel("Figure 5", [*lines, dotted], Axis("K", log=True), Axis("mean absolute value")),
          Panel("The same, logarithmic", [*lines, dotted], Axis("K", log=True), Axis("mean absolute value", log=True))],
         [],
-        (0, repeats - 1),
-        [f"{repeats} repeats, with seeds from the first to the last; the pools of a repeat share their beginnings.",
+        f"0 to {repeats - 1}",
+        [f"{repeats} repeats; the pools of a repeat share their beginnings.",
          "The paper does not say over what the mean goes: over the perturbations, then its absolute value "
          "over entries."],
     )  # fmt: skip

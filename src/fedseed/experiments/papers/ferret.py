@@ -31,6 +31,7 @@ from fedseed.reports.tables import Sheet
 
 OWN_NUMBERS = "The inputs x are drawn from N(0, 1); the paper says only that they are random."
 COSINE = "cosine"
+SIZES = tuple(10**p for p in range(1, 12))
 
 
 def directions_of(seed: int) -> Basis:
@@ -43,7 +44,7 @@ def start(length: int, seed: int) -> Vector:
     return np.random.default_rng(seed).normal(size=length)
 
 
-def figure_6(sizes: Sequence[int] = tuple(10**p for p in range(1, 12))) -> Finding:
+def figure_6(sizes: Sequence[int] = SIZES) -> Finding:
     """1 / rho over d."""
     found = [(float(d), 1 / Basis("truncated_normal").variance(d)) for d in sizes]
     rate = slope([p for p in found if p[0] >= 100])
@@ -251,7 +252,7 @@ def figure_8c(
             Claim("The time falls as 1/L (Proposition 1).",
                   f"{cheaper:.0f} times less time at L = {blocks[-1]}; slope {rate:.2f} in the logarithms."
                   if timed else "Not timed.",
-                  judged(rate < -0.8, "does not hold here" if timed else "can't be judged at this scale")),
+                  judged(timed and rate < -0.8, "does not hold here" if timed else "can't be judged at this scale")),
         ],
         "Each block has K/L directions of d/L numbers, so that Kd/L numbers are generated in all, and K/L over d/L is "
         "K over d.",
@@ -309,8 +310,7 @@ def theorem_1(length: int = 1000, count: int = 50, seeds: int = 4000) -> Finding
                "Delta", [Series("measured", points), Series("unbiased draws", expected, number=1)],
                Axis("seeds", log=True), Axis("relative distance", log=True))],
         [],
-        (0, seeds - 1),
-        ["The seeds are all of those from the first to the last."],
+        f"0 to {seeds - 1}",
     )  # fmt: skip
 
 
@@ -352,7 +352,7 @@ def theorem_3(
 
 def table_1(length: int = 10**6, count: int = 1024) -> Finding:
     """How payloads grow with d and with K."""
-    made = {
+    made: dict[str, Callable[[int, int], int]] = {
         "FedAvg": lambda d, k: payloads.fedavg(d).bytes,
         "FedKSeed": lambda d, k: payloads.fedkseed(k, length=d).bytes,
         "Ferret": lambda d, k: payloads.ferret(k, d).bytes,

@@ -1,6 +1,6 @@
 """Makes items of the catalogue: files and a page for each, an index of all; what is made already is taken up.
 
-OUT/PAPER/ITEM/SCALE/   page.html, data.csv, picture.png, table-1.csv, tables.md, result.json
+OUT/PAPER/ITEM/SCALE/   page.html, data.csv, picture.png, table-1.csv, tables.txt, result.json
 OUT/index.html          all results that lie there
 OUT/runs/SWEEP/         the runs of sweeps, which items share
 """
@@ -148,7 +148,9 @@ class Making:
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
         """A sweep's lines, or those of a recipe over three seeds, run as far as they are missing."""
         path = find_sweep(source)
-        made = Sweep(run=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
+        made = (
+            Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
+        )
         changes: dict[str, Any] = {"set": [*made.set, *self.settings]}
         if self.seeds is not None:
             changes["seeds"] = list(self.seeds)
@@ -189,7 +191,7 @@ def write_files(folder: Path, subject: Subject, found: Finding, seconds: float, 
     for number, sheet in enumerate(found.sheets, start=1):
         write_whole(folder / f"table-{number}.csv", table_csv(sheet).encode())
     if found.sheets:
-        write_whole(folder / "tables.md", "\n".join(sheet.markdown() for sheet in found.sheets).encode())
+        write_whole(folder / "tables.txt", "\n".join(sheet.text() for sheet in found.sheets).encode())
     write_whole(folder / "page.html", finding_page(subject, found, seconds).encode())
     write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
 
@@ -198,7 +200,7 @@ def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
     """What a page says of where its numbers come from."""
     made = host()
     facts = {
-        "paper wants": item.wants,
+        "paper wants": "-" if scale == "exact" else item.wants,
         "sweep or recipe": (item.small if scale == "small" else item.published if scale == "published" else None)
         or "-",
         "settings": " ".join(settings) or "-",
