@@ -57,7 +57,7 @@ def test_loss_guard_skips_and_counts():
     summary = federation(half, rounds=2, evaluate_every=1).run().summary
     assert 0 < summary["skipped_steps"] < 100
     with pytest.raises(NonFiniteError):
-        half._quotient(float("inf"), float("inf"), 1.0)
+        half.quotients([float("inf")], [float("inf")], 1.0)
 
 
 def test_importance_follows_equation_13_and_unused_candidates_count_as_average():
