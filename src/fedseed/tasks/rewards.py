@@ -67,7 +67,7 @@ class RewardSettings(Renamed):
         found = getattr(load_module(source, "reward.function:"), name, None)
         if not callable(found):
             raise RecipeError(f'reward.function = "{self.function}": {source} has no function {name}')
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 def placed(function: str, folder: Path | None) -> str:
