@@ -39,8 +39,6 @@ class InstructionsTask(Task):
     about: ClassVar[str] = f"the project's own generated instruction families ({_COUNTS})"
 
     clients: PositiveInt = 20
-    families: list[str] | None = None
-    prompt: Literal["short", "question"] = "short"
     families_per_client: PositiveInt = 2
     partition: Annotated[IID | Dirichlet | Quantity, Field(discriminator="kind")] | None = None
     examples: PositiveInt = 200
@@ -49,6 +47,8 @@ class InstructionsTask(Task):
     validation: PositiveInt = 5
     evaluate_on: Literal["test", "validation"] = "test"
     seed: Seed = 0
+    families: list[str] | None = None
+    prompt: Literal["short", "question"] = "short"
 
     def client_names(self) -> list[str]:
         """By their numbers."""
