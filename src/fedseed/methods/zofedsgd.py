@@ -30,8 +30,6 @@ from fedseed.methods.zeroth import check_scalars
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Change, Floats, Term
 
-Indices = NDArray[np.uint32]
-
 
 class OneByte(Array):
     """float32 numbers in a byte each: a sign and a magnitude 2^((c - 80) / 5), c = 1..127; c = 0 is zero.
