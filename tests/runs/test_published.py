@@ -71,7 +71,7 @@ CLIENTS = {  # all, and in a round; five and all of them, if nothing else is sai
     "published-ferret-code-alpaca": (9, 9),
     "published-mezo": (1, 1),
 }
-PER_TASK = {"natural-instructions": (40, 2), "dolly-15k": (30, 2)}
+PER_TASK = {"natural-instructions": (40, 2), "dolly-15k": (40, 2)}
 SCORES = {
     **{
         task: {"loss", "perplexity", "rouge_l"}
@@ -95,7 +95,7 @@ def reduced(name, base, path):
     recipe = read_recipe(name)
     sizes = ["rounds=2", f"model.base={base}", f"task.path={path}", *COPIES.get(recipe.task.name, [])]
     if getattr(recipe.task, "clients", None) == 200:
-        sizes.append("task.clients=30")
+        sizes.append("task.clients=40")
     if hasattr(recipe.method, "steps"):
         sizes.append("method.steps=4")
     if getattr(getattr(recipe.method, "training", None), "steps", None):
@@ -193,7 +193,7 @@ def check_traffic(published, summary):
 
 def test_the_bases_and_data_of_all_recipes_are_made():
     recipes = [read_recipe(name) for name in NAMES]
-    assert len(NAMES) == 35
+    assert len(NAMES) == 36
     assert {recipe.model.base for recipe in recipes} == BASES.keys()
     assert {recipe.task.name for recipe in recipes} == DATA.keys() == SCORES.keys()
     assert {read_recipe(name).method.name for name in NAMES if name not in QUICK} >= {r.method.name for r in recipes}

@@ -83,7 +83,6 @@ def _live(words, cwd, path, said, before):
     with contextlib.ExitStack() as stack:
         stack.callback(sys.stderr.flush)
         stack.callback(sys.stdout.flush)
-        os.environ["COLUMNS"] = "200"
         sys.path[:0] = path
         sys.argv = ["fedseed", *words]
         if cwd is not None:

@@ -3,8 +3,11 @@
 Small vectors take the kernels' loops without threads; after a fork threads could not be used any more.
 """
 
-import gc
 import os
+
+os.environ["COLUMNS"] = "200"  # a console knows the width from when it was made
+
+import gc
 from pathlib import Path
 
 import numpy as np
