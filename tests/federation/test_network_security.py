@@ -247,9 +247,10 @@ async def attack(server, net, hosts, waiting_for):
     await mallory.subscribe(f"{subjects.root}.up.>")  # what others send
     await mallory.subscribe(f"{subjects.inbox('client-0')}.>")  # what others are told
     # steps of the log, delivered as if client-4 had sent them
-    request = {"stream_name": subjects.stream, "config": {"deliver_subject": mine, "deliver_policy": "all",
-                                                           "ack_policy": "none", "mem_storage": True}}  # fmt: skip
-    answer = await mallory.request(f"$JS.API.CONSUMER.CREATE.{subjects.stream}", json.dumps(request).encode())
+    config = {"name": "mine", "deliver_subject": mine, "deliver_policy": "all", "ack_policy": "none",
+              "mem_storage": True}  # fmt: skip
+    request = {"stream_name": subjects.stream, "config": config}
+    answer = await mallory.request(f"$JS.API.CONSUMER.CREATE.{subjects.stream}.mine", json.dumps(request).encode())
     assert b"error" not in answer.data  # the server lets it: the coordinator must not listen to it
     await mallory.flush()
     make("other", net.folder / "other", ["client-4"], ["localhost"], 1)

@@ -54,10 +54,10 @@ def test_heartbeats_in_the_log_are_none_of_its_entries(keyed):
             await writer.append(b"first")
             following = await ends.honest.follow(0, lambda number, data: entries.append(data))
             stream = f"OBJ_{subjects.bucket()}"
-            config = {"deliver_subject": subjects.log, "ack_policy": "none", "mem_storage": True, "flow_control": True,
-                      "idle_heartbeat": 100_000_000}  # fmt: skip
+            config = {"name": "own", "deliver_subject": subjects.log, "ack_policy": "none", "mem_storage": True,
+                      "flow_control": True, "idle_heartbeat": 100_000_000}  # fmt: skip
             request = json.dumps({"stream_name": stream, "config": config}).encode()
-            await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{stream}", request, f"{ends.wire.inbox}.r")
+            await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{stream}.own", request, f"{ends.wire.inbox}.r")
             end = asyncio.get_running_loop().time() + SECONDS
             while await ends.coordinator.log_end() < 5:
                 assert asyncio.get_running_loop().time() < end
@@ -83,16 +83,19 @@ def test_deliveries_to_others_are_ended(stream, keyed):
             following = await ends.honest.follow(0, lambda number, data: entries.append(data))
             await until_async(lambda: entries, SECONDS, "nothing comes")
             manager = ends.coordinator.connection.jetstream()
-            for target in (subjects.down, f"$JS.API.INFO.{subjects.run}", f"{ends.wire.inbox}.own"):
-                config = {"deliver_subject": target, "ack_policy": "explicit", "ack_wait": 100_000_000,
-                          "inactive_threshold": 3600 * 10**9}  # fmt: skip
+            line = len(f"PUB $JS.API.CONSUMER.CREATE.{name}. {ends.wire.inbox}.r 1000000\r\n")
+            names = ["some", "a" * (4096 - line), "own"]  # as long as the server takes a line
+            targets = [subjects.down, f"$JS.API.INFO.{subjects.run}", f"{ends.wire.inbox}.own"]
+            for own, target in zip(names, targets, strict=True):
+                config = {"name": own, "deliver_subject": target, "ack_policy": "explicit", "ack_wait": 100_000_000,
+                          "mem_storage": True, "inactive_threshold": 3600 * 10**9}  # fmt: skip
                 request = json.dumps({"stream_name": name, "config": config}).encode()
-                await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{name}", request, f"{ends.wire.inbox}.r")
+                await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{name}.{own}", request, f"{ends.wire.inbox}.r")
             await until_async(lambda: len(ends.wire.came) >= 3, SECONDS, "the server does not answer")
             made = len(await manager.consumers_info(name))
-            assert made == (4 if stream == "log" else 3), [message.data for message in ends.wire.came]
+            assert made == (4 if stream == "log" else 3), [bytes(message.data) for message in ends.wire.came]
             await ends.coordinator.listen(None, bytes, lambda who, why: rejected.append((who, why)))
-            await until_async(lambda: len(rejected) == 2, SECONDS, f"{rejected}")
+            await until_async(lambda: len(rejected) == 2, SECONDS, "not both are told")
             left = [info.config.deliver_subject for info in await manager.consumers_info(name)]
             assert len(left) == made - 2 and all(subject.startswith(f"{subjects.root}.in.") for subject in left)
             await following.stop()

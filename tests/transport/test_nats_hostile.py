@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import os
+import secrets
 import time
 
 import pytest
@@ -94,10 +95,11 @@ class Room:
 
     async def consume(self, stream, deliver):
         """Have a stream delivered to another's subject, heartbeats as well."""
-        about = {"deliver_subject": deliver, "deliver_policy": "all", "ack_policy": "none", "mem_storage": True,
-                 "idle_heartbeat": 100_000_000}  # fmt: skip
+        name = secrets.token_hex(4)
+        about = {"name": name, "deliver_subject": deliver, "deliver_policy": "all", "ack_policy": "none",
+                 "mem_storage": True, "idle_heartbeat": 100_000_000}  # fmt: skip
         asked = json.dumps({"stream_name": stream, "config": about}).encode()
-        answer = await self.mallory.request(f"$JS.API.CONSUMER.CREATE.{stream}", asked)
+        answer = await self.mallory.request(f"$JS.API.CONSUMER.CREATE.{stream}.{name}", asked)
         return json.loads(answer.data)
 
     async def entries(self):

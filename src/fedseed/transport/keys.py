@@ -151,8 +151,8 @@ def permissions(subjects: Subjects, clients: Sequence[str]) -> tuple[list[str], 
     publish = [
         f"$JS.API.STREAM.INFO.{down}",
         f"$JS.API.STREAM.MSG.GET.{down}",
-        f"$JS.API.CONSUMER.CREATE.{down}",
-        f"$JS.API.CONSUMER.CREATE.{subjects.stream}",
+        f"$JS.API.CONSUMER.CREATE.{down}.>",  # named in the subject: so names are no longer than one
+        f"$JS.API.CONSUMER.CREATE.{subjects.stream}.>",
         "$JS.API.STREAM.NAMES",
         f"$JS.FC.{subjects.stream}.>",
         f"$JS.FC.{down}.>",

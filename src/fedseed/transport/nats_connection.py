@@ -20,6 +20,7 @@ from fedseed.transport.signatures import seed_of
 from fedseed.transport.subjects import Subjects
 
 CONNECT_SECONDS = 5
+MOST_SUBJECTS = (4 << 10) - 32  # bytes of a subject and a reply subject: a server ends connections with longer lines
 MOST_HEADERS = 4 << 10  # bytes of a message's headers: a signature, a place and the server's own take a few hundred
 
 # The server separates the parts of a line by spaces, and a subject may hold any other byte. The library takes all for
@@ -27,6 +28,7 @@ MOST_HEADERS = 4 << 10  # bytes of a message's headers: a signature, a place and
 # would end others' connections, or have what they read taken for an answer to something else.
 nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+)\r\n")
 nats.protocol.parser.HMSG_RE = re.compile(rb"\AHMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+) +(\d+)\r\n")
+_NO_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
 
 
 class _Guarded(Client):
@@ -55,6 +57,14 @@ class _Guarded(Client):
             return await super()._process_headers(headers)
         except (ValueError, IndexError):
             return None
+
+    async def _send_publish(
+        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
+    ) -> None:
+        """Refuses subjects that would be no line of the protocol: others' names may be in them."""
+        if len(f"{subject}{reply}".encode()) > MOST_SUBJECTS or _NO_SUBJECT.search(f"{subject}{reply}"):
+            raise nats.errors.BadSubjectError
+        await super()._send_publish(subject, reply, payload, payload_size, headers)
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():  # who asked has given up; the library would end the connection

@@ -1,6 +1,7 @@
 """Reading a JetStream stream in order, whatever happens; and a run's log, which is one, and what appends to it."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -92,6 +93,7 @@ class NatsFollowing(Following):
         self._generation = 0
         self._heard = 0.0
         self._subscription: Any = None
+        self._named = True  # the keys of older fedseeds allow consumers without a name only
         self._again = asyncio.Event()
         self._watch = asyncio.create_task(self._keep_going())
 
@@ -117,7 +119,8 @@ class NatsFollowing(Following):
                 self._reader.missing()
                 await asyncio.sleep(0.5)
                 continue
-            except (TimeoutError, nats.errors.Error, APIError, NoStreamResponseError):
+            except (TimeoutError, nats.errors.Error, APIError, NoStreamResponseError) as error:
+                self._named ^= isinstance(error, TimeoutError)
                 await asyncio.sleep(0.2)
                 continue
             while not self._again.is_set() and time.monotonic() < self._heard + SILENCE_SECONDS:
@@ -134,6 +137,7 @@ class NatsFollowing(Following):
         made = await self._connection.jetstream(timeout=REQUEST_SECONDS).add_consumer(
             self._stream,
             api.ConsumerConfig(
+                name=secrets.token_hex(8) if self._named else None,
                 deliver_subject=inbox,
                 deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
                 opt_start_seq=self._last + 1,

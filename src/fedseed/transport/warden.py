@@ -61,8 +61,7 @@ class Warden:
             for info in found:
                 if not self._in_order(info.config.deliver_subject):
                     with suppress(APIError):  # it is gone already; one that stays is passed over
-                        await self._stream.delete_consumer(stream, info.name)
-                        gone += 1
+                        gone += await self._delete(stream, info.name)
             deleted += gone
             offset += len(found) - gone
             if len(found) < AT_ONCE:
@@ -70,6 +69,19 @@ class Warden:
         if deleted:
             self._rejected(deleted)
         return offset
+
+    async def _delete(self, stream: str, name: str) -> bool:
+        """Whether it will be gone; of a name that fits into no line of the protocol it will not."""
+        try:
+            await self._stream.delete_consumer(stream, name)
+        except ValueError:  # no name at all
+            return False
+        except nats.errors.BadSubjectError:
+            try:  # without a subject for the answer it is no longer than what made the consumer
+                await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}")
+            except nats.errors.BadSubjectError:
+                return False
+        return True
 
     def _in_order(self, subject: str | None) -> bool:
         """Whether deliveries there reach nobody who has not asked for them; None: they are fetched."""

@@ -80,9 +80,16 @@ async def consumer(bad, number, attempt):
     if bad.rng.random() < 0.1:
         config[bad.rng.choice(["opt_start_seq", "filter_subject", "durable_name", "name", "max_deliver"])] = "@"
     reply = bad.rng.choice([f"{bad.wire.inbox}.r", *bad.targets])
+    subject = f"$JS.API.CONSUMER.CREATE.{stream}"
+    if bad.rng.random() < 0.8:  # named in the subject, as keys allow it; some names fill a line
+        config["name"] = f"{bad.rng.getrandbits(32):08x}" + "a" * bad.rng.choice([0, 0, 0, 300, 3000, 3900])
+        subject += f".{config['name']}"
+        if bad.rng.random() < 0.5:
+            config["filter_subject"] = f"{bad.subjects.root}.>"
+            subject += f".{config['filter_subject']}"
     request = json.dumps({"stream_name": stream, "config": config}).replace('"@"', evil(bad.rng))
     data = request.encode("utf-8", "surrogatepass")[:900_000]
-    await bad.wire.publish(f"$JS.API.CONSUMER.CREATE.{stream}", data, reply)
+    await bad.wire.publish(subject, data, reply)
 
 
 async def any_subject(bad, number, attempt):

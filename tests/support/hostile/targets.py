@@ -18,7 +18,8 @@ def targets(subjects, honest):
         f"{api}.STREAM.DELETE.{subjects.stream}", f"{api}.STREAM.PURGE.{subjects.stream}",
         f"{api}.STREAM.DELETE.{down}", f"{api}.STREAM.PURGE.{down}", f"{api}.STREAM.DELETE.OBJ_{theirs}",
         f"{api}.STREAM.UPDATE.{subjects.stream}", f"{api}.STREAM.MSG.DELETE.{subjects.stream}",
-        f"{api}.CONSUMER.CREATE.{subjects.stream}", f"{api}.STREAM.CREATE.x", f"{api}.INFO",
+        f"{api}.CONSUMER.CREATE.{subjects.stream}", f"{api}.CONSUMER.CREATE.{subjects.stream}.x",
+        f"{api}.STREAM.CREATE.x", f"{api}.INFO",
         f"$JS.FC.{subjects.stream}.x.y", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING", "fedseed", "x.y.z",
     ]  # fmt: skip
 
