@@ -62,7 +62,8 @@ class _Guarded(Client):
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> None:
         """Refuses subjects that would be no line of the protocol: others' names may be in them."""
-        if len(f"{subject}{reply}".encode()) > MOST_SUBJECTS or _NO_SUBJECT.search(f"{subject}{reply}"):
+        both = subject + reply
+        if len(both.encode()) > MOST_SUBJECTS or _NO_SUBJECT.search(both):
             raise nats.errors.BadSubjectError
         await super()._send_publish(subject, reply, payload, payload_size, headers)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,13 @@ class Making:
         out = self.out / "runs" / source
         about = made.model_dump_json(exclude={"seeds"})  # more of them add runs
         before = _read(out / "sweep.json")
-        if self.overwrite or (before is not None and before != json.loads(about)):
-            for run in sorted(out.rglob("recipe.toml")):  # of another plan: its numbers would be mixed with ours
+        if self.overwrite:
+            for run in sorted(out.rglob("recipe.toml")):
                 discard(run.parent)
+        elif before is not None and before != json.loads(about):  # its numbers would be mixed with ours
+            aside = next(p for n in count(1) if not (p := out.with_name(f"{source}.{n}")).exists())
+            out.rename(aside)
+            self.say(f"Runs of {source} with other settings were there: they are in {aside} now")
         sweeping = Sweeping(made, out, self.say, self.jobs)
         if not any(out.rglob("summary.json")):
             load_data(made)
