@@ -4,34 +4,51 @@ A process says in its hello which base, layout and first weights it has. Clients
 has more than half of all clients, or more than half of those that the start waits for, it is the run's.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedseed.federation.protocol import listed
 from fedseed.orbit import Header
+from fedseed.orbit.header import START
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a process says.
+    """What a process says. Its header is kept as bytes: there may be as many of them as clients, each large.
 
     Args:
-        header: the orbit's, as it would begin.
+        start: the orbit's header as it would begin, encoded; what the base is called there does not matter.
+        called: that name.
         weights: hex digest of the trained tensors before the first step; None: it does not say.
         names: all clients, where nobody else knows them; None: they are known.
     """
 
-    header: Header
+    start: bytes
+    called: tuple[str, str]
     weights: str | None = None
     names: tuple[str, ...] | None = None
 
+    @classmethod
+    def of(cls, header: Header, weights: str | None = None, names: tuple[str, ...] | None = None) -> "Claim":
+        """What a process says that has this header."""
+        start = replace(header, base="", base_folder="", first=1).encode()
+        return cls(start, (header.base, header.base_folder), weights, names)
+
+    @property
+    def header(self) -> Header:
+        """The header, decoded anew."""
+        base, base_folder = self.called
+        return replace(Header.decode(self.start[START.size :]), base=base, base_folder=base_folder)
+
     @property
     def opinion(self) -> tuple[bytes, str | None, tuple[str, ...] | None]:
-        """What others must say, too; what a base is called there does not matter."""
-        return replace(self.header, base="", base_folder="", first=1).encode(), self.weights, self.names
+        """What others must say, too."""
+        return self.start, self.weights, self.names
 
     def __str__(self) -> str:
-        said = f"base {self.header.base_digest}, {self.header.layout.size:,} parameters that train"
+        header = self.header
+        said = f"base {header.base_digest}, {header.layout.size:,} parameters that train"
         said += "" if self.weights is None else f" and begin as {self.weights}"
         return said + ("" if self.names is None else f", the clients {listed(self.names)}")
 
@@ -81,8 +98,8 @@ class Agreement:
     def _with_a_common_name(self, hosts: Sequence[str]) -> Claim:
         """The opinion of these, with the name for the base that most of them have."""
         claims = [self.claims[host] for host in hosts]
-        called = [claim.header.base for claim in claims]
-        return next(claim for claim in claims if called.count(claim.header.base) == max(map(called.count, called)))
+        called = Counter(claim.called[0] for claim in claims)
+        return next(claim for claim in claims if called[claim.called[0]] == max(called.values()))
 
     def describe(self, clients: Mapping[str, int]) -> str:
         """Who says what, for a person."""

@@ -30,7 +30,8 @@ CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 16 << 20  # of a message of scalars, and of a client's blobs besides the messages
 MOST_CLIENTS = 100_000  # of a run, and in a hello
 MOST_NAME = 200  # characters of a client's name
-MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 60 MiB when decoded
+MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 40 MiB when decoded
+SPARE_START = 8 << 10  # bytes that a header may have more than the run's, once that is known: names, and settings
 MOST_PLACE = 4096  # characters of a base's name or folder
 MOST_REFUSAL = 1000  # characters of the reason that a process is told
 
@@ -60,12 +61,13 @@ def check_header(
         raise MessageError(f"another recipe or model: {differences[0]} here")
 
 
-def read_start(data: bytes, source: str) -> Header:
+def read_start(data: bytes, source: str, most: int = MOST_START) -> Header:
     """How somebody's orbit begins. No steps may follow: they would be read, and cost what they like.
 
     Args:
         data: the header with its link.
         source: what errors call it.
+        most: bytes that it may have.
 
     Raises:
         OrbitError: the header is not usable.
@@ -73,8 +75,8 @@ def read_start(data: bytes, source: str) -> Header:
     """
     if len(data) < START.size or len(data) != START.size + START.unpack_from(data)[-1] + LINK_BYTES:
         raise MessageError(f"{source}: a header of another length than it says, or none")
-    if len(data) > MOST_START:
-        raise MessageError(f"{source}: a header of {len(data):,} bytes: at most {MOST_START:,} are read")
+    if len(data) > most:
+        raise MessageError(f"{source}: a header of {len(data):,} bytes: at most {most:,} are read")
     header = scan(data, source)[0].header
     if not re.fullmatch(r"[0-9a-f]{32}", header.base_digest):
         raise MessageError(f"{source}: the base's digest is not 32 hexadecimal digits")
@@ -107,6 +109,7 @@ class Reception:
         self.method = method
         self.seed = seed
         self.header: Header | None = None  # that of the log, or of most clients
+        self._longest: tuple[Header | None, int] = (None, MOST_START)  # header of a hello, and of which run
         self.agreement = Agreement()
         self.base = base
         self.coordinator: Coordinator | None = None  # once there is one: it weighs clients by their examples
@@ -169,7 +172,8 @@ class Reception:
         (most, _), *others = self.agreement.groups(clients)
         for host in (host for _, hosts in others for host in hosts):
             try:
-                self._compare(self.agreement.claims[host])
+                claim = self.agreement.claims[host]
+                self._compare(claim.header, claim.weights)
                 what = "another list of clients"
             except MessageError as error:
                 what = str(error)
@@ -253,16 +257,18 @@ class Reception:
             raise MessageError(f"names: no list of at most {MOST_CLIENTS:,} clients")
         all_of_them = bool(about.get("names_matter", True))
         try:
-            header = read_start(base64.b64decode(start), "hello")
+            header = read_start(base64.b64decode(start), "hello", self._longest_start())
             known = [client_name(name) for name in names]
             listing = tuple(known) if all_of_them and not self.roster.names and not self.roster.open else None
-            claim = Claim(header, None if begins is None else str(begins)[:64], listing)
-            self._check_claim(host, claim)
+            begin = None if begins is None else str(begins)[:64]
+            self._check_claim(host, header, begin)
             self._compare_names(host, known, all_of_them)
+            claim = Claim.of(header, begin, listing)  # no orbit could begin with some
         except (OrbitError, MessageError) as error:
             reject(host, str(error))
             return json.dumps({"refused": shown(error, MOST_REFUSAL)}).encode()
-        self.agreement.say(host, claim)
+        if not self._decided:  # then it is the run's
+            self.agreement.say(host, claim)
         self.roster.outvote(host, False)
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
         self._compare_clocks(host, there, answer)
@@ -275,22 +281,30 @@ class Reception:
         self.session.stir()
         return json.dumps(answer).encode()
 
-    def _check_claim(self, host: str, claim: Claim) -> None:
+    def _longest_start(self) -> int:
+        """Bytes of the longest header that is decoded: what is far from the run's is not it, whatever it holds."""
+        if self.header is None:
+            return MOST_START
+        if self._longest[0] is not self.header:
+            self._longest = self.header, min(len(self.header.encode()) + LINK_BYTES + SPARE_START, MOST_START)
+        return self._longest[1]
+
+    def _check_claim(self, host: str, header: Header, begins: str | None) -> None:
         """Whether what a process has is what the run is about, as far as that is known. Raises MessageError."""
-        check_header(claim.header, None, self.method, self.seed, self.session.settings)
+        check_header(header, None, self.method, self.seed, self.session.settings)
         try:
-            self._compare(claim)
+            self._compare(header, begins)
         except MessageError:
             self.roster.outvote(host, True)
             raise
 
-    def _compare(self, claim: Claim) -> None:
+    def _compare(self, header: Header, begins: str | None) -> None:
         """Whether base, layout and first weights are those of the run, or of the recipe. Raises MessageError."""
-        self.check(claim.header)
+        self.check(header)
         pinned = self.session.settings.weights_digest
         wanted = pinned or (self.base.digest if self.base.missing else None)
-        if wanted is not None and claim.weights is not None and claim.weights != wanted:
-            raise MessageError(f"other first weights: their digest is {claim.weights}, this run's have {wanted}")
+        if wanted is not None and begins is not None and begins != wanted:
+            raise MessageError(f"other first weights: their digest is {begins}, this run's have {wanted}")
 
     def _compare_names(self, host: str, names: list[str], all_of_them: bool) -> None:
         """Whether a process knows who takes part, or, of a run of parties, may itself. Raises MessageError.

@@ -25,6 +25,7 @@ START = struct.Struct("<8sHHI")
 # memory is bounded by its length, and nothing is made of one that is above these.
 _INFLATION, _FREE_TEXT, _MOST_TEXT = 64, 1 << 16, 1 << 25
 _VALUES, _FREE_VALUES, _MOST_VALUES = 4, 1 << 12, 1 << 21
+_MOST_WIDE = 1 << 21  # bytes of text with characters beyond ASCII: one of them makes a string four times as large
 _LARGEST = 1 << 63  # numbers in a layout are below
 _MOST_SIDES = 64
 _SHOWN = 1000  # characters of what is wrong with one
@@ -220,6 +221,8 @@ def _too_much(packed: bytes, text: bytes) -> str | None:
     """What of a header is more than it may be, before anything is made of it."""
     if len(text) > _most_text(packed):
         return f"{len(text):,} bytes of text in {len(packed):,} compressed ones"
+    if len(text) > _MOST_WIDE and (b"\\u" in text or not text.isascii()):
+        return f"{len(text):,} bytes of text and characters beyond ASCII: at most {_MOST_WIDE:,} then"
     values = sum(map(text.count, (b",", b"[", b"{", b":")))
     if values > min(_FREE_VALUES + _VALUES * len(packed), _MOST_VALUES):
         return f"{values:,} values in {len(packed):,} compressed bytes"

@@ -25,6 +25,7 @@ _KINDS = (
     ("maximum payload exceeded", "a message larger than the server takes, bytes:"),
     ("TLS handshake error", "no encrypted connection:"),
 )
+_MOST_CONNECTIONS = 10_000  # whose keys are remembered: whoever connects again and again is new each time
 _AT_ONCE = 1 << 17  # bytes of new log that one call reads: somebody waits for the status meanwhile
 
 
@@ -81,6 +82,8 @@ class ServerLog:
         key = _KEY.search(what)
         if key is not None and not what.startswith("authentication"):
             self._keys[match["connection"]] = key["key"]  # the server has checked it
+            if len(self._keys) > _MOST_CONNECTIONS:
+                del self._keys[next(iter(self._keys))]  # the oldest
         known = self._keys.get(match["connection"])
         who = f"somebody at {match['address']}" if known is None else self.names.get(known, f"key {known}")
         subject = _SUBJECT.search(what)
