@@ -61,6 +61,7 @@ def serve(
     from fedseed.runs.network import coordinate
     from fedseed.runs.recipe import read_recipe
     from fedseed.runs.roster import with_keys
+    from fedseed.weights.heap import map_large
 
     checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
     if clients_from is not None:
@@ -72,6 +73,7 @@ def serve(
         summary = read_summary(folder)
     else:
         reach = replace(access(checked, nats, key, ca, "coordinator"), server_log=server_log)
+        map_large()
         with interruptible(), exporting(metrics_port, metrics_host) as exporter:
             way = transport(reach, name)
             summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary

@@ -27,7 +27,7 @@ from fedseed.text import shown
 
 REMEDY = "name the clients in its recipe (federation.clients), or serve --clients-from KEYS"
 CLOCK_SKEW_SECONDS = 60.0
-SPARE_BYTES = 16 << 20  # of a message of scalars, and of a client's blobs besides the messages
+SPARE_BYTES = 8 << 20  # of a message of scalars (two million), and of a client's blobs besides the messages
 MOST_CLIENTS = 100_000  # of a run, and in a hello
 MOST_NAME = 200  # characters of a client's name
 MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 40 MiB when decoded
@@ -344,6 +344,6 @@ class Reception:
             self.session.progress.warn(f"the clock of {host} is {abs(skew):.0f} s {word}")
 
     def largest_message(self) -> int:
-        """Bytes of the largest message a client may send: all weights, or what scalars take."""
+        """Bytes of the largest message that a client may send: all weights, or what scalars take of any model."""
         assert self.header is not None
-        return FRAME_BYTES + max(self.header.layout.dense_bytes, SPARE_BYTES)
+        return FRAME_BYTES + max(self.header.layout.dense_bytes if self.method.entrywise else 0, SPARE_BYTES)

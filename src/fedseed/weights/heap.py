@@ -1,15 +1,18 @@
-"""Giving memory back to the system: what the C library keeps of tensors that are freed."""
+"""Giving memory back to the system: what the C library keeps of what is freed."""
 
 import ctypes
 from functools import cache
 from typing import Any
 
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's malloc.h
+_LARGE = 1 << 16  # bytes
+
 
 @cache
-def _trim() -> Any:
-    """glibc's `malloc_trim`; None with another C library."""
+def _of_libc(name: str) -> Any:
+    """A function of glibc; None with another C library."""
     try:
-        return ctypes.CDLL(None).malloc_trim
+        return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError, TypeError):
         return None
 
@@ -20,5 +23,17 @@ def give_back() -> None:
     glibc takes tensors below 32 MiB from a heap that shrinks from its end only: after a client's training hundreds of
     megabytes of gradients lie there, free but resident, below something small that lives on.
     """
-    if (trim := _trim()) is not None:
+    if (trim := _of_libc("malloc_trim")) is not None:
         trim(0)
+
+
+def map_large() -> None:
+    """From here on take large pieces from the system itself, to which they go back at once when they are freed.
+
+    For a process that takes messages of any size from anybody, for days. By default glibc does so up to the largest
+    piece that was ever freed: one message of a megabyte, and those that follow make holes in the heap. Of a few threads
+    each would have a heap of its own, with its own holes.
+    """
+    if (mallopt := _of_libc("mallopt")) is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_ARENA_MAX, 1)
