@@ -69,7 +69,9 @@ def serve(listening):
     with contextlib.redirect_stderr(io.StringIO()):  # libraries tell of others that they miss
         for name in MODULES:
             importlib.import_module(name)
-    assert len(list(Path("/proc/self/task").iterdir())) == 1, "forking is safe without threads only"
+    compiled = importlib.import_module("support.compiled")
+    assert compiled.threads() == 1, "forking is safe without threads only"
+    compiled.load()
     gc.collect()
     gc.freeze()  # what is there stays: workers need no copies of it to see that
     listener, workers = socket.socket(fileno=listening), {}
