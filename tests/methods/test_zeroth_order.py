@@ -15,7 +15,7 @@ from support.rounds import answers, plan
 from support.tiers import mark, tiered
 from support.zeroth_order import LAYOUT, METHODS, OBJECTIVE, QUICK, data, federation, model
 
-QUICKEST = ("mezo-adam", "zo-byte")
+QUICKEST = ("mezo-adam", "zo-byte", "feedsign")
 LONG = {"fedkseed": 20, "fedkseed-pro": 20, "fedzo": 20}  # rounds, of ten steps each; the others' rounds are one step
 
 

@@ -39,7 +39,7 @@ KERNELS = [("cpu", 40), ("reference", 40), ("triton", 6)]  # the last through th
 @tiered(
     {"kernels, count": KERNELS, "name": BASES, "dtype": DTYPES, "blocks": ["one", 3]},
     together=2,
-    quick=4,
+    quick=6,
     without=lambda kernels, count, name, dtype, blocks: kernels == "triton" and (name, blocks) != ("rademacher", "one"),
 )
 def test_steps_in_one_pass_round_as_one_at_a_time(kernels, name, dtype, blocks, count, monkeypatch):
