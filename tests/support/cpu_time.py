@@ -40,7 +40,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_runtest_logreport(report):
-    spent.append((report.cpu_seconds, report.when, report.nodeid))
+    spent.append((getattr(report, "cpu_seconds", 0.0), report.when, report.nodeid))  # a crash has none
 
 
 def pytest_terminal_summary(terminalreporter):

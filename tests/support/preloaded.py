@@ -15,9 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODULES = ("torch", "torch._dynamo", "scipy.optimize", "scipy.stats", "sklearn.metrics", "transformers.modeling_utils",
-           "transformers.trainer_utils", "peft", "matplotlib.pyplot", "fedseed.cli.app", "fedseed.experiments.memory",
-           "fedseed.transport.nats")  # fmt: skip
+# those that start no thread when they are imported: pandas does, and so does what imports it
+MODULES = ("torch", "torch._dynamo", "scipy.optimize", "transformers.modeling_utils", "transformers.trainer_utils",
+           "peft", "matplotlib.pyplot", "fedseed.cli.app", "fedseed.experiments.memory")  # fmt: skip
 SETTINGS = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}  # as `conftest.py` has them
 DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # a library that has looked at a GPU cannot be forked
 
@@ -74,6 +74,7 @@ def serve(listening):
     compiled.load()
     gc.collect()
     gc.freeze()  # what is there stays: workers need no copies of it to see that
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the workers
     listener, workers = socket.socket(fileno=listening), {}
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -87,6 +88,7 @@ def serve(listening):
                 code, pipes, _, _ = socket.recv_fds(connection, 1 << 16, 3)
                 pid = os.fork()
                 if pid == 0:
+                    signal.signal(signal.SIGINT, interrupted)
                     for number, pipe in enumerate(pipes):
                         os.dup2(pipe, number)
                     others = [other for handle, (_, it) in workers.items() for other in (handle, it.fileno())]
@@ -95,6 +97,7 @@ def serve(listening):
                     return code.decode()
                 for pipe in pipes:
                     os.close(pipe)
+                connection.send(b"1")
                 handle = os.pidfd_open(pid)
                 workers[handle] = pid, connection
                 selector.register(handle, selectors.EVENT_READ)
@@ -113,10 +116,16 @@ def serve(listening):
 
 
 def hand_over(address, *options):
-    """What xdist starts: `python OPTIONS -c CODE` done by a fork that has this one's pipes."""
+    """What xdist starts: `python OPTIONS` done by a fork that has this one's pipes; by this one, if there is none."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        socket.send_fds(connection, [options[-1].encode()], [0, 1, 2])
+        forked = b""
+        with contextlib.suppress(OSError):
+            connection.connect(address)
+            socket.send_fds(connection, [options[-1].encode()], [0, 1, 2])
+            forked = connection.recv(1)
+        if not forked:
+            os.execv(sys.executable, [sys.executable, *options])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         for pipe in (0, 1):
             os.close(pipe)
         connection.recv(1)  # until it is closed
