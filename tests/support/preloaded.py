@@ -4,6 +4,7 @@
 process that has everything and lives as long as the worker that this forks. Nothing of it is needed for a test to pass.
 """
 
+import atexit
 import contextlib
 import io
 import os
@@ -89,6 +90,7 @@ def serve(listening):
                 pid = os.fork()
                 if pid == 0:
                     signal.signal(signal.SIGINT, interrupted)
+                    atexit.register(gc.unfreeze)  # libraries tell of what is left when a process ends
                     for number, pipe in enumerate(pipes):
                         os.dup2(pipe, number)
                     others = [other for handle, (_, it) in workers.items() for other in (handle, it.fileno())]
