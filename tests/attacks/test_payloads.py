@@ -11,6 +11,7 @@ from fedseed.randomness.stream import words
 from support.zeroth_order import METHODS, federation
 
 
+@pytest.mark.long
 def test_attacks_bite_and_feedsign_withstands_one_of_five():
     """Random projections of one client of five wreck ZO-FedSGD, not FeedSign; both are named in the metrics."""
     settings = {"rounds": 150, "evaluate_every": 150, "attack": "random", "attackers": [4]}

@@ -10,6 +10,8 @@ from fedseed.cli.status import by_client, describe, follow, in_a_line
 from fedseed.reports.progress import Shown
 from support.command import fedseed
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 GOING = {
     "run": "r", "method": "ferret", "began": 0.0, "round": 0, "rounds": 9, "waiting_for": [], "clients": 3, "alive": 1,
     "away": ["south"], "waiting": {"here": 1, "wanted": 3}, "last": {}, "repeated_rounds": 0, "refusals": {},

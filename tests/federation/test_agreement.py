@@ -25,6 +25,8 @@ from fedseed.transport.memory import Hub
 from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import Layout, TensorEntry
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 NAMES = ("a", "b", "c", "d", "e")
 LAYOUT = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
 OTHER = Layout((TensorEntry("v", (2, 4), "float32"),), (0, 8))

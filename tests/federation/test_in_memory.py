@@ -142,7 +142,7 @@ class Clients:
         return ended[0]
 
 
-@tiered({"method": METHODS, "largest": [None, 200]})
+@tiered({"method": METHODS, "largest": [None, 200]}, quick=5)
 def test_the_result_is_that_of_one_process(method, largest, problem, tmp_path, in_process, monkeypatch):
     if largest is not None:
         monkeypatch.setattr(MemoryEnd, "largest", largest)  # nearly everything becomes a blob
@@ -220,6 +220,7 @@ class Scraping(Silent):
         self.threads[-1].start()
 
 
+@pytest.mark.long
 def test_prometheus_is_told_of_a_run(problem, tmp_path):
     """Also while the coordinator is busy, and without disturbing it."""
     checked, hub = recipe("ferret"), Hub()
@@ -296,6 +297,7 @@ def test_weights_are_hashed_as_the_recipe_says(method, problem, tmp_path, in_pro
         assert orbit.replay(problem.model(), check_all=True) == result.summary["weights_digest"]
 
 
+@pytest.mark.long
 def test_a_client_that_is_cut_off_for_a_while(problem, tmp_path, in_process):
     """It misses plans and calls, and catches up from the log."""
     checked, hub = recipe("feedsign", rounds=30, federation={"minimum": 5}), Hub()

@@ -10,6 +10,8 @@ from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned
 from support.rounds import answers, apply, plan
 from support.tiers import tiered
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 FAST = {"learning_rate": 3e-2, "steps": 6, "batch": 8, "basis": "rademacher"}
 SIGNALS = ["constant", "random", "loss", "loss-5", "update"]
 

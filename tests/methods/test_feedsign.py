@@ -14,6 +14,8 @@ from fedseed.training.client import LocalClient
 from support.rounds import answers
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 
 def test_feedsign_with_one_client_follows_the_sign_of_mezos_projections():
     method, reference = FeedSign(**QUICK), MeZO(**QUICK)

@@ -20,6 +20,8 @@ from fedseed.training.settings import LocalTraining
 from fedseed.weights.digest import base_digest
 from support.tiers import mark, tiered
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 ADAPTERS = [LoRA(), LoRA(rank=2, alpha=3, targets=["up_proj", "o_proj"]), PTuning(), PTuning(hidden=16), PromptTuning(),
             PromptTuning(virtual_tokens=3, init="normal")]  # fmt: skip
 

@@ -20,6 +20,8 @@ from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from support.tiers import mark
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 128}
 WIDE = {**SIZES, "intermediate_size": 24}
 HEADS = {"num_key_value_heads": 1, "head_dim": 8}

@@ -48,7 +48,7 @@ def test_the_writer_makes_the_same_bytes(name, tmp_path):
 @tiered(
     {"name": DIGESTS, "dtype": ["float32", "bfloat16", "float16"], "kernels": ["reference", "triton"]},
     together=2,
-    quick=8,
+    quick=3,
 )
 def test_other_kernels_replay_to_the_same_bits(name, dtype, kernels, tmp_path, monkeypatch):
     """Every method in every dtype: to every step, through Triton's slow interpreter to the last one."""

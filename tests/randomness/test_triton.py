@@ -113,7 +113,7 @@ def test_moved_weights(name, run, directions, dtype):
     check_moved(parts, dtype, start, count, max(count, 5000), in_place=directions == 7)
 
 
-@tiered({"name": FLAT, "dtype": DTYPES})
+@tiered({"name": FLAT, "dtype": DTYPES}, quick=2)
 def test_many_directions(name, dtype):
     """4,096 directions at once.
 
@@ -131,7 +131,7 @@ WIDTHS = [
 
 @tiered(
     {"name": FLAT, "run, directions, first": WIDTHS},
-    quick=5,
+    quick=3,
     without=lambda name, run, directions, _: (
         takes_the_interpreter_long(name, run) or (not GPU and "normal" in name and directions == 4099)
     ),
@@ -412,7 +412,7 @@ def test_large_runs_on_a_gpu(name):
         check_projected(Basis(name, 17, size=4096).spec, 3, directions, x, start, count, other=CPU)
 
 
-@tiered({"rank": [1, 2], "directions": [1, 9], "run": [(0, 2515), (17, 900), (310, 316)]}, together=2)
+@tiered({"rank": [1, 2], "directions": [1, 9], "run": [(0, 2515), (17, 900), (310, 316)]}, together=2, quick=2)
 def test_sums_of_outer_products(rank, directions, run):
     """lowrank: sums, moved weights and projections, on matrices and vectors, from within a row on."""
     rng = np.random.default_rng(0)

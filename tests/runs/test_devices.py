@@ -15,6 +15,8 @@ from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed.training.settings import OPTIMIZERS
 from support.tiers import mark
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 SMALL = [name for name in packaged_recipes() if name.startswith("small-")]
 TINY = [
     "rounds=2", "task.clients=3", "task.examples=4", "task.evaluation=1", "task.unseen=0", "federation.per_round=2",

@@ -25,6 +25,8 @@ from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
 from support.command import fedseed
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 RECIPES = {
     "nested": "rounds = " + "[" * 20_000,
     "nested tables": "a" + ".a" * 5000 + " = 1",

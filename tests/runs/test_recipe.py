@@ -366,6 +366,7 @@ def test_ferrets_cost_tables_have_its_settings():
                 assert ("Llama-2" in recipe.model.base) == gsm8k
 
 
+@pytest.mark.long
 def test_what_was_left_out_is_said_when_a_run_starts(natural_instructions, capsys):
     from rich.console import Console
 

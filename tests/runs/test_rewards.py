@@ -16,6 +16,8 @@ from fedseed.runs.recipe import read_recipe, stored_recipe
 from fedseed.transport.memory import Hub
 from support.command import fedseed
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 RECIPE = """rounds = 4
 [task]
 name = "files"

@@ -50,6 +50,7 @@ def test_another_seed_gives_another_run(problem):
     assert len(digests) == 2
 
 
+@pytest.mark.long
 def test_global_generators_do_not_matter(problem):
     digests = set()
     for seed in (1, 2):
@@ -60,6 +61,7 @@ def test_global_generators_do_not_matter(problem):
     assert len(digests) == 1
 
 
+@pytest.mark.long
 def test_ferret_learns_beside_fedavg_with_fewer_bytes(problem):
     fedavg = problem.federation(FedAvg(training=problem.training), rounds=10).run().summary
     ferret = problem.federation(problem.ferret(), rounds=10).run().summary

@@ -13,6 +13,8 @@ from fedseed.runs.recipe import read_recipe
 from fedseed.training.settings import LocalTraining
 from support.tiers import mark
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 SLOW_STEPS = {"learning_rate": 2e-3, "batch": 8, "accumulation": 2, "steps": 10}
 KEPT = ("master", "stochastic")
 

@@ -12,6 +12,8 @@ from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 PUBLISHED = [name for name in packaged_recipes() if "cifar" in name]
 SHORT = ["rounds=3", "evaluation.every=3", "task.evaluation=30"]
 

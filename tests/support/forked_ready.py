@@ -1,43 +1,19 @@
-"""What every forked process would do again, done once: compiled kernels are loaded, without starting a thread.
-
-Small vectors take the kernels' loops without threads; after a fork threads could not be used any more.
-"""
+"""What every forked process would do again, done once."""
 
 import os
 
 os.environ["COLUMNS"] = "200"  # a console knows the width from when it was made
 
 import gc
-from pathlib import Path
 
-import numpy as np
 import pytest  # noqa: F401
 import torch._dynamo  # noqa: F401
 
 import support.command_line
-import support.worker_runs  # noqa: F401
-from fedseed.randomness import Basis, Domain
-from fedseed.randomness.kernels import cpu
-from fedseed.randomness.kernels.reference import Part
+import support.compiled
+import support.worker_runs
 
 os.environ["PYTHONPATH"] = os.environ.pop("FORKED_PYTHONPATH")  # as it is where the tests run
-
-
-def threads():
-    """How many this process has."""
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
-before = threads()  # NumPy may have made some, which know of forks
-for name in ("hadamard", "rademacher", "normal"):
-    spec, weights = Basis(name, 1).spec, np.ones(8, np.float32)
-    prepared = cpu.prepare([Part(spec, 0, np.ones(2, np.float32))], 8)
-    cpu.combine(prepared, 0, 8)
-    cpu.project(spec, 0, 2, weights, 0, 8)
-    cpu.move(weights, weights, "float32", prepared, 0.5, 0)
-    cpu.move_many([(weights, weights, 0)], "float32", prepared, 0.5)
-    cpu.move_steps(weights, "float32", cpu.prepare_steps([([Part(spec, 0, np.ones(2, np.float32))], 0.5)], 8), 0)
-cpu.element_words(1, Domain.ROUNDING, 0, 0, 8)
-assert threads() == before, "forking is safe without these threads only"
+support.compiled.load()
 gc.collect()
 gc.freeze()  # what is there stays: forked processes need no copies of it to see that

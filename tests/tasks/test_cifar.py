@@ -15,6 +15,8 @@ from fedseed.tasks import CIFAR10Task, CIFAR100Task
 from fedseed.tasks.partition import IID, ByField, Dirichlet, Quantity
 from support.tiers import tiered
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 METHODS = {
     "feedsign": ["method.name=feedsign", "method.batch=4", "method.learning_rate=0.01"],
     "zo-fedsgd": ["method.name=zo-fedsgd", "method.batch=4", "method.learning_rate=0.01"],
