@@ -5,7 +5,7 @@ make, whichever row, and half of them are the others' negatives. So a table of 2
 each row adds the entry that its eight signs name, with the sign of the first. A projection does the same with eight
 columns. Four tables are at hand at a time, so that what is added to is read and written once for four additions. Rows
 and columns are taken in tiles whose tables and sums stay in the caches; tiles are independent, so threads share them
-out without changing a bit. All in one file, as numba's cache does not notice a change in a compiled function of another.
+out without changing a bit. All in one file, as numba's cache does not notice a change in a function of another one.
 """
 
 from collections.abc import Sequence
