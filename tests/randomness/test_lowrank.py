@@ -117,7 +117,9 @@ def test_moved_weights_have_the_references_bits(dtype, count, run):
         once_more = np.empty_like(source)
         kernels.move(once_more, within, dtype, kernels.prepare(parts[1:], SIZE), -1.0, run[0])
         same_bits(steps, once_more)
-        results.append((apart, steps))
+        alone = np.empty_like(source)
+        kernels.move(alone, source, dtype, kernels.prepare([Part(spec(1), 3, [-0.7])], SIZE), 0.37, run[0])
+        results.append((apart, steps, alone))
     for a, b in zip(*results, strict=True):
         same_bits(a, b)
 
@@ -154,6 +156,7 @@ def test_rows_of_a_matrix():
 def test_large_matrices_by_tables_and_waves(shape, monkeypatch):
     """Above the sizes from which on tables and waves are used (and threads: `test_threads`)."""
     monkeypatch.setattr(lowrank_cpu, "_WAVE", 1 << 12)
+    monkeypatch.setattr(lowrank_cpu, "_PIECE", 1 << 12)
     rng = np.random.default_rng(3)
     matrices = Matrices([(11,), shape, (3,)])
     of = spec(1, 5, matrices)
@@ -163,6 +166,19 @@ def test_large_matrices_by_tables_and_waves(shape, monkeypatch):
     prepared = CPU.prepare([Part(of, 0, c)], matrices.size)
     same_bits(expected, CPU.combine(prepared, 5, matrices.size - 1))
     same_bits(products, CPU.project(of, 0, 100, x[5:-1], 5, matrices.size))
+    for dtype in ("float32", "bfloat16"):
+        source = x if dtype == "float32" else from_float(x, dtype)
+        moved, sums = np.empty_like(source), np.empty_like(source)
+        CPU.move(moved[9:], source[9:], dtype, prepared, -0.5, 9)  # by tables, in a few pieces
+        CPU.add_sums(sums, source, dtype, CPU.combine(prepared, 0, matrices.size), -0.5)
+        same_bits(moved[9:], sums[9:])
+
+
+def test_tables_begin_at_lines_of_the_cache():
+    """What the vector operations rely on: elsewhere they would stop the process, or take twice as long."""
+    for count in (1, 3, 512, 4096):
+        rows = lowrank_cpu._rows(count)
+        assert rows.shape == (count, 32) and rows.ctypes.data % 64 == 0
 
 
 # -- statistics ------------------------------------------------------------------------------------------------------

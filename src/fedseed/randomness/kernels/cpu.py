@@ -484,7 +484,8 @@ def _move_run(out, to, source, at, start, count, half, units, payload, scale):  
 
 
 @njit(cache=True)
-def _add_sums_run(out, source, total, scale, half, same):  # type: ignore[no-untyped-def]
+def add_sums_run(out, source, total, scale, half, same):  # type: ignore[no-untyped-def]
+    """`add_sums` without threads; `same`: `out` is `source`."""
     if same:
         _shift(out, total, out.size, scale, half)
     else:
@@ -495,7 +496,7 @@ def _add_sums_run(out, source, total, scale, half, same):  # type: ignore[no-unt
 def _add_sums(out, source, total, scale, half, same):  # type: ignore[no-untyped-def]
     for run in prange((out.size + _RUN - 1) // _RUN):
         a, b = run * _RUN, min(out.size, (run + 1) * _RUN)
-        _add_sums_run(out[a:b], source[a:b], total[a:b], scale, half, same)
+        add_sums_run(out[a:b], source[a:b], total[a:b], scale, half, same)
 
 
 @intrinsic
@@ -1212,7 +1213,7 @@ def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: flo
 def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
     """out = round(source + scale * sums), where the sums over directions are there already."""
     same = out.ctypes.data == source.ctypes.data
-    act = _add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
+    act = add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
     act(out, source, sums, _F(scale), dtype == "float16", same)
 
 

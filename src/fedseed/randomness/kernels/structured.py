@@ -4,8 +4,8 @@ A run of elements is cut at the tensors' ends. On tensors of one dimension a low
 on a matrix its rows are summed a few at a time and added to the weights, so that the sums stay in the cache.
 """
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,7 @@ class Structured:
     def __init__(self, flat: Any, low: Any) -> None:
         self._flat = flat
         self._low = low
+        self._move_whole = getattr(low, "move", None)  # on whole rows at once, where an implementation has it
 
     def __getattr__(self, name: str) -> Any:
         """What has nothing to do with matrices is the flat kernels' own."""
@@ -133,8 +134,26 @@ class Structured:
                 to, own = out[run.lo : run.hi], source[run.lo : run.hi]
                 self._flat.move(to, own, dtype, prepared.vectors, scale, start + run.lo)
                 continue
-            for lo, hi, sums in self._sums(prepared, run, start, *device):
-                self._flat.add_sums(out[lo:hi], source[lo:hi], dtype, sums, scale)
+            for part in self._parts(run, start):
+                to, own, row = out[part.lo : part.hi], source[part.lo : part.hi], part.rows(start)[0]
+                if len(to) % run.matrix.columns == 0 and self._move_whole is not None:
+                    self._move_whole(to, own, dtype, prepared.records, run.matrix, row, scale)
+                    continue
+                for lo, hi, sums in self._sums(prepared, part, start, *device):
+                    self._flat.add_sums(out[lo:hi], source[lo:hi], dtype, sums, scale)
+
+    def _parts(self, run: Run, start: int) -> Iterator[Run]:
+        """A run on a matrix, cut so that whole rows are apart from parts of rows."""
+        if self._move_whole is None:
+            yield run
+            return
+        columns, place = run.matrix.columns, start - run.matrix.start
+        first = -(-(place + run.lo) // columns) * columns - place  # where the first whole row begins
+        last = (place + run.hi) // columns * columns - place
+        ends = [run.lo, first, last, run.hi] if first <= last else [run.lo, run.hi]
+        for lo, hi in pairwise(ends):
+            if lo < hi:
+                yield Run(lo, hi, run.matrix)
 
     def move_many(self, moves: Sequence[tuple[Any, Any, int]], dtype: str, prepared: Any, scale: float) -> None:
         """`move` for each (out, source, start): for many small runs."""
