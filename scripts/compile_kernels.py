@@ -34,8 +34,9 @@ def moves(dtype: str, stored: str) -> None:
         rows = np.arange(count // 8)
         CPU.move_rows(weights.reshape(-1, 8), weights.reshape(-1, 8), rows, dtype, prepared, 0.5, 0)
         matrices = Matrices([(count // 8, 8)])
-        outer = [Part(Basis("lowrank", 1).spec_on(matrices), 0, np.ones(2, np.float32))]
-        CPU.move(weights, weights, dtype, CPU.prepare(outer, count), 0.5, 0)
+        for many in (2, 64):
+            outer = [Part(Basis("lowrank", 1).spec_on(matrices), 0, np.ones(many, np.float32))]
+            CPU.move(weights, weights, dtype, CPU.prepare(outer, count), 0.5, 0)
         CPU.move_many([(weights, weights, 0)], dtype, prepared, 0.5)
         if CPU.draw is not None and dtype != "float32":
             CPU.draw(weights, np.zeros(count, np.float32), dtype, 1, Domain.ROUNDING, 0, 0)
