@@ -19,6 +19,7 @@ class AggregationRule(BaseModel, ABC):
     name: str
     about: ClassVar[str]  # one line for `fedseed list aggregation`
     compares: ClassVar[bool] = True  # whether it compares clients' entries: they must mean the same then
+    linear: ClassVar[bool] = False  # whether it is sum_i c_i v_i: whoever knows that sum alone can follow it
 
     @abstractmethod
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:

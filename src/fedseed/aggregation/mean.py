@@ -18,6 +18,7 @@ class Mean(AggregationRule):
 
     name: Literal["mean"] = "mean"
     compares: ClassVar[bool] = False
+    linear: ClassVar[bool] = True
     about: ClassVar[str] = "the weighted mean: what the papers use; one Byzantine client can pull it anywhere"
 
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
