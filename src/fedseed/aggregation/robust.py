@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from fedseed.aggregation.base import AggregationRule, Part, Past, Vector, check_vectors
+from fedseed.aggregation.base import AggregationRule, Part, Parts, Past, Vector, check_vectors
 from fedseed.aggregation.before import adaptive_clipping, buckets, nearest_neighbours
 from fedseed.aggregation.geometry import Matrix, bordered, columns, gram_of, mixed
 
@@ -93,7 +93,7 @@ class Robust(AggregationRule):
         n, known = len(weights), past.outcome if self.remembers else None
         if problem := self.shortage(n):
             raise ValueError(problem)
-        with_past = _beside(parts, known) if known is not None else parts
+        with_past = parts if known is None else Parts(lambda: _beside(parts, known))
         gram = gram_of(with_past, n + (known is not None)) if self.geometric else None
         mixing = self._mixing(gram, n, past)
         shares = None
@@ -148,10 +148,8 @@ class Geometric(Robust):
         raise NotImplementedError
 
 
-def _beside(parts: Iterable[Part], known: Sequence[NDArray[np.floating[Any]]]) -> list[Part]:
+def _beside(parts: Iterable[Part], known: Sequence[NDArray[np.floating[Any]]]) -> Iterator[Part]:
     """Each part with the last outcome's, shorter ones filled up with zeros."""
-    made: list[Part] = []
     for part, last in zip(parts, known, strict=True):
         longest = max(len(last), len(part[0]))
-        made.append([np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in (*part, last)])
-    return made
+        yield [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in (*part, last)]

@@ -135,7 +135,9 @@ class DenseState(State):
         origin = self.weights.data if of_moves and answers.rule.geometric and self.weights is not None else None
         parts = Parts(lambda: self._pieces([data(update) for update in answers.updates], origin))
         combined = answers.combine_parts(parts)
-        starts = repeat(None) if origin is None else (before for (before,) in self._pieces([origin], None))
+        starts: Iterator[NDArray[Any] | None] = repeat(None)
+        if origin is not None:
+            starts = (before for (before,) in self._pieces([origin], None))
         for entry in self.layout.tensors:
             pieces = []
             for _ in _cuts(entry.size):

@@ -113,9 +113,10 @@ class FeedSign(Population, Stepwise):
         """Majority for each direction (Eq. 4), or a private draw (Eq. 21); of another rule's outcome the sign."""
         if not answers:
             return Votes(np.zeros(0, dtype=np.int8))
-        sums = np.sum([u.signs.astype(np.int64) for u in answers.updates], axis=0)
-        if not answers.rule.linear:
-            sums = answers.combine([u.signs for u in answers.updates])
+        if answers.rule.linear:
+            sums = np.sum([u.signs.astype(np.int64) for u in answers.updates], axis=0)
+        else:
+            sums = answers.combine([u.signs.astype(np.float64) for u in answers.updates])
         if self.privacy is not None:
             return Votes(np.array(self.privacy.draw(sums), dtype=np.int8))
         return Votes(np.where(sums == 0, self.coins(state, answers.round), np.sign(sums)).astype(np.int8))
