@@ -31,7 +31,7 @@ class Robust(AggregationRule):
     """Settings that all robust rules have. Subclasses say `entries`, or `coefficients`.
 
     Args:
-        liars: f, how many clients may lie. A round needs so many more answers that the rule can do what it promises.
+        liars: f, how many clients may lie. A round needs more than twice as many answers, with "bucketing" more still.
         before: what is done to the clients' vectors first, in this order: "nearest-neighbours" (each becomes the mean
             of the n - f nearest to it), "bucketing" (means of a few, drawn by seed and round), "arc" (the longest are
             clipped).
