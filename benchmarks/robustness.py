@@ -2,9 +2,9 @@
 
     python benchmarks/robustness.py [--seeds 1 2 3] [--methods FedAvg ...] [--out runs/robustness.json] [--table]
 
-A small network (64-32-10, 2,410 parameters, all trained) on scikit-learn's digits; ten clients, two of them Byzantine
-(the last ones). Half of a client's images are dealt at random, half are of two digits of its own. A run takes one to
-three seconds of a core; what is in the file already is taken up, so it can be stopped. --table prints what is there.
+A layer from 64 pixels to 10 classes (650 parameters) on scikit-learn's digits; ten clients, two of them Byzantine (the
+last ones). Half of a client's images are dealt at random, half are of two digits of its own. A run takes less than a
+second of a core; what is in the file already is taken up, so it can be stopped. --table prints what is there.
 """
 
 import argparse
@@ -40,15 +40,13 @@ from fedseed.tasks.data import ClientData
 from fedseed.training.settings import LocalTraining
 
 CLIENTS, LIARS, TEST = 10, 2, 360
-LOCAL = LocalTraining(optimizer="sgd", learning_rate=0.3, steps=10, batch=16)
+LOCAL = LocalTraining(optimizer="sgd", learning_rate=0.2, steps=5, batch=16)
 METHODS: dict[str, tuple[Method, int]] = {  # and how many rounds
-    "FeedSign": (FeedSign(basis="rademacher", learning_rate=2e-3, batch=32, votes_per_round=32), 120),
-    "ZO-FedSGD": (ZOFedSGD(seeds="shared", basis="rademacher", learning_rate=2e-2, batch=32, population=32), 120),
-    "FedKSeed": (
-        FedKSeed(basis="rademacher", candidates=512, steps=40, learning_rate=2e-3, batch=32, weighting="examples"), 15
-    ),
-    "Ferret": (Ferret(seeds="shared", directions=512, blocks="one", weighting="examples", training=LOCAL), 15),
-    "FedAvg": (FedAvg(training=LOCAL), 12),
+    "FeedSign": (FeedSign(basis="rademacher", learning_rate=1e-2, batch=64, population=16), 50),
+    "ZO-FedSGD": (ZOFedSGD(seeds="shared", basis="rademacher", learning_rate=3e-2, batch=32, population=16), 50),
+    "FedKSeed": (FedKSeed(basis="rademacher", candidates=128, steps=25, learning_rate=2e-2, batch=16), 6),
+    "Ferret": (Ferret(seeds="shared", directions=400, blocks="one", weighting="examples", training=LOCAL), 6),
+    "FedAvg": (FedAvg(training=LOCAL), 6),
 }  # fmt: skip
 RULES: dict[str, AggregationRule] = {
     "mean": Mean(),
@@ -81,7 +79,7 @@ def accuracy_after(name: str, rule: AggregationRule, attack: AttackKind | None, 
     if attack == "labels":
         clients = [flip_labels(client, seed, c) if c in liars else client for c, client in enumerate(clients)]
     torch.manual_seed(0)  # the base: everybody starts from it, whatever the run's seed
-    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    model = nn.Linear(64, 10)
 
     def evaluate(module: nn.Module) -> dict[str, float]:
         with torch.no_grad():

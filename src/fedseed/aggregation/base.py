@@ -138,7 +138,7 @@ def spread(
     return dense
 
 
-def check_vectors(vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> None:
+def check_vectors(vectors: Part, weights: Sequence[float]) -> None:
     """Check what every rule needs.
 
     Raises:
