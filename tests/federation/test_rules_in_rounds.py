@@ -113,7 +113,11 @@ def test_the_clients_gradients_are_not_added_up_where_a_rule_compares_them():
 
 @pytest.mark.parametrize(
     "method",
-    [Ferret(seeds="shared", directions=24, training=LOCAL), TopK(training=LOCAL, share=0.5), FeedSign(**QUICK)],
+    [
+        Ferret(seeds="shared", directions=24, allocation="uniform", training=LOCAL),
+        TopK(training=LOCAL, share=0.5),
+        FeedSign(**QUICK),
+    ],
 )
 def test_a_rule_sees_a_methods_parts_as_one_vector(method):
     """One of five is chosen by Krum, with all its blocks: the step is that client's."""
