@@ -3,8 +3,8 @@
     python benchmarks/robust.py [--clients 1000] [--coefficients 8192] [--liars 100] [--repeats 3]
 
 A round of Ferret with a shared seed, at the coordinator alone: updates of random numbers are received (decoded,
-checked, counted) and combined, and the step is encoded and read again. Medians. Memory is what NumPy takes at its peak
-while the round is closed, besides the updates, which are held anyway.
+checked, counted) and combined, and the step is encoded and read again. Medians of the processor's seconds. Memory is
+what NumPy takes at its peak while the round is closed, besides the updates, which are held anyway.
 """
 
 import argparse
@@ -75,11 +75,11 @@ def main() -> None:
                 Message(MessageKind.UPDATE, method.code, 1, c, Coefficients(seed, (coefficients[c],)).encode()).encode()
                 for c in picked
             ]
-            start = time.perf_counter()
+            start = time.process_time()
             for client, message in zip(picked, messages, strict=True):
                 coordinator.receive(message, client)
             coordinator.screen()
-            middle = time.perf_counter()
+            middle = time.process_time()
             if repeat == 0:  # memory in a turn of its own: looking at it takes time
                 tracemalloc.start()
                 coordinator.close()
@@ -88,7 +88,7 @@ def main() -> None:
                 continue
             coordinator.close()
             received.append(middle - start)
-            closed.append(time.perf_counter() - middle)
+            closed.append(time.process_time() - middle)
         one, all_ = median(closed), median(received) + median(closed)
         usual = usual or all_
         print(

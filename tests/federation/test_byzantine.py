@@ -1,14 +1,17 @@
 """Byzantine clients of a simulation: each lie is well formed, bites where nobody looks, and rules act on it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
 from fedseed.aggregation import GeometricMedian, Mean, Median, TrimmedMean
 from fedseed.attacks.omniscient import SINGLE
+from fedseed.attacks.updates import Attack
 from fedseed.errors import RecipeError
 from fedseed.federation.bounds import Bounds
-from fedseed.federation.byzantine import Byzantine, attack_problem, largest_accepted
+from fedseed.federation.byzantine import Byzantine, alone, attack_problem, largest_accepted
 from fedseed.federation.messages import Message
 from fedseed.methods import FedMeZO, FedSGD, MeZO, Sign, TopK
 from fedseed.methods.payload import About
@@ -62,7 +65,7 @@ def test_a_lie_bites_and_a_rule_acts(round_of, vectors, kind):
     run, honest = round_of
     examples = list(run.coordinator.examples)
     try:
-        sent = Byzantine(run.coordinator, kind, LIARS).sent(1, honest)
+        sent = Byzantine(run.coordinator, kind, LIARS).sent(1, honest, run.worker.corrupt)
         claimed = list(run.coordinator.examples)
     finally:
         run.coordinator.examples[:] = examples
@@ -90,7 +93,7 @@ def test_largest_is_accepted_and_a_little_more_is_not(round_of):
     run, honest = round_of
     if run.method.name == "feedsign":
         pytest.skip("a vote has no size")
-    sent = Byzantine(run.coordinator, "largest", LIARS).sent(1, honest)
+    sent = Byzantine(run.coordinator, "largest", LIARS).sent(1, honest, run.worker.corrupt)
     state = run.coordinator.state
     about = About(run.method, state, "update", 1)
     updates = {c: run.method.decode_update(state, 1, Message.decode(message).payload) for c, message in sent.items()}
@@ -114,7 +117,7 @@ def test_alie_stays_within_what_honest_clients_differ_by(round_of, vectors):
     if run.method.name in ("feedsign", "fedkseed"):
         pytest.skip("votes, and the few candidates that a client may send, come near to it only")
     own = vectors(honest)[:5]
-    lie = vectors(Byzantine(run.coordinator, "alie", LIARS, strength=0.5).sent(1, honest))[5]
+    lie = vectors(Byzantine(run.coordinator, "alie", LIARS, strength=0.5).sent(1, honest, run.worker.corrupt))[5]
     mean, deviation = own.mean(axis=0), own.std(axis=0)
     np.testing.assert_allclose(lie, mean - 0.5 * deviation * np.sign(mean), rtol=1e-3, atol=1e-6)
 
@@ -124,7 +127,7 @@ def test_the_inner_product_with_the_honest_mean_is_reversed(round_of, vectors):
     if run.method.name in ("feedsign", "fedkseed"):
         pytest.skip("votes, and the few candidates that a client may send, come near to it only")
     own = vectors(honest)[:5].mean(axis=0)
-    all_ = vectors(Byzantine(run.coordinator, "inner-product", LIARS).sent(1, honest)).mean(axis=0)
+    all_ = vectors(Byzantine(run.coordinator, "inner-product", LIARS).sent(1, honest, run.worker.corrupt)).mean(axis=0)
     np.testing.assert_allclose(all_, -5 / 7 * own, rtol=1e-3, atol=1e-6)  # (5 mu - 2 * 5 mu) / 7
 
 
@@ -179,7 +182,10 @@ def test_without_a_rule_it_breaks(undisturbed, kind):
 def test_a_client_of_a_network_sends_the_same_lie(round_of, kind):
     """It has no coordinator's copy of the weights, and knows its own update only."""
     run, honest = round_of
-    assert run.worker.corrupt(honest[5], kind) == Byzantine(run.coordinator, kind, LIARS).sent(1, honest)[5]
+    state, message = run.coordinator.state, Message.decode(honest[5])
+    update, about = run.method.decode_update(state, 1, message.payload), About(run.method, state, "update", 1)
+    lie = alone(update, Attack(kind), run.seed, 5, about)
+    assert run.worker.corrupt(honest[5], kind) == replace(message, payload=lie.encode()).encode() != honest[5]
 
 
 def test_clients_that_know_nobody_reverse_their_own_update():
@@ -188,7 +194,7 @@ def test_clients_that_know_nobody_reverse_their_own_update():
     message = run.worker.train(run.coordinator.plan(0), 0, run.items[0]).message
     state = run.coordinator.state
     for kind in ("alie", "inner-product", "mimic"):
-        sent = Byzantine(run.coordinator, kind, [0]).sent(1, {0: message})
+        sent = Byzantine(run.coordinator, kind, [0]).sent(1, {0: message}, run.worker.corrupt)
         own, lie = (run.method.decode_update(state, 1, Message.decode(m).payload).scalars for m in (message, sent[0]))
         np.testing.assert_array_equal(lie, -own)
 

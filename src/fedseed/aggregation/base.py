@@ -65,7 +65,7 @@ class AggregationRule(BaseModel, ABC):
         if answers >= self.least:
             return None
         said = "".join(f", {key} = {value}" for key, value in self.model_dump(exclude_defaults=True).items())
-        return f"aggregation.name = {self.name!r}{said} needs {self.least} answers, and there are {answers}"
+        return f'aggregation.name = "{self.name}"{said} needs {self.least} answers, and there are {answers}'
 
     @property
     def geometric(self) -> bool:

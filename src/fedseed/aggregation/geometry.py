@@ -34,9 +34,19 @@ def gram_of(parts: Iterable[Part], n: int) -> Matrix:
     return total
 
 
+def applied(mixing: Matrix | None, points: Matrix) -> Matrix:
+    """M X; where M does nothing but scale, without a product of matrices."""
+    if mixing is None:
+        return points
+    scales = np.diagonal(mixing)
+    if len(scales) == len(points) == len(mixing) and np.count_nonzero(mixing) == np.count_nonzero(scales):
+        return scales[:, None] * points
+    return mixing @ points
+
+
 def mixed(mixing: Matrix | None, gram: Matrix) -> Matrix:
     """The products of M X from those of X."""
-    return gram if mixing is None else mixing @ gram @ mixing.T
+    return applied(mixing, applied(mixing, gram).T)
 
 
 def bordered(mixing: Matrix, one_more: bool) -> Matrix:

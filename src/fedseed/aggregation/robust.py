@@ -22,7 +22,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from fedseed.aggregation.base import AggregationRule, Part, Parts, Past, Vector, check_vectors
 from fedseed.aggregation.before import adaptive_clipping, buckets, nearest_neighbours
-from fedseed.aggregation.geometry import Matrix, bordered, columns, gram_of, mixed
+from fedseed.aggregation.geometry import Matrix, applied, bordered, columns, gram_of, mixed
 
 Before = Literal["nearest-neighbours", "bucketing", "arc"]
 
@@ -110,7 +110,7 @@ class Robust(AggregationRule):
                 if shares is not None:
                     outcome[here] = shares @ points
                 else:
-                    outcome[here] = self.entries(points if mixing is None else mixing @ points)
+                    outcome[here] = self.entries(applied(mixing, points))
             if self.remembers:
                 past.next.append(outcome.astype(np.float32))
             yield outcome

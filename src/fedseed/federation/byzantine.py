@@ -4,7 +4,7 @@ A lie of one client alone is made of its honest update (`Payload.attacked`, or i
 updates of the round decode them, as the coordinator would, and agree on one vector.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import sqrt
 from typing import Any
@@ -83,12 +83,15 @@ class Byzantine:
             for client in self.attackers:
                 coordinator.examples[client] = self._claimed(coordinator.examples[client])
 
-    def sent(self, number: int, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+    def sent(
+        self, number: int, messages: Mapping[int, bytes], corrupt: Callable[[bytes, AttackKind], bytes]
+    ) -> dict[int, bytes]:
         """What comes of the clients' honest messages.
 
         Args:
             number: the round.
             messages: of each client that answers, its honest update.
+            corrupt: makes the lie of a client alone (`Worker.corrupt`).
 
         Returns:
             What each sends; honest clients what they were given.
@@ -96,6 +99,8 @@ class Byzantine:
         liars = sorted(self.attackers & messages.keys())
         if self.kind == "labels" or not liars:
             return dict(messages)
+        if self.kind in SINGLE:
+            return {c: corrupt(data, self.kind) if c in self.attackers else data for c, data in messages.items()}
         method, state = self.coordinator.method, self.coordinator.state
         about = About(method, state, "update", number)
         frames = {client: Message.decode(message) for client, message in messages.items()}
@@ -118,9 +123,8 @@ class Byzantine:
             else:
                 lie = inner_product(vectors, len(liars), self.strength)
             return {client: updates[client].with_vector(lie, about) for client in liars}
-        kind = self.kind if self.kind in SINGLE else "sign"  # also of those who know nobody's update
-        seed = self.coordinator.seed
-        lies = {client: alone(updates[client], Attack(kind), seed, client, about) for client in liars}
+        seed = self.coordinator.seed  # reversed, also by those who know nobody's update
+        lies = {client: alone(updates[client], Attack("sign"), seed, client, about) for client in liars}
         if self.kind == "largest":
             most = largest_accepted([update.size(about) for update in honest.values()], self.coordinator.bounds)
             return {client: _as_large_as(lie, most, about) for client, lie in lies.items()}

@@ -258,7 +258,7 @@ class Simulation(Backend):
         gathered = Gathered(picked, len(plans[0]) - FRAME_BYTES)
         answers = self._answers(plans, picked)
         honest = {c: answer.message for c, answer in zip(picked, answers, strict=True) if answer.message is not None}
-        sent = honest if self.byzantine is None else self.byzantine.sent(number, honest)
+        sent = honest if self.byzantine is None else self.byzantine.sent(number, honest, self.worker.corrupt)
         for client, answer in zip(picked, answers, strict=True):
             name = self.names[client]
             gathered.spent.add(cost_of(answer.cost, counts=answer.message is not None or answer.within is not None))
