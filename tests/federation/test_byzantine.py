@@ -171,11 +171,10 @@ def test_with_a_rule_a_run_ends_where_it_would_without_liars(undisturbed, kind, 
     assert losses_of(kind, rule)[1] < aim + 0.3 * (start - aim)
 
 
-@pytest.mark.parametrize("kind", ["random", "inner-product", "largest", "claims"])
-def test_without_a_rule_it_breaks(undisturbed, kind):
-    start, aim = undisturbed
-    found = losses_of(kind, None)[1]
-    assert found > (aim + 0.4 * (start - aim) if kind == "random" else start)  # it goes nowhere, or unlearns
+@pytest.mark.parametrize("kind", ["inner-product", "largest", "claims"])
+def test_without_a_rule_it_unlearns(undisturbed, kind):
+    start, _ = undisturbed
+    assert losses_of(kind, None)[1] > start
 
 
 @pytest.mark.parametrize("kind", sorted(SINGLE))
