@@ -24,13 +24,15 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15
 
 setup: $(VENV)/ready
 
-# torch goes first: anything else that depends on it would bring a build with gigabytes of CUDA
+# torch goes first: anything else that depends on it would bring a build with gigabytes of CUDA. byzfl, which rules are
+# tested beside, would bring torchvision, and with it another torch: it comes alone
 $(VENV)/ready: pyproject.toml
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
 	@echo "Setting up (torch first; a few minutes the first time) ..."
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet torch==2.13.0
 	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@$(BIN)/pip install --quiet --no-deps byzfl==0.0.11 || echo "byzfl: no oracle, its tests are skipped"
 	@touch $@
 
 quickstart: setup

@@ -25,6 +25,10 @@ def test_what_every_rule_keeps_to(rule):
         rule.combine([], [])
     with pytest.raises(ValueError, match="different lengths can't be combined: 1, 2"):
         rule.combine([np.zeros(2), np.zeros(1)], [0.5, 0.5])
+    assert rule.least <= 3 and rule.shortage(rule.least) is None
+    if rule.least > 1:
+        with pytest.raises(ValueError, match=f"{rule.name}.*needs {rule.least} answers, and there are 1"):
+            rule.combine([np.zeros(2)], [1.0])
     with pytest.raises(ValueError, match="1 weights for 2 vectors"):
         rule.combine([np.zeros(2), np.zeros(2)], [1.0])
 
@@ -63,8 +67,9 @@ def test_a_minority_can_pull_the_mean_but_not_the_median():
 
 @pytest.mark.parametrize("rule", [kind() for kind in RULES])
 def test_an_index_that_comes_twice_counts_twice(rule):
-    indices, values = [np.array([1, 1])], [np.array([2.0, 3.0], dtype=np.float32)]
-    np.testing.assert_array_equal(rule.accumulate(np.zeros(3), indices, values, [1.0]), [0.0, 5.0, 0.0])
+    n = rule.least
+    indices, values = [np.array([1, 1])] * n, [np.array([2.0, 3.0], dtype=np.float32)] * n
+    np.testing.assert_allclose(rule.accumulate(np.zeros(3), indices, values, [1 / n] * n), [0.0, 5.0, 0.0])
 
 
 def test_sparse_vectors_are_zero_elsewhere_for_the_median():

@@ -41,7 +41,7 @@ def environment(path):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "name"),
-    [("methods", "mean-sign"), ("tasks", "sums"), ("metrics", "first_word"), ("aggregation", "trimmed-mean"),
+    [("methods", "mean-sign"), ("tasks", "sums"), ("metrics", "first_word"), ("aggregation", "central-mean"),
      ("trackers", "json-lines"), ("transports", "folder")],
 )  # fmt: skip
 def test_what_the_package_adds_is_listed_with_its_origin(what, name, installed):
@@ -69,7 +69,7 @@ def test_a_run_with_everything_from_the_package(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["method"], summary["rounds"], summary["clients"]) == ("mean-sign", 4, 4)
-    assert summary["aggregation"] == {"name": "trimmed-mean", "trim": 0.25}
+    assert summary["aggregation"] == {"name": "central-mean", "trim": 0.25}
     assert summary["payload_bytes_up"] == 4 and summary["skipped"] == 0
     assert {"loss", "exact_match", "first_word"} <= set(summary["final"])
     assert summary["final"]["loss"] != summary["baseline"]["loss"]  # it did something

@@ -10,6 +10,7 @@ from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
 from fedseed.models.loading import load_model
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import FederationSettings, Recipe, packaged_recipes, read_recipe
+from fedseed.runs.settings import RunSettings
 from fedseed.tasks import CLOZE, MEZO, TASKS, InstructionsTask
 from fedseed.tasks.partition import Dirichlet
 
@@ -449,7 +450,10 @@ def test_components_are_chosen_by_name(recipe):
     assert read_recipe(recipe(GOOD)).aggregation.name == "mean"
     assert read_recipe(recipe(GOOD), ["method.seeds=shared", "aggregation.name=median"]).aggregation.name == "median"
     for table, problem in (
-        ("[aggregation]\nname = 'krum'", "aggregation.name = 'krum': choose one of mean, median, or give the file"),
+        (
+            "[aggregation]\nname = 'crumb'",
+            "aggregation.name = 'crumb': did you mean krum|aggregation.name = 'crumb': choose one of centred-clipping",
+        ),
         ("[aggregation]\ntrim = 1", "aggregation.trim = 1: unknown key; allowed here: name$"),
         (
             "[aggregation]\nname = 'median'",
@@ -465,6 +469,39 @@ def test_components_are_chosen_by_name(recipe):
     ):
         with pytest.raises(RecipeError, match=problem):
             read_recipe(recipe(GOOD + table))
+
+
+SHARED = GOOD + "[aggregation]\nname = '{}'\n{}\n[federation]\nper_round = {}\n"
+FLIPPED = GOOD + "[attack]\nclients = 1\nkind = '{}'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "problem"),
+    [
+        (SHARED.format("krum", "liars = 2", 4), [], r"krum.*liars = 2 needs 5 answers, and there are 4 clients"),
+        (SHARED.format("median", "liars = 1\nbefore = ['bucketing']", 4), [], r"bucketing.*needs 5 answers"),
+        (SHARED.format("median", "before = ['arc']", 9), [], r'before = \["arc"\] needs liars'),
+        (SHARED.format("mean", "liars = 1", 9), [], r"aggregation.liars = 1: unknown key"),
+        (SHARED.format("centred-clipping", "momentum = 0.9", 9), [], r"momentum = 0.9 needs directions"),
+        (SHARED.format("krum", "", 9), ["method.seeds=per-client"], r'krum.*does not fit ferret: seeds = "per-client"'),
+        (FLIPPED.format("alie"), ["method.seeds=per-client"], r'"alie" is not simulated for ferret: .*seeds'),
+        (FLIPPED.format("sign") + "strength = 2.0\n", [], r'strength: kind = "sign" has none'),
+        (FLIPPED.format("mean"), [], r"attack.kind = 'mean'"),
+    ],
+)  # fmt: skip
+def test_rules_and_attacks_that_make_no_sense_are_refused(recipe, text, settings, problem):
+    with pytest.raises(RecipeError, match=problem):
+        read_recipe(recipe(text), ["method.seeds=shared", *settings])
+
+
+def test_rules_and_attacks_that_fit_are_read(recipe):
+    text = SHARED.format("multi-krum", "liars = 1\nchosen = 2\nbefore = ['arc', 'nearest-neighbours']", 9)
+    read = read_recipe(recipe(text), ["method.seeds=shared", "attack.kind=alie", "attack.clients=1"])
+    assert read.aggregation.before == ["arc", "nearest-neighbours"] and read.attack.strength is None
+    assert read_recipe(recipe(read.to_toml())) == read
+    with pytest.raises(RecipeError, match=r'attack.kind = "alie".*not tried over a network'):
+        RunSettings.of(read, None)
+    assert RunSettings.of(read_recipe(recipe(FLIPPED.format("sign"))), None).attack == "sign"
 
 
 RULE = """

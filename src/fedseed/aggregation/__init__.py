@@ -5,8 +5,13 @@ package.
 """
 
 from fedseed.aggregation.base import AggregationRule
+from fedseed.aggregation.centred_clipping import CentredClipping
+from fedseed.aggregation.geometric_median import GeometricMedian
+from fedseed.aggregation.krum import Krum, MultiKrum
 from fedseed.aggregation.mean import Mean
 from fedseed.aggregation.median import Median
+from fedseed.aggregation.norm_bound import NormBound
+from fedseed.aggregation.trimmed import TrimmedMean
 from fedseed.registry import Registry, check_class, classes_in, name_of
 
 RULES: tuple[type[AggregationRule], ...] = tuple(classes_in(__name__, AggregationRule))
@@ -17,4 +22,7 @@ REGISTRY: Registry[type[AggregationRule]] = Registry(
     lambda thing: check_class(thing, AggregationRule),
 )
 
-__all__ = ["REGISTRY", "RULES", "AggregationRule", "Mean", "Median"]
+__all__ = [
+    "REGISTRY", "RULES", "AggregationRule", "CentredClipping", "GeometricMedian", "Krum", "Mean", "Median", "MultiKrum",
+    "NormBound", "TrimmedMean",
+]  # fmt: skip

@@ -1,12 +1,12 @@
 """The weighted mean, sum_i c_i v_i: what the methods' papers use."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.aggregation.base import AggregationRule, Vector, check_vectors
+from fedseed.aggregation.base import AggregationRule, Part, Past, Vector, check_vectors
 
 
 class Mean(AggregationRule):
@@ -18,15 +18,21 @@ class Mean(AggregationRule):
 
     name: Literal["mean"] = "mean"
     compares: ClassVar[bool] = False
+    linear: ClassVar[bool] = True
     about: ClassVar[str] = "the weighted mean: what the papers use; one Byzantine client can pull it anywhere"
 
-    def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
+    def combine(self, vectors: Part, weights: Sequence[float]) -> Vector:
         """sum_i c_i v_i, in the order of the clients."""
         check_vectors(vectors, weights)
         total = np.zeros(len(vectors[0]))
         for vector, weight in zip(vectors, weights, strict=True):
             total += weight * np.asarray(vector, dtype=np.float64)
         return total
+
+    def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
+        """Part by part; no client's vector is held in double precision longer than it is added."""
+        for part in parts:
+            yield self.combine(part, weights)
 
     def accumulate(
         self,

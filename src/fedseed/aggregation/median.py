@@ -1,15 +1,15 @@
 """The coordinate-wise median: while fewer than half of the clients lie, each entry stays between honest ones."""
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedseed.aggregation.base import AggregationRule, Vector, check_vectors
+from fedseed.aggregation.base import Vector
+from fedseed.aggregation.geometry import Matrix
+from fedseed.aggregation.robust import Entrywise
 
 
-class Median(AggregationRule):
+class Median(Entrywise):
     """The plain median of each entry; of an even number of clients, the mean of the middle two.
 
     Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018,
@@ -20,7 +20,6 @@ class Median(AggregationRule):
     name: Literal["median"] = "median"
     about: ClassVar[str] = "the median of each coordinate, every client counting the same; stands almost half of liars"
 
-    def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
-        """The median of each entry; `weights` do not matter."""
-        check_vectors(vectors, weights)
-        return np.asarray(np.median(np.stack(vectors).astype(np.float64), axis=0), dtype=np.float64)
+    def entries(self, points: Matrix) -> Vector:
+        """The median of each entry."""
+        return np.asarray(np.median(points, axis=0), dtype=np.float64)

@@ -1,6 +1,7 @@
 """What a Byzantine client sends in place of an honest update. It keeps to the protocol: it can't be told from others.
 
-What it *learns from* is corrupted in `fedseed.attacks.labels`.
+What it *learns from* is corrupted in `fedseed.attacks.labels`; what needs the honest updates of the round is in
+`fedseed.attacks.omniscient`.
 """
 
 from dataclasses import dataclass
@@ -9,9 +10,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-AttackKind = Literal["sign", "random", "noise", "multiplier", "labels"]
+AttackKind = Literal[
+    "sign", "random", "noise", "multiplier", "labels", "alie", "inner-product", "mimic", "largest", "claims"
+]
 Floats = NDArray[np.float32]
 RANDOM_PROJECTION = 100.0  # standard deviation of made-up projections
+RANDOM_TIMES = 10.0  # of made-up coefficients, weights and gradients, as a multiple of honest ones' root mean square
 
 
 @dataclass(frozen=True)
@@ -26,22 +30,23 @@ class Attack:
 
     kind: AttackKind
 
-    def scalars(self, honest: Floats, drawn: NDArray[np.uint32]) -> Floats:
+    def scalars(self, honest: Floats, drawn: NDArray[np.uint32], deviation: float = RANDOM_PROJECTION) -> Floats:
         """Projections as the client sends them.
 
-        "random" and "noise" draw from N(0, RANDOM_PROJECTION^2): far above honest projections on language models, which
-        is what an attacker whose amplitude nobody checks would do.
+        "random" and "noise" draw from N(0, deviation^2), by default far above honest projections on language models,
+        which is what an attacker whose amplitude nobody checks would do.
 
         Args:
             honest: the projections.
             drawn: random words, two for each.
+            deviation: the standard deviation of what is made up.
         """
         if self.kind == "sign":
             return -honest
         standard = _normal(drawn, len(honest))
         if self.kind == "multiplier":
             return (honest * (1 + standard)).astype(np.float32)
-        normal = (RANDOM_PROJECTION * standard).astype(np.float32)
+        normal = (deviation * standard).astype(np.float32)
         return normal if self.kind == "random" else honest + normal
 
     def signs(self, honest: NDArray[np.int8], drawn: NDArray[np.uint32]) -> NDArray[np.int8]:

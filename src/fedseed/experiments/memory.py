@@ -170,8 +170,9 @@ def predict(recipe: Recipe, tokens: int | None = None) -> Prediction:
     try:
         passes = Passes(model, recipe.method.blocks, device)
         count = len(data.clients) if data is not None else None
-        per_round = recipe.federation.count(count or recipe.federation.per_round or 1)
-        apart = recipe.attack is not None or not recipe.federation.joint
+        least = recipe.aggregation.least  # of clients that nobody knows yet there are at least so many
+        per_round = recipe.federation.count(count or recipe.federation.per_round or least)
+        apart = recipe.attack is not None or recipe.aggregation.compares or not recipe.federation.joint
         rehearsed = rehearse(
             recipe.method, passes.space.layout, max(count or 0, per_round), per_round, recipe.aggregation, apart
         )

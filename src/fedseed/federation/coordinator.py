@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.aggregation import AggregationRule, Mean
+from fedseed.aggregation.base import Past
 from fedseed.aggregation.weighting import claims, shares
 from fedseed.errors import MessageError
 from fedseed.federation.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers, State, misfit
+from fedseed.methods.base import Answer, Answers, State, misfit, too_few
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.methods.content import Content, content
 from fedseed.methods.payload import About, Payload
@@ -23,6 +24,7 @@ from fedseed.weights.layout import Layout
 
 MOST_REJECTED = 1000  # messages that are remembered
 SIZES = "bounds.sizes"  # of the last steps, in what is kept besides the steps
+OUTCOME = "aggregation.outcome."  # the last one, part by part, where the rule remembers it
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Coordinator:
         bounds: how far from the others a client, or a step, may be; None: as by default.
 
     Raises:
-        ValueError: the settings do not fit the layout, or the rule does not fit the method.
+        ValueError: the settings do not fit the layout, the rule does not fit the method, or needs more clients a round.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Coordinator:
         self.examples = list(examples)
         self.per_round = per_round
         self.aggregation = aggregation or Mean()
-        if problem := misfit(method, self.aggregation):
+        if problem := misfit(method, self.aggregation) or too_few(self.aggregation, per_round):
             raise ValueError(problem)
         self.state = method.start(layout, seed)
         self.steps = 0  # that were made, counted here: what privacy they have spent hangs on nothing else
@@ -88,6 +90,7 @@ class Coordinator:
         self.untaken: str | None = None  # why the last round's step was not taken
         self.bounds = bounds or Bounds()
         self._steps = LastSteps(self.bounds)
+        self._outcome: Sequence[NDArray[Any]] | None = None  # of the last round that had one, if the rule remembers it
         self._open: Round | None = None
         self._closed = Content()
 
@@ -190,13 +193,15 @@ class Coordinator:
     def close(self) -> bytes:
         """End the round: combine the answers into a step, for everybody; `untaken` says if it is an empty one instead.
 
-        A step that is not finite, or out of all proportion to those before, is not taken: nothing is remembered of the
-        round's answers, as if nobody had answered.
+        A step that is not finite, out of all proportion to those before, or of fewer answers than the rule needs is not
+        taken: nothing is remembered of the round's answers, as if nobody had answered.
         """
         current = self._current()
         self.screen()
         answers = self._weighted(current)
-        self.untaken = None
+        self.untaken = self.aggregation.shortage(len(answers)) if answers else None
+        if self.untaken is not None:
+            answers = replace(answers, answers=())
         try:
             self.state, payload, step, size = self._step(answers)
         except MessageError as error:
@@ -204,6 +209,9 @@ class Coordinator:
                 raise
             self.untaken = str(error)
             self.state, payload, step, size = self._step(replace(answers, answers=()))
+        else:
+            if answers and self.keeps_outcomes:
+                self._outcome = answers.past.next
         self._steps.take(size)
         self._closed = self._content(step, payload)
         self.state = self.method.advance(self.state, step)
@@ -243,7 +251,8 @@ class Coordinator:
         clients = sorted(current.updates)
         weights = shares([current.said[client] for client in clients])  # as they were screened, whatever was said since
         answers = tuple(Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True))
-        return Answers(current.number, answers, self.aggregation)
+        past = Past(self.seed, current.number, self._outcome if self.keeps_outcomes else None)
+        return Answers(current.number, answers, self.aggregation, past)
 
     def _said(self, current: Round, clients: Sequence[int]) -> tuple[Any, list[int], list[int]]:
         """How clients weigh, and what they say of themselves: their examples, and the terms of their losses."""
@@ -305,17 +314,26 @@ class Coordinator:
         if self.method.catch_up == "newest":
             self.weights = weights()
 
+    @property
+    def keeps_outcomes(self) -> bool:
+        """Whether it remembers what no step says: the rule's last outcome."""
+        return self.aggregation.remembers and self.method.lasting_entries
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """What the coordinator remembers besides the steps, as arrays by name; most methods have nothing."""
         arrays: dict[str, NDArray[Any]] = self.state.state_dict()
         if self.method.catch_up == "newest":
             arrays = {**arrays, SIZES: self._steps.sizes}
-        return arrays
+        return {**arrays, **{f"{OUTCOME}{at}": part for at, part in enumerate(self._outcome or ())}}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `state_dict`. Raises LookupError or ValueError if it does not fit."""
-        self.state = self.state.load_state_dict({name: array for name, array in arrays.items() if name != SIZES})
-        self._steps.load(arrays.get(SIZES, ()))
+        parts = sorted((int(name.removeprefix(OUTCOME)), name) for name in arrays if name.startswith(OUTCOME))
+        self._outcome = [arrays[name] for _, name in parts] if parts and self.keeps_outcomes else None
+        own = {name: array for name, array in arrays.items() if name != SIZES and not name.startswith(OUTCOME)}
+        self.state = self.state.load_state_dict(own)
+        if self.method.catch_up == "newest":
+            self._steps.load(arrays.get(SIZES, ()))
 
     def figures(self) -> dict[str, NDArray[Any]]:
         """What of the state a person would like to see: 1-D arrays by name."""

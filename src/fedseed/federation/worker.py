@@ -9,15 +9,15 @@ import torch
 
 from fedseed.attacks.updates import Attack, AttackKind
 from fedseed.errors import NonFiniteError
+from fedseed.federation.byzantine import alone
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
 from fedseed.methods import Method, without_gradients
+from fedseed.methods.payload import About
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
 from fedseed.privacy.base import WITHHELD
-from fedseed.randomness import Domain
-from fedseed.randomness.stream import words
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.memory import Memory
 from fedseed.training.together import InAnothersMessage, Look, Seen, SharedGradients, SharedLosses
@@ -175,11 +175,12 @@ class Worker:
 
     def corrupt(self, update: bytes, kind: AttackKind) -> bytes:
         """What a Byzantine client sends in place of its honest update (simulation)."""
-        message = Message.decode(update)
-        honest = self.method.decode_update(self.state, message.round, message.payload)
-        blocks = min(1 << 20, max(1 << 12, 2 * len(message.payload)))  # two words for each number or bit
-        drawn = words(self.seed, Domain.ATTACK, message.client, message.round << 20, blocks).reshape(-1)
-        return replace(message, payload=honest.attacked(Attack(kind), drawn, self.method).encode()).encode()
+        message, state = Message.decode(update), self.state
+        honest = self.method.decode_update(state, message.round, message.payload)
+        if self.method.catch_up == "newest":  # the weights before, which a client need not remember
+            state = self.method.advance(state, self.method.decode_step(state, self.space.dense()))
+        about = About(self.method, state, "update", message.round)
+        return replace(message, payload=alone(honest, Attack(kind), self.seed, message.client, about).encode()).encode()
 
     def apply(self, step_message: bytes) -> float | None:
         """Apply a step; returns the expected norm of what it adds to the weights, where that can be known.

@@ -13,7 +13,14 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.methods.base import CatchUp
 from fedseed.methods.content import Content
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
-from fedseed.runs.dense_files import keep_state, remove_state, restore_state, write_weights
+from fedseed.runs.dense_files import (
+    keep_outcome,
+    keep_state,
+    remove_state,
+    restore_outcome,
+    restore_state,
+    write_weights,
+)
 
 
 class Ledger(ABC):
@@ -88,9 +95,12 @@ class OrbitLedger(Ledger):
         if there:
             self._payloads = [record.payload for record in self._writer.take().steps()]
         self.at = len(self._payloads)
-        return self.coordinator.catch_up(self._payloads)
+        contents = self.coordinator.catch_up(self._payloads)
+        restore_outcome(self.folder, self.at, self.coordinator, warn)
+        return contents
 
     def _keep(self, payload: bytes) -> None:
+        keep_outcome(self.folder, self.at, self.coordinator)
         self._payloads.append(payload)
 
     def _write(self, digest: str) -> None:

@@ -13,8 +13,8 @@ accounted for: components that a method is given, not functions of its own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from fedseed.aggregation import AggregationRule
+from fedseed.aggregation.base import Part, Past, spread
 from fedseed.aggregation.weighting import Weighting
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload
@@ -90,11 +91,13 @@ class Answers(Sequence[Answer]):
         round: the round's number.
         answers: the answers.
         rule: how vectors of the clients become one.
+        past: what else the rule may know.
     """
 
     round: int
     answers: Sequence[Answer]
     rule: AggregationRule
+    past: Past = field(default_factory=Past)
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -115,14 +118,44 @@ class Answers(Sequence[Answer]):
         """c_i of each."""
         return [answer.weight for answer in self.answers]
 
-    def combine(self, vectors: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
+    def combine(self, vectors: Part) -> NDArray[np.float64]:
         """One vector from one of each client, by the rule: with the mean, sum_i c_i v_i in double precision.
 
         Shorter vectors are filled up with zeros.
         """
-        longest = max(map(len, vectors))
-        padded = [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in vectors]
-        return self.rule.combine([np.asarray(v, dtype=np.float64) for v in padded], self.weights)
+        (outcome,) = self.combine_parts([vectors])
+        return outcome
+
+    def combine_parts(self, parts: Iterable[Part]) -> Iterator[NDArray[np.float64]]:
+        """The same of vectors that are made of parts, such as blocks or tensors: the rule sees them as one.
+
+        Args:
+            parts: the same entries of each client's vector; gone through more than once.
+        """
+        return self.rule.combine_parts(_Padded(parts), self.weights, self.past)
+
+    def accumulate(
+        self,
+        total: NDArray[np.floating[Any]],
+        indices: Sequence[NDArray[np.integer[Any]]],
+        values: Sequence[NDArray[np.floating[Any]]],
+    ) -> NDArray[np.float64]:
+        """`total` and what the rule makes of sparse vectors (`AggregationRule.accumulate`)."""
+        if self.rule.linear or not values:
+            return self.rule.accumulate(total, indices, values, self.weights)
+        return total.astype(np.float64) + self.combine(spread(len(total), indices, values))
+
+
+class _Padded(Iterable[Part]):
+    """Parts in which shorter vectors are filled up with zeros."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Part]:
+        for part in self._parts:
+            longest = max(map(len, part))
+            yield [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in part]
 
 
 class Method(Renamed, ABC):
@@ -225,6 +258,11 @@ class Method(Renamed, ABC):
         return None
 
     @property
+    def lasting_entries(self) -> bool:
+        """Whether an entry of clients' vectors means the same in every round; not where directions are new."""
+        return self.catch_up == "newest"
+
+    @property
     def keeps_small_steps(self) -> bool:
         """Whether 16-bit weights are rounded stochastically where they would lose small steps."""
         return False
@@ -259,7 +297,20 @@ class Method(Renamed, ABC):
 
 def misfit(method: Method, rule: AggregationRule) -> str | None:
     """Why a rule can't combine a method's answers; None: it can."""
-    if not rule.compares or method.incomparable is None:
-        return None
-    remedy = '; set method.seeds = "shared"' if method.incomparable.startswith("seeds") else ""
-    return f'aggregation.name = "{rule.name}" does not fit {method.name}: {method.incomparable}{remedy}'
+    said = f'aggregation.name = "{rule.name}" does not fit {method.name}'
+    if rule.compares and method.incomparable is not None:
+        remedy = '; set method.seeds = "shared"' if method.incomparable.startswith("seeds") else ""
+        return f"{said}: {method.incomparable}{remedy}"
+    if rule.needs_past and not method.lasting_entries:
+        return (
+            f"{said}: aggregation.{rule.needs_past} needs directions that are the same in every round; leave it out, "
+            'or take such a method (fedkseed, ferret with seeds = "fixed", or one that sends weights or gradients)'
+        )
+    return None
+
+
+def too_few(rule: AggregationRule, per_round: int) -> str | None:
+    """Why a rule can't do with so many clients a round; None: it can."""
+    if problem := rule.shortage(per_round):
+        return f"{problem} clients in a round (federation.per_round): take more of them, or fewer liars"
+    return None

@@ -1,7 +1,10 @@
 """What travels in Ferret: seeds, and coefficients on their directions, block by block; and what of it is remembered."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import State
@@ -37,6 +40,17 @@ class Coefficients(Payload):
     def size(self, about: About) -> float:
         """How far it moves the weights, at a global rate of 1."""
         return moved(about.method, about.state.layout, [self.gammas])
+
+    def vector(self, about: About) -> Floats:
+        """All blocks, each as long as one can be: coefficients that are not sent are zeros."""
+        most = about.lookup("most")
+        return np.concatenate([np.pad(gamma, (0, most - len(gamma))) for gamma in self.gammas])
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> "Coefficients":
+        """As many coefficients as reach to the last that is not zero, at least one a block."""
+        blocks = vector.astype(np.float32).reshape(len(self.gammas), -1)
+        ends = [max(1, int(np.flatnonzero(block).max(initial=0)) + 1) for block in blocks]
+        return Coefficients(self.seed, tuple(block[:end] for block, end in zip(blocks, ends, strict=True)))
 
 
 @dataclass(frozen=True)

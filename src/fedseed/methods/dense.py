@@ -12,14 +12,16 @@ Algorithm 2 (FedAdam; its averages are not bias-corrected). `fedseed.optimizers`
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
+from fedseed.aggregation.base import Parts
 from fedseed.methods.base import Answers, CatchUp, Method, State
 from fedseed.methods.payload import About, Floats, Payload, Tensors, from_floats, to_floats
 from fedseed.methods.sizes import distance
@@ -44,6 +46,42 @@ class Weights(Payload):
         """How far they are from the weights before."""
         held = about.lookup("weights")
         return distance(about.state.layout, self.data, None if held is None else held.data)
+
+    def vector(self, about: About) -> Floats:
+        """How far they are from the weights before."""
+        return flat(about.state.layout, self.data, about.lookup("weights"))
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
+        """Weights so far from those before."""
+        return replace(self, data=unflat(about.state.layout, vector, about.lookup("weights")))
+
+
+def flat(layout: Layout, data: bytes, before: Weights | None = None) -> Floats:
+    """Tensors as one vector, length d.
+
+    Args:
+        layout: the tensors.
+        data: their bytes.
+        before: other weights, which are taken off; None: they are not weights, or none are known.
+    """
+    parts, position = [], 0
+    for entry in layout.tensors:
+        where = slice(position, position := position + entry.size * ITEM_BYTES[entry.dtype])
+        part = to_floats(data[where], entry.dtype).astype(np.float64)
+        parts.append(part if before is None else part - to_floats(before.data[where], entry.dtype))
+    return np.concatenate(parts).astype(np.float32)
+
+
+def unflat(layout: Layout, vector: NDArray[Any], before: Weights | None = None) -> bytes:
+    """The inverse of `flat`, rounded to each tensor's dtype."""
+    parts, start, position = [], 0, 0
+    for entry in layout.tensors:
+        where = slice(position, position := position + entry.size * ITEM_BYTES[entry.dtype])
+        part = vector[start : (start := start + entry.size)].astype(np.float64)
+        if before is not None:
+            part = part + to_floats(before.data[where], entry.dtype)
+        parts.append(from_floats(part.astype(np.float32), entry.dtype))
+    return b"".join(parts)
 
 
 def _nothing() -> Floats:
@@ -83,15 +121,49 @@ class DenseState(State):
             yield to_floats(data[position : position + size], entry.dtype).astype(np.float64)
             position += size
 
-    def combine(self, answers: Answers, data: Callable[[Any], bytes]) -> Iterator[NDArray[np.float64]]:
+    def combine(
+        self, answers: Answers, data: Callable[[Any], bytes], of_moves: bool = False
+    ) -> Iterator[NDArray[np.float64]]:
         """What the rule makes of one vector from each client, tensor by tensor.
 
         Args:
             answers: the round's answers.
             data: the tensors' bytes in an update.
+            of_moves: they are weights; rules that look at lengths see how far each client has moved from the weights
+                before, where these are known.
         """
-        for parts in zip(*(self.tensors(data(update)) for update in answers.updates), strict=True):
-            yield answers.combine(parts)
+        origin = self.weights.data if of_moves and answers.rule.geometric and self.weights is not None else None
+        parts = Parts(lambda: self._pieces([data(update) for update in answers.updates], origin))
+        combined = answers.combine_parts(parts)
+        starts: Iterator[NDArray[Any] | None] = repeat(None)
+        if origin is not None:
+            starts = (before for (before,) in self._pieces([origin], None))
+        for entry in self.layout.tensors:
+            pieces = []
+            for _ in _cuts(entry.size):
+                piece, before = next(combined), next(starts)
+                pieces.append(piece if before is None else piece + before)
+            yield pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _pieces(self, data: Sequence[bytes], origin: bytes | None) -> Iterator[list[NDArray[Any]]]:
+        """The same entries of several vectors' tensors, less the origin's, a piece of a tensor at a time."""
+        position = 0
+        for entry in self.layout.tensors:
+            width = ITEM_BYTES[entry.dtype]
+            for lo, hi in _cuts(entry.size):
+                where = slice(position + lo * width, position + hi * width)
+                piece: list[NDArray[Any]] = [to_floats(one[where], entry.dtype) for one in data]
+                if origin is not None:
+                    before = to_floats(origin[where], entry.dtype).astype(np.float64)
+                    piece = [one - before for one in piece]
+                yield piece
+            position += entry.size * width
+
+
+def _cuts(size: int) -> Iterator[tuple[int, int]]:
+    """From where to where the pieces of a tensor go; one that has no entries has an empty one."""
+    for lo in range(0, max(size, 1), _PIECE):
+        yield lo, min(lo + _PIECE, size)
 
 
 class Dense(Method):

@@ -89,9 +89,12 @@ class Kept(Payload):
         return of_entries(about.state.layout, self.values(about.lookup("counts")))
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> "Kept":
-        """For "sign" all signs reversed, for "random" codes that are made up, for "noise" signs reversed at random."""
+        """For "sign" all signs reversed, for "random" codes that are made up, else signs reversed at random."""
         sign_bit, codes = 1 << (self.codes.width - 1), self.codes.numbers
         words = np.resize(drawn, len(codes)).astype(np.uint16)
+        if attack.kind == "multiplier":  # reversed where 1 + N(0, 1) is negative
+            votes = attack.signs(np.ones(len(codes), dtype=np.int8), np.resize(drawn, 2 * len(codes)))
+            return Kept(self.scales, self.places, Small(np.where(votes < 0, codes ^ sign_bit, codes), self.codes.width))
         lies = {"sign": codes ^ sign_bit, "random": words & (2 * sign_bit - 1), "noise": codes ^ (words & sign_bit)}
         return Kept(self.scales, self.places, Small(lies[attack.kind].astype(np.uint16), self.codes.width))
 

@@ -119,7 +119,7 @@ class FedKSeed(Population):
         before = state.step.accumulator
         if self.decay and answers:
             before = before * np.float32(1 - self.decay)
-        total = answers.rule.accumulate(before, indices, scaled, answers.weights)
+        total = answers.accumulate(before, indices, scaled)
         if state.step.sums is None or state.step.uses is None:
             return Accumulated(total.astype(np.float32))
         sums, uses = state.step.sums.astype(np.float64), state.step.uses.copy()
@@ -142,6 +142,11 @@ class FedKSeed(Population):
     def catch_up(self) -> CatchUp:
         """The plan carries the model."""
         return "plan"
+
+    @property
+    def lasting_entries(self) -> bool:
+        """The pool stays."""
+        return True
 
     @property
     def from_base(self) -> bool:

@@ -13,7 +13,7 @@ memory of one gradient (`Method.together`); over a network each client sends its
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -23,8 +23,8 @@ from pydantic import PositiveFloat, PositiveInt
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.dense import Dense, DenseState
-from fedseed.methods.payload import About, Nothing, Payload, Scalar, Tensors
+from fedseed.methods.dense import Dense, DenseState, flat, unflat
+from fedseed.methods.payload import About, Floats, Nothing, Payload, Scalar, Tensors
 from fedseed.methods.sizes import gradient_size
 from fedseed.optimizers.schedule import Schedule, factor_of
 
@@ -51,6 +51,14 @@ class Gradient(Payload):
     def size(self, about: About) -> float:
         """The root of the mean square of its entries."""
         return gradient_size(about.state.layout, self.data)
+
+    def vector(self, about: About) -> Floats:
+        """The gradient."""
+        return flat(about.state.layout, self.data)
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
+        """Another gradient of as many terms."""
+        return replace(self, data=unflat(about.state.layout, vector))
 
 
 class FedSGD(Dense):

@@ -84,3 +84,8 @@ class Feedback(Method):
     def entrywise(self) -> bool:
         """Entries of the change are looked at one by one."""
         return True
+
+    @property
+    def lasting_entries(self) -> bool:
+        """They are entries of the weights' change."""
+        return True

@@ -25,7 +25,7 @@ from fedseed.attacks.updates import Attack
 from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.payload import Bits, Nothing, Payload
+from fedseed.methods.payload import About, Bits, Floats, Nothing, Payload
 from fedseed.methods.population import MOST, Population
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.privacy import PrivateSign
@@ -45,6 +45,14 @@ class Votes(Payload):
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Other votes."""
         return Votes(attack.signs(self.signs, drawn))
+
+    def vector(self, about: About) -> Floats:
+        """The votes."""
+        return self.signs.astype(np.float32)
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
+        """Its signs; its own vote where there is none."""
+        return Votes(np.where(vector == 0, self.signs, np.sign(vector)).astype(np.int8))
 
 
 class FeedSign(Population, Stepwise):
@@ -102,10 +110,13 @@ class FeedSign(Population, Stepwise):
         return Votes(np.where(rho == 0, self.coins(state, client.round), np.sign(rho)).astype(np.int8))
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:
-        """Majority for each direction (Eq. 4), or a private draw (Eq. 21)."""
+        """Majority for each direction (Eq. 4), or a private draw (Eq. 21); of another rule's outcome the sign."""
         if not answers:
             return Votes(np.zeros(0, dtype=np.int8))
-        sums = np.sum([u.signs.astype(np.int64) for u in answers.updates], axis=0)
+        if answers.rule.linear:
+            sums = np.sum([u.signs.astype(np.int64) for u in answers.updates], axis=0)
+        else:
+            sums = answers.combine([u.signs.astype(np.float64) for u in answers.updates])
         if self.privacy is not None:
             return Votes(np.array(self.privacy.draw(sums), dtype=np.int8))
         return Votes(np.where(sums == 0, self.coins(state, answers.round), np.sign(sums)).astype(np.int8))
@@ -132,8 +143,10 @@ class FeedSign(Population, Stepwise):
 
     @property
     def incomparable(self) -> str | None:
-        """A majority of bits is the rule already."""
-        return "votes are bits, which the majority combines: it is the median already"
+        """A private draw is made of the votes' sum."""
+        if self.epsilon is None:
+            return None
+        return f"epsilon = {self.epsilon:g}: the private draw is made of the sum of all votes, each counting the same"
 
     @property
     def privacy(self) -> PrivateSign | None:

@@ -142,15 +142,11 @@ class Ferret(GlobalStep):
         if not answers:
             return FerretStep(())
         if self.shared:
-            blocks = zip(*(u.gammas for u in answers.updates), strict=True)
-            sums = tuple(answers.combine(gammas).astype(np.float32) for gammas in blocks)
+            blocks = list(zip(*(u.gammas for u in answers.updates), strict=True))
+            sums = tuple(total.astype(np.float32) for total in answers.combine_parts(blocks))
             return FerretStep((Coefficients(answers.updates[0].seed, sums),))
-        return FerretStep(
-            tuple(
-                Coefficients(u.seed, tuple((c * g.astype(np.float64)).astype(np.float32) for g in u.gammas))
-                for _, c, u in answers
-            )
-        )
+        weighted = (tuple((c * g.astype(np.float64)).astype(np.float32) for g in u.gammas) for _, c, u in answers)
+        return FerretStep(tuple(map(Coefficients, (u.seed for u in answers.updates), weighted)))
 
     def change(self, state: FerretState, step: FerretStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
@@ -196,3 +192,8 @@ class Ferret(GlobalStep):
     def incomparable(self) -> str | None:
         """Coefficients on different directions."""
         return None if self.shared else 'seeds = "per-client": each client projects on directions of its own'
+
+    @property
+    def lasting_entries(self) -> bool:
+        """One seed for all rounds."""
+        return self.seeds == "fixed"

@@ -97,6 +97,21 @@ class Payload:
         """
         raise ValueError(f"attack {attack.kind!r} is not simulated for {method.name}")
 
+    def vector(self, about: About) -> Floats:
+        """What a Byzantine client can change of an update, in the space in which a rule combines updates.
+
+        Returns:
+            As long for all clients of a round.
+
+        Raises:
+            ValueError: there is no such space.
+        """
+        raise ValueError(f"updates of {about.method.name} are no vectors of one space")
+
+    def with_vector(self, vector: NDArray[np.floating[Any]], about: About) -> "Payload":
+        """An update that comes as near to a vector as the protocol allows; the inverse of `vector` where it can be."""
+        raise ValueError(f"updates of {about.method.name} are no vectors of one space")
+
 
 @dataclass(frozen=True)
 class Nothing(Payload):

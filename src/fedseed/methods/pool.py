@@ -48,6 +48,19 @@ class Pairs(Payload):
         """Other projections on the same candidates."""
         return replace(self, scalars=attack.scalars(self.scalars, drawn))
 
+    def vector(self, about: About) -> Floats:
+        """What it adds to the accumulator, for a weight of 1."""
+        dense = np.zeros(about.lookup("candidates"))
+        np.add.at(dense, self.indices, self.scalars.astype(np.float64) / about.lookup("population"))
+        return dense.astype(np.float32)
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
+        """The largest of its entries: as many as a client may send."""
+        n = about.lookup("population")
+        largest_first = np.argsort(-np.abs(vector), kind="stable")[: about.lookup("steps") * n]
+        chosen = np.sort(largest_first).astype(np.uint32)
+        return Pairs(chosen, (vector[chosen] * n).astype(np.float32))
+
 
 @dataclass(frozen=True)
 class Accumulated(Payload):

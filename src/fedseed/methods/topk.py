@@ -16,17 +16,18 @@ levels and the scale that fits them best in least squares take turns, as in Lloy
     down         2 bytes a chunk (a count), 12 bits and a bfloat16 for each entry that any of the clients has sent
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedseed.aggregation.base import Parts
 from fedseed.methods.base import Answers
 from fedseed.methods.entries import Combined, Kept, TopKState
 from fedseed.methods.feedback import Feedback
-from fedseed.methods.packing import CHUNK, PLACE_BITS, Small, halved, nothing, scattered
+from fedseed.methods.packing import CHUNK, PLACE_BITS, Scattered, Small, halved, nothing, scattered
 from fedseed.methods.payload import Floats
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 from fedseed.weights.layout import Layout
@@ -78,15 +79,9 @@ class TopK(Feedback):
         if not answers:
             return Combined(nothing())
         sent = [update.entries(state.counts) for update in answers.updates]
+        totals = answers.combine_parts(Parts(lambda: _dense(sent, state.layout.size)))
         indices, values = [], []
-        for lo in range(0, state.layout.size, _TOGETHER * CHUNK):
-            hi = min(lo + _TOGETHER * CHUNK, state.layout.size)
-            dense = []
-            for entries, where in ((entries, entries.indices) for entries in sent):
-                a, b = np.searchsorted(where, (lo, hi))
-                dense.append(np.zeros(hi - lo))
-                dense[-1][where[a:b] - lo] = entries.values[a:b]
-            total = answers.combine(dense)
+        for lo, total in zip(range(0, state.layout.size, _TOGETHER * CHUNK), totals, strict=True):
             found = np.flatnonzero(total)
             indices.append(found + lo)
             values.append(total[found].astype(np.float32))
@@ -97,6 +92,18 @@ class TopK(Feedback):
         if not len(step.entries.counts):
             return NOTHING
         return Entries([Patch(0, step.entries.values, step.entries.indices)], -self.global_rate)
+
+
+def _dense(sent: Sequence[Scattered], size: int) -> Iterator[list[NDArray[np.float64]]]:
+    """Some chunks of each client's vector at a time."""
+    for lo in range(0, size, _TOGETHER * CHUNK):
+        hi = min(lo + _TOGETHER * CHUNK, size)
+        dense = []
+        for entries in sent:
+            a, b = np.searchsorted(entries.indices, (lo, hi))
+            dense.append(np.zeros(hi - lo))
+            dense[-1][entries.indices[a:b] - lo] = entries.values[a:b]
+        yield dense
 
 
 def quantized(magnitudes: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

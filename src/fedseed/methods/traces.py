@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
+from fedseed.methods.dense import flat, unflat
 from fedseed.methods.payload import About, Array, Floats, Many, Nested, Payload, Scalar, Tensors
 from fedseed.methods.personal import distances_of_norms
 from fedseed.methods.sizes import distance, largest
@@ -54,6 +55,14 @@ class Tuned(Payload):
         """How far the weights are from those before."""
         held = about.lookup("weights")
         return distance(about.state.layout, self.data, None if held is None else held.data)
+
+    def vector(self, about: About) -> Floats:
+        """How far they are from those before, entry by entry."""
+        return flat(about.state.layout, self.data, about.lookup("weights"))
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
+        """Weights so far from those before."""
+        return Tuned(self.loss, unflat(about.state.layout, vector, about.lookup("weights")))
 
 
 @dataclass(frozen=True)

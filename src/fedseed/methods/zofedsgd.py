@@ -22,6 +22,7 @@ from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
+from fedseed.methods.one_byte import OneByte
 from fedseed.methods.payload import About, Array, Nothing, Payload
 from fedseed.methods.population import Population
 from fedseed.methods.sizes import largest
@@ -29,34 +30,6 @@ from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Change, Floats, Term
-
-
-class OneByte(Array):
-    """float32 numbers in a byte each: a sign and a magnitude 2^((c - 80) / 5), c = 1..127; c = 0 is zero.
-
-    From 2^-15.8 to 2^9.4 in steps of 15%: nearest in the logarithm, too small becomes 0, too large the largest.
-    """
-
-    def write(self, value: Any) -> bytes:
-        """The codes."""
-        return to_byte(value).tobytes()
-
-    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The numbers that codes stand for."""
-        return _VALUES[values]
-
-
-_OCTAVE, _OFFSET = 5, 80
-_magnitudes = [0.0] + [2.0 ** ((c - _OFFSET) / _OCTAVE) for c in range(1, 128)]
-_VALUES = np.array(_magnitudes + [-m for m in _magnitudes], dtype=np.float32)
-
-
-def to_byte(values: Floats) -> NDArray[np.uint8]:
-    """The one-byte code of each value."""
-    magnitude = np.abs(values.astype(np.float64))
-    code = np.round(np.log2(np.where(magnitude > 0, magnitude, 1.0)) * _OCTAVE + _OFFSET)
-    code = np.where((magnitude > 0) & (code >= 1), np.minimum(code, 127), 0).astype(np.uint8)
-    return np.where(values < 0, code | 0x80, code).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -92,6 +65,14 @@ class Projections(Payload):
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Another projection on the same direction."""
         return replace(self, scalars=attack.scalars(self.scalars, drawn))
+
+    def vector(self, about: About) -> Floats:
+        """rho."""
+        return self.scalars
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
+        """Others on the same directions."""
+        return replace(self, scalars=vector.astype(np.float32))
 
 
 @dataclass(frozen=True)

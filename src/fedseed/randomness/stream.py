@@ -44,6 +44,7 @@ class Domain(IntEnum):
     HEAD = 18  # the weights a new classifier head starts from
     LEFT = 19  # u of lowrank directions: a sign for each row of a matrix
     RIGHT = 20  # w of lowrank directions: a sign for each column
+    BUCKETS = 21  # who is with whom where a rule makes means of a few clients' vectors
 
 
 Words = NDArray[np.uint32]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.attacks.labels import flip_labels
+from fedseed.attacks.omniscient import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.reports.progress import Progress, shown_by
@@ -172,6 +173,7 @@ def _put_together(
         patience=None if recipe.stopping is None else recipe.stopping.patience,
         attack=None if recipe.attack is None else recipe.attack.kind,
         attackers=attackers,
+        attack_strength=None if recipe.attack is None else recipe.attack.strength,
         recipe_text=recipe.to_toml(),
         notes=(*data.notes, *notes),
         offload_base=settings.offload_base,
@@ -229,7 +231,7 @@ def host(
         equipment.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
         digest_kind=settings.digest, base_files=equipment.base_files,
     )  # fmt: skip
-    kind = None if recipe.attack is None or recipe.attack.kind == "labels" else recipe.attack.kind
+    kind = None if recipe.attack is None or recipe.attack.kind not in SINGLE else recipe.attack.kind
     notes = (*data.notes, *idle(prepared), *about(prepared, equipment.limit))
     return Hosted(
         names, items, worker, header, evaluate_with(equipment), kind, attackers, notes, party, equipment.processor

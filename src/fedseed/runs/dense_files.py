@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
@@ -41,6 +42,35 @@ def restore_state(folder: Path, number: int, coordinator: Coordinator) -> None:
             coordinator.load_state_dict({name: arrays[name] for name in arrays.files})
     except (OSError, LookupError, ValueError, BadZipFile, EOFError, MemoryError) as error:
         raise FedseedError(f"{path}: what the coordinator has kept of round {number} can't be read: {error}") from error
+
+
+def restore_outcome(folder: Path, number: int, coordinator: Coordinator, warn: Callable[[str], None]) -> None:
+    """Take up what an aggregation rule remembers of a run that has an orbit, where it remembers anything.
+
+    Args:
+        folder: the run's.
+        number: the orbit's last step.
+        coordinator: has taken up the steps.
+        warn: told if it is not there; the rule begins anew then.
+
+    Raises:
+        FedseedError: it is there, and can't be read.
+    """
+    if not coordinator.keeps_outcomes:
+        return
+    if not number:
+        remove_state(folder)  # an earlier run's
+    elif (folder / f"kept-{number}.npz").exists():
+        restore_state(folder, number, coordinator)
+    else:
+        name = coordinator.aggregation.name
+        warn(f"{folder}: kept-{number}.npz is not there: {name} remembers nothing of the rounds before, and goes on so")
+
+
+def keep_outcome(folder: Path, number: int, coordinator: Coordinator) -> None:
+    """Write what the rule remembers, if it does, before the step is in the orbit."""
+    if coordinator.keeps_outcomes:
+        keep_state(folder, number, coordinator)
 
 
 def remove_state(folder: Path) -> None:

@@ -74,6 +74,7 @@ def discard(path: Path) -> None:
         return
     if (path / "log.txt").exists():
         there.insert(1, path / "log.txt")
+    there[1:1] = sorted(path.glob("kept-*.npz"))  # of an aggregation rule that remembers
     try:
         recipe = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):

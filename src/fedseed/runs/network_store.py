@@ -16,7 +16,14 @@ from fedseed.federation.step_log import StepLog
 from fedseed.methods.base import CatchUp
 from fedseed.methods.content import Content
 from fedseed.orbit import NO_DIGEST, Header
-from fedseed.runs.dense_files import keep_state, remove_state, restore_state, write_weights
+from fedseed.runs.dense_files import (
+    keep_outcome,
+    keep_state,
+    remove_state,
+    restore_outcome,
+    restore_state,
+    write_weights,
+)
 from fedseed.runs.folder import RunFolder
 
 
@@ -96,6 +103,7 @@ class OrbitStore(NetworkStore):
             warn(self._copy.cut)
         payloads = await self._copy.repair(self.log, self.run, waits)
         contents = self.coordinator.catch_up(payloads)
+        restore_outcome(self.folder.path, len(payloads), self.coordinator, warn)
         self.folder.fill(len(payloads), _unknown_round)
         return len(payloads), contents
 
@@ -104,6 +112,10 @@ class OrbitStore(NetworkStore):
         """The file, once the run is taken up."""
         assert self._copy is not None
         return self._copy
+
+    def before(self, number: int) -> None:
+        """Write what the rule remembers, if it does."""
+        keep_outcome(self.folder.path, number, self.coordinator)
 
     def after(self, number: int, step: bytes, waits: bool) -> None:
         """Append it."""

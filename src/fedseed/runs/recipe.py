@@ -22,10 +22,12 @@ from pydantic_core import PydanticCustomError
 
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
+from fedseed.attacks.settings import AttackSettings
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
+from fedseed.federation.byzantine import attack_problem
 from fedseed.methods import Method, without_gradients
-from fedseed.methods.base import misfit
+from fedseed.methods.base import misfit, too_few
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
@@ -167,20 +169,6 @@ class FederationSettings(_Table):
         return self.clients is not None or self.enrolment == "open"
 
 
-class AttackSettings(_Table):
-    """Byzantine clients: what they do and how many there are (the last ones).
-
-    Args:
-        kind: "sign" reverses what a client sends, "random" replaces it by something unrelated, "noise" adds to it;
-            "multiplier" multiplies each projection by 1 + N(0, 1) (a vote is reversed where that is negative), as
-            FeedSign's Fig. 2 does to all clients; "labels" flips the labels that it trains on.
-        clients: how many; the last ones.
-    """
-
-    kind: Literal["sign", "random", "noise", "multiplier", "labels"]
-    clients: PositiveInt
-
-
 class StoppingSettings(_Table):
     """Early stopping, by the loss on the task's validation examples, which every evaluation measures.
 
@@ -238,7 +226,9 @@ class Recipe(_Table):
                 raise _told(
                     f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: {metrics.REGISTRY.unknown(name)}"
                 )
-        if problem := misfit(self.method, self.aggregation):
+        if problem := misfit(self.method, self.aggregation) or self._few_for_the_rule():
+            raise _told(problem)
+        if self.attack is not None and (problem := attack_problem(self.method, self.attack.kind)):
             raise _told(problem)
         if self.reward is not None and (problem := self.reward.problem() or without_gradients(self.method)):
             raise _told(problem)
@@ -269,6 +259,12 @@ class Recipe(_Table):
         except ValueError as error:
             raise _told(str(error)) from error
         return self if method is self.method else self.model_copy(update={"method": method})
+
+    def _few_for_the_rule(self) -> str | None:
+        """Why the rule needs more clients a round, as far as the recipe says how many there are."""
+        settings = self.federation
+        known = settings.per_round or (None if settings.clients is None else settings.count(len(settings.clients)))
+        return None if known is None else too_few(self.aggregation, known)
 
     @property
     def of_parties(self) -> bool:

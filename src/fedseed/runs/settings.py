@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedseed.attacks.omniscient import SIMULATED
+from fedseed.errors import RecipeError
 from fedseed.methods import Method
 from fedseed.tracking import Tracker
 
@@ -53,7 +55,15 @@ class RunSettings:
         Args:
             recipe: the recipe.
             out: folder for the run's files; None: nothing is written.
+
+        Raises:
+            RecipeError: it has Byzantine clients that there can be in a simulation only.
         """
+        if recipe.attack is not None and recipe.attack.kind in SIMULATED:
+            raise RecipeError(
+                f'attack.kind = "{recipe.attack.kind}": such clients know what others send, and what the coordinator '
+                "accepts; that can be simulated (fedseed run), not tried over a network"
+            )
         return cls(
             recipe.method, recipe.rounds, recipe.seed, recipe.evaluation.every, out, recipe.to_toml(),
             patience=None if recipe.stopping is None else recipe.stopping.patience,

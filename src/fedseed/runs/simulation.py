@@ -16,6 +16,7 @@ from fedseed.aggregation import AggregationRule
 from fedseed.attacks.updates import AttackKind
 from fedseed.errors import MessageError, RecipeError
 from fedseed.federation.bounds import Bounds
+from fedseed.federation.byzantine import Byzantine
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
@@ -74,9 +75,10 @@ class Simulation(Backend):
         classes: names of the classes that an image classifier tells apart, for the orbit's header; none: no classifier.
         adapter: tune an adapter of this kind in place of the model; None: what the method is defined with, if anything.
         patience: stop after so many evaluations in a row without a better "validation_loss" in them; None: never.
-        attack: what Byzantine clients do: "sign" (reversed), "random" (unrelated to their data) or "noise" (added).
-            "labels" only names them: their data was changed by `fedseed.attacks.labels.flip_labels`.
+        attack: what Byzantine clients do (`fedseed.runs.recipe.AttackSettings`). "labels" only names them: their data
+            was changed by `fedseed.attacks.labels.flip_labels`.
         attackers: the numbers of the Byzantine clients.
+        attack_strength: of attacks that have one; None: as usual.
         recipe_text: the complete recipe, written beside the results.
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
         offload_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
@@ -115,6 +117,7 @@ class Simulation(Backend):
         patience: int | None = None,
         attack: AttackKind | None = None,
         attackers: Sequence[int] = (),
+        attack_strength: float | None = None,
         recipe_text: str | None = None,
         notes: Sequence[str] = (),
         offload_base: Offload = "auto",
@@ -144,7 +147,8 @@ class Simulation(Backend):
         byzantine = frozenset(attackers) if attack is not None else frozenset()
         if any(not 0 <= number < len(named) for number in byzantine):
             raise RecipeError(f"attackers {sorted(byzantine)}: clients are numbered 0 to {len(named) - 1}")
-        apart = bool(byzantine) or not joint  # what a Byzantine client sends must stand apart
+        # what each client sends must stand apart
+        apart = bool(byzantine) or not joint or (aggregation is not None and aggregation.compares)
         self.worker, self.header = make_learner(
             model, method, objective, seed, base, trainable, classes, adapter, joint, offload_base, apart,
             digest_kind, base_files,
@@ -152,6 +156,7 @@ class Simulation(Backend):
         try:
             sizes = [len(items) for items in self.items]
             self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round, aggregation, bounds)
+            self.byzantine = None if attack is None else Byzantine(self.coordinator, attack, byzantine, attack_strength)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
@@ -161,7 +166,6 @@ class Simulation(Backend):
         )  # fmt: skip
         self.loop = Loop(self.settings, self, shown_by(progress))
         self.progress = self.loop.progress
-        self._attack: AttackKind | None = attack
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
         self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
         self.threads = workers.threads if threads is None and workers is not None else threads
@@ -206,7 +210,7 @@ class Simulation(Backend):
     @property
     def attack(self) -> AttackKind | None:
         """What Byzantine clients do."""
-        return self._attack
+        return None if self.byzantine is None else self.byzantine.kind
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -253,6 +257,8 @@ class Simulation(Backend):
         picked, plans = self._begin(number)
         gathered = Gathered(picked, len(plans[0]) - FRAME_BYTES)
         answers = self._answers(plans, picked)
+        honest = {c: answer.message for c, answer in zip(picked, answers, strict=True) if answer.message is not None}
+        sent = honest if self.byzantine is None else self.byzantine.sent(number, honest, self.worker.corrupt)
         for client, answer in zip(picked, answers, strict=True):
             name = self.names[client]
             gathered.spent.add(cost_of(answer.cost, counts=answer.message is not None or answer.within is not None))
@@ -264,13 +270,9 @@ class Simulation(Backend):
                 if self.items[client]:  # of those that have no example a note says so, once
                     self.progress.warn(f"round {number}: {name} sends nothing: {answer.reason}")
                 continue
-            message = answer.message
-            attack = self._attack if client in self.settings.attackers else None
-            if attack is not None and attack != "labels":  # flipped labels act through the data
-                message = self.worker.corrupt(message, attack)
-            gathered.update_bytes.append(len(message) - FRAME_BYTES)
+            gathered.update_bytes.append(len(sent[client]) - FRAME_BYTES)
             try:
-                self.coordinator.receive(message, client)
+                self.coordinator.receive(sent[client], client)
             except MessageError as error:
                 self._refuse(gathered, number, client, str(error))
         for client, reason in self.coordinator.screen().items():

@@ -17,6 +17,7 @@ from fedseed.methods.content import Content
 from fedseed.orbit import Header, OrbitWriter, Record
 from fedseed.runs import checkpoint
 from fedseed.runs.checkpoint import Checkpoint
+from fedseed.runs.dense_files import keep_outcome, restore_outcome
 
 
 class StepStore(ABC):
@@ -72,17 +73,21 @@ class OrbitStore(StepStore):
         if self._writer.cut is not None:
             warn(self._writer.cut)
         if not there:
+            restore_outcome(self.path.parent, 0, self.coordinator, warn)
             return 0, []
         orbit = self._writer.take()
         if orbit.header.first > 1:
             raise OrbitError(f"{self.path} is compacted: a run can't go on from it")
         self.restored = list(orbit.steps())
         self.worker.catch_up(self.restored)
-        return orbit.last, self.coordinator.catch_up(record.payload for record in orbit.steps())
+        contents = self.coordinator.catch_up(record.payload for record in orbit.steps())
+        restore_outcome(self.path.parent, orbit.last, self.coordinator, warn)
+        return orbit.last, contents
 
     def record(self, number: int, payload: bytes, digest: str) -> None:
         """Append it."""
         assert self._writer is not None
+        keep_outcome(self.path.parent, number, self.coordinator)
         self._writer.append(Record(number, payload, digest))
 
     def complete(self) -> int | None:

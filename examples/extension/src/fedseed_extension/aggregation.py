@@ -1,4 +1,4 @@
-"""The coordinate-wise trimmed mean.
+"""The mean of the middle of each coordinate: the trimmed mean, by a fraction of the clients.
 
 Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018,
 Definition 2: of each coordinate the largest and the smallest values are left out, a fraction beta on either side.
@@ -14,14 +14,14 @@ from pydantic import Field
 from fedseed.aggregation import AggregationRule
 
 
-class TrimmedMean(AggregationRule):
+class CentralMean(AggregationRule):
     """The rule's settings; clients count the same.
 
     Args:
         trim: beta, the fraction of clients left out on either side.
     """
 
-    name: Literal["trimmed-mean"] = "trimmed-mean"
+    name: Literal["central-mean"] = "central-mean"
     about: ClassVar[str] = "the mean of each coordinate without its largest and smallest values"
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.25

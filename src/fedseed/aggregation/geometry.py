@@ -1,0 +1,87 @@
+"""Lengths and distances of clients' vectors, from all products of two of them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.aggregation.base import Part, check_vectors
+
+Matrix = NDArray[np.float64]
+
+AT_A_TIME = 1 << 21  # numbers in double precision: 16 MiB
+ROUNDING = 1e-12  # a squared distance this far below the squared lengths is what rounding leaves of nothing
+
+
+def columns(part: Part) -> Iterator[Matrix]:
+    """Some entries of all vectors at a time, in double precision, (n, m)."""
+    check_vectors(part, [0.0] * len(part))
+    step = max(1, AT_A_TIME // len(part))
+    for lo in range(0, len(part[0]), step):
+        made = np.empty((len(part), min(step, len(part[0]) - lo)))
+        for row, vector in zip(made, part, strict=True):
+            row[:] = vector[lo : lo + step]
+        yield made
+
+
+def gram_of(parts: Iterable[Part], n: int) -> Matrix:
+    """All products of two of n vectors, (n, n)."""
+    total = np.zeros((n, n))
+    for part in parts:
+        for points in columns(part):
+            total += points @ points.T
+    return total
+
+
+def applied(mixing: Matrix | None, points: Matrix) -> Matrix:
+    """M X; where M does nothing but scale, without a product of matrices."""
+    if mixing is None:
+        return points
+    scales = np.diagonal(mixing)
+    if len(scales) == len(points) == len(mixing) and np.count_nonzero(mixing) == np.count_nonzero(scales):
+        return scales[:, None] * points
+    return mixing @ points
+
+
+def mixed(mixing: Matrix | None, gram: Matrix) -> Matrix:
+    """The products of M X from those of X."""
+    return applied(mixing, applied(mixing, gram).T)
+
+
+def bordered(mixing: Matrix, one_more: bool) -> Matrix:
+    """M for n vectors, and possibly one more, which stays as it is."""
+    if not one_more:
+        return mixing
+    rows, cols = mixing.shape
+    made = np.zeros((rows + 1, cols + 1))
+    made[:rows, :cols], made[rows, cols] = mixing, 1.0
+    return made
+
+
+def lengths(gram: Matrix) -> NDArray[np.float64]:
+    """|x_i|, (n,)."""
+    return np.sqrt(np.maximum(np.diagonal(gram), 0.0))
+
+
+def squared_distances(gram: Matrix) -> Matrix:
+    """|x_i - x_j|^2, (n, n)."""
+    squares = np.diagonal(gram)
+    sums = squares[:, None] + squares[None]
+    found = sums - 2 * gram
+    found[found < ROUNDING * sums] = 0.0
+    return found
+
+
+def distances_to(gram: Matrix, point: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """|x_i - z| for z = sum_j a_j x_j, (n,).
+
+    Args:
+        gram: the products.
+        point: a, (n,).
+    """
+    along = gram @ point
+    squares, own = np.diagonal(gram), float(point @ along)
+    found = squares - 2 * along + own
+    found[found < ROUNDING * (squares + abs(own))] = 0.0
+    return np.sqrt(found)

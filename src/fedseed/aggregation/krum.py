@@ -1,0 +1,79 @@
+"""Krum and multi-Krum: the vectors of clients whom most others are near to.
+
+Blanchard, El Mhamdi, Guerraoui, Stainer: "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
+NeurIPS 2017. A vector's score is the sum of its squared distances to the n - f - 1 nearest others, with which the
+guarantee of Allouah et al., "Fixing by Mixing", AISTATS 2023, needs n > 2 f alone; the first paper takes n - f - 2 of
+them, and needs n > 2 f + 2.
+
+    Krum         x_i with the least score; of equal ones the first
+    multi-Krum   the mean of the m with the least scores, m = n - f
+
+All distances are needed, so the cost grows with n^2.
+"""
+
+from abc import abstractmethod
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
+
+from fedseed.aggregation.base import Vector
+from fedseed.aggregation.geometry import Matrix, squared_distances
+from fedseed.aggregation.robust import Geometric
+
+
+class _Scored(Geometric):
+    """The mean of the vectors with the least scores."""
+
+    liars: NonNegativeInt = 1
+
+    def coefficients(self, gram: Matrix, past: bool) -> Vector:
+        """Equal ones for the vectors that are chosen."""
+        squares = squared_distances(gram)
+        nearest = np.sort(squares, axis=1)[:, 1 : len(gram) - self.liars]  # it is itself the nearest of all
+        best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.wanted(len(gram))]
+        made = np.zeros(len(gram))
+        made[best] = 1.0 / len(best)
+        return made
+
+    @abstractmethod
+    def wanted(self, n: int) -> int:
+        """How many of n vectors are chosen."""
+
+
+class Krum(_Scored):
+    """Krum.
+
+    Args (besides those of `Robust`):
+        liars: f, how many clients may lie.
+    """
+
+    name: Literal["krum"] = "krum"
+    about: ClassVar[str] = "the vector of the client whom most others are near to; stands f liars; n^2 distances"
+
+    def wanted(self, n: int) -> int:
+        """One."""
+        return 1
+
+
+class MultiKrum(_Scored):
+    """Multi-Krum.
+
+    Args (besides those of `Robust`):
+        liars: f, how many clients may lie.
+        chosen: m, how many vectors the outcome is the mean of; by default n - f.
+    """
+
+    name: Literal["multi-krum"] = "multi-krum"
+    about: ClassVar[str] = "the mean of the m vectors that Krum likes best; stands f liars; n^2 distances"
+
+    chosen: PositiveInt | None = None
+
+    @property
+    def fewest(self) -> int:
+        """Also as many as are chosen."""
+        return max(super().fewest, 0 if self.chosen is None else self.chosen + self.liars)
+
+    def wanted(self, n: int) -> int:
+        """m."""
+        return n - self.liars if self.chosen is None else self.chosen

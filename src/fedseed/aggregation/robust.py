@@ -1,0 +1,155 @@
+"""What robust rules have in common: how many clients may lie, what is done before them, and vectors of any length.
+
+All of them count every client the same: what a client says of itself is no weight here.
+
+    G = X X^T                    of the clients' vectors, the rows of X: all lengths and distances follow from it
+    M                            what is done before the rule, as a matrix (`before`): the rule sees M X, and M G M^T
+    outcome = f(M X)             entry by entry ("entrywise" rules), or
+    outcome = a^T M X            with coefficients a that follow from M G M^T
+
+So a vector is gone through twice at most, some columns at a time, however long it is: G is n x n. Sums are double
+precision, as BLAS orders them: a coordinator on another machine may come to other last bits. Nobody else computes them:
+what a coordinator sends is what everybody reads.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from fedseed.aggregation.base import AggregationRule, Part, Parts, Past, Vector, check_vectors
+from fedseed.aggregation.before import adaptive_clipping, buckets, nearest_neighbours
+from fedseed.aggregation.geometry import Matrix, applied, bordered, columns, gram_of, mixed
+
+Before = Literal["nearest-neighbours", "bucketing", "arc"]
+
+
+class Robust(AggregationRule):
+    """Settings that all robust rules have. Subclasses say `entries`, or `coefficients`.
+
+    Args:
+        liars: f, how many clients may lie. A round needs more than twice as many answers, with "bucketing" more still.
+        before: what is done to the clients' vectors first, in this order: "nearest-neighbours" (each becomes the mean
+            of the n - f nearest to it), "bucketing" (means of a few, drawn by seed and round), "arc" (the longest are
+            clipped).
+        bucket: s, how many vectors "bucketing" makes one of.
+    """
+
+    entrywise: ClassVar[bool] = False  # an entry of the outcome follows from the same entry of the vectors
+
+    liars: NonNegativeInt = 0
+    before: list[Before] = Field(default_factory=list)
+    bucket: PositiveInt = 2
+
+    @model_validator(mode="after")
+    def _liars_are_known(self) -> "Robust":
+        unknown = [step for step in self.before if step != "bucketing"]
+        if unknown and not self.liars:
+            raise ValueError(f'before = ["{unknown[0]}"] needs liars: how many clients may lie, at least 1')
+        return self
+
+    @property
+    def fewest(self) -> int:
+        """Vectors that the rule itself needs: more honest ones than others."""
+        return 2 * self.liars + 1
+
+    @property
+    def least(self) -> int:
+        """Answers that a round needs: of n the rule sees n / s after "bucketing", and each liar may spoil a bucket."""
+        least = self.fewest
+        for step in reversed(self.before):
+            least = (least - 1) * self.bucket + 1 if step == "bucketing" else max(least, 2 * self.liars + 1)
+        return least
+
+    @property
+    def geometric(self) -> bool:
+        """Unless each entry is looked at alone."""
+        return not self.entrywise or any(step != "bucketing" for step in self.before)
+
+    @abstractmethod
+    def entries(self, points: Matrix) -> Vector:
+        """The outcome's entries from the vectors', (n, m); of entrywise rules."""
+
+    @abstractmethod
+    def coefficients(self, gram: Matrix, past: bool) -> Vector:
+        """What the outcome has of each vector; of the others.
+
+        Args:
+            gram: all products of two vectors, (n, n); with `past` the last round's outcome is the last of them.
+            past: whether it is there.
+        """
+
+    def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
+        """One vector from the clients'; `weights` do not matter."""
+        check_vectors(vectors, weights)
+        (outcome,) = self.combine_parts([vectors], weights, Past())
+        return outcome
+
+    def combine_parts(self, parts: Iterable[Part], weights: Sequence[float], past: Past) -> Iterator[Vector]:
+        """The same of long vectors: once for lengths and distances, once for the outcome."""
+        n, known = len(weights), past.outcome if self.remembers else None
+        if problem := self.shortage(n):
+            raise ValueError(problem)
+        with_past = parts if known is None else Parts(lambda: _beside(parts, known))
+        gram = gram_of(with_past, n + (known is not None)) if self.geometric else None
+        mixing = self._mixing(gram, n, past)
+        shares = None
+        if not self.entrywise:
+            assert gram is not None
+            whole = None if mixing is None else bordered(mixing, known is not None)
+            shares = self.coefficients(mixed(whole, gram), known is not None)
+            shares = shares if whole is None else shares @ whole
+        past.next = []
+        for part in with_past:
+            outcome, at = np.empty(len(part[0])), 0
+            for points in columns(part):
+                here = slice(at, at := at + points.shape[1])
+                if shares is not None:
+                    outcome[here] = shares @ points
+                else:
+                    outcome[here] = self.entries(applied(mixing, points))
+            if self.remembers:
+                past.next.append(outcome.astype(np.float32))
+            yield outcome
+
+    def _mixing(self, gram: Matrix | None, n: int, past: Past) -> Matrix | None:
+        """M, (n', n): what is done before the rule, all steps together; None: nothing."""
+        total: Matrix | None = None
+        for step in self.before:
+            count = n if total is None else len(total)
+            if step == "bucketing":
+                made = buckets(count, self.bucket, past.seed, past.round)
+            else:
+                assert gram is not None
+                step_of = nearest_neighbours if step == "nearest-neighbours" else adaptive_clipping
+                made = step_of(mixed(total, gram[:n, :n]), self.liars)
+            total = made if total is None else made @ total
+        return total
+
+
+class Entrywise(Robust):
+    """A rule that looks at each entry alone: it says `entries`."""
+
+    entrywise: ClassVar[bool] = True
+
+    def coefficients(self, gram: Matrix, past: bool) -> Vector:
+        """There are none."""
+        raise NotImplementedError
+
+
+class Geometric(Robust):
+    """A rule whose outcome is a sum of the vectors: it says `coefficients`, which follow from lengths and distances."""
+
+    def entries(self, points: Matrix) -> Vector:
+        """They are not looked at alone."""
+        raise NotImplementedError
+
+
+def _beside(parts: Iterable[Part], known: Sequence[NDArray[np.floating[Any]]]) -> Iterator[Part]:
+    """Each part with the last outcome's, shorter ones filled up with zeros."""
+    for part, last in zip(parts, known, strict=True):
+        longest = max(len(last), len(part[0]))
+        yield [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in (*part, last)]

@@ -1,0 +1,160 @@
+"""What Byzantine clients of a simulated round send. They keep to the protocol: each lie is an encoded update.
+
+A lie of one client alone is made of its honest update (`Payload.attacked`, or its vector); those who know the honest
+updates of the round decode them, as the coordinator would, and agree on one vector.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from fedseed.attacks.omniscient import CLAIMED, OMNISCIENT, SINGLE, inner_product, little_is_enough
+from fedseed.attacks.updates import RANDOM_TIMES, Attack, AttackKind
+from fedseed.federation.bounds import Bounds
+from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.messages import Message
+from fedseed.methods import Method
+from fedseed.methods.payload import LARGEST, About, Payload
+from fedseed.randomness import Domain
+from fedseed.randomness.stream import words
+
+_BELOW = 0.99  # of the largest size that is accepted
+
+
+def attack_problem(method: Method, kind: AttackKind) -> str | None:
+    """Why an attack can't be simulated for a method; None: it can."""
+    if kind == "labels":
+        return None
+    said = f'attack.kind = "{kind}" is not simulated for {method.name}'
+    update: Any = method.update_type
+    if kind in OMNISCIENT and method.incomparable is not None:
+        return f"{said}: liars compare honest updates, and {method.incomparable}"
+    if update.vector is not Payload.vector or (kind in SINGLE and update.attacked is not Payload.attacked):
+        return None
+    return f'{said}: nobody has said what such a client sends; "labels" is simulated for every method'
+
+
+def alone(honest: Any, attack: Attack, seed: int, client: int, about: About) -> Any:
+    """What a client sends that knows nothing but its own update.
+
+    Args:
+        honest: its honest update.
+        attack: a kind of `SINGLE`.
+        seed: the run's, which with round and client decides what is drawn.
+        client: its number.
+        about: what the update is read against.
+    """
+    if type(honest).attacked is not Payload.attacked:
+        blocks = min(1 << 20, max(1 << 12, 2 * len(honest.encode())))  # two words for each number or bit
+        drawn = words(seed, Domain.ATTACK, client, about.round << 20, blocks).reshape(-1)
+        return honest.attacked(attack, drawn, about.method)
+    vector = honest.vector(about)
+    drawn = words(seed, Domain.ATTACK, client, about.round << 20, -(-len(vector) // 2)).reshape(-1)
+    deviation = RANDOM_TIMES * sqrt(float(np.square(vector, dtype=np.float64).mean()))
+    return honest.with_vector(attack.scalars(vector, drawn, deviation), about)
+
+
+class Byzantine:
+    """The Byzantine clients of a simulation.
+
+    Args:
+        coordinator: of the run; its bounds and state are known to everybody.
+        kind: what they do; "labels" acts through their data.
+        attackers: their numbers.
+        strength: z of "alie", epsilon of "inner-product", how many times their examples "claims" says; None: as usual.
+
+    Raises:
+        ValueError: the method has no such attack.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, kind: AttackKind, attackers: Collection[int], strength: float | None = None
+    ) -> None:
+        if problem := attack_problem(coordinator.method, kind):
+            raise ValueError(problem)
+        self.coordinator = coordinator
+        self.kind = kind
+        self.attackers = frozenset(attackers)
+        self.strength = strength
+        if kind == "claims":
+            for client in self.attackers:
+                coordinator.examples[client] = self._claimed(coordinator.examples[client])
+
+    def sent(
+        self, number: int, messages: Mapping[int, bytes], corrupt: Callable[[bytes, AttackKind], bytes]
+    ) -> dict[int, bytes]:
+        """What comes of the clients' honest messages.
+
+        Args:
+            number: the round.
+            messages: of each client that answers, its honest update.
+            corrupt: makes the lie of a client alone (`Worker.corrupt`).
+
+        Returns:
+            What each sends; honest clients what they were given.
+        """
+        liars = sorted(self.attackers & messages.keys())
+        if self.kind == "labels" or not liars:
+            return dict(messages)
+        if self.kind in SINGLE:
+            return {c: corrupt(data, self.kind) if c in self.attackers else data for c, data in messages.items()}
+        method, state = self.coordinator.method, self.coordinator.state
+        about = About(method, state, "update", number)
+        frames = {client: Message.decode(message) for client, message in messages.items()}
+        updates = {c: method.decode_update(state, number, frame.payload) for c, frame in frames.items()}
+        honest = {client: update for client, update in updates.items() if client not in self.attackers}
+        lies = self._lies(updates, honest, liars, about)
+        changed = {client: replace(frames[client], payload=lie.encode()).encode() for client, lie in lies.items()}
+        return {client: changed.get(client, message) for client, message in messages.items()}
+
+    def _lies(
+        self, updates: Mapping[int, Any], honest: Mapping[int, Any], liars: list[int], about: About
+    ) -> dict[int, Any]:
+        """An update of each liar."""
+        if self.kind in OMNISCIENT and honest:
+            if self.kind == "mimic":
+                return dict.fromkeys(liars, honest[min(honest)])
+            vectors = np.stack([update.vector(about) for update in honest.values()]).astype(np.float64)
+            if self.kind == "alie":
+                lie = little_is_enough(vectors, self.strength)
+            else:
+                lie = inner_product(vectors, len(liars), self.strength)
+            return {client: updates[client].with_vector(lie, about) for client in liars}
+        seed = self.coordinator.seed  # reversed, also by those who know nobody's update
+        lies = {client: alone(updates[client], Attack("sign"), seed, client, about) for client in liars}
+        if self.kind == "largest":
+            most = largest_accepted([update.size(about) for update in honest.values()], self.coordinator.bounds)
+            return {client: _as_large_as(lie, most, about) for client, lie in lies.items()}
+        if self.kind == "claims":
+            return {client: self._with_claims(lie) for client, lie in lies.items()}
+        return lies
+
+    def _claimed(self, count: int) -> int:
+        return min(int(count * (CLAIMED if self.strength is None else self.strength)), (1 << 32) - 1)
+
+    def _with_claims(self, lie: Any) -> Any:
+        """Also of a loss that has so many times the terms, where that decides a client's weight."""
+        field = lie.weight_terms
+        return lie if field is None else replace(lie, **{field: self._claimed(getattr(lie, field))})
+
+
+def largest_accepted(sizes: list[float], bounds: Bounds) -> float:
+    """How large an update may be beside others of these sizes, just so that nobody refuses it."""
+    known = sorted(size for size in sizes if size > 0)
+    if bounds.proportion == "off" or not known:
+        return _BELOW * LARGEST
+    return _BELOW * min(LARGEST, bounds.proportion * known[(len(known) - 1) // 2])
+
+
+def _as_large_as(lie: Any, most: float, about: About) -> Any:
+    """The same update, longer. One whose size says nothing, such as a vote, stays as it is."""
+    vector = lie.vector(about).astype(np.float64)
+    peak = float(np.abs(vector).max(initial=0.0))
+    if not lie.size(about) or not peak:
+        return lie
+    scaled = lie.with_vector(vector * (most / peak), about)  # sizes have floors: first make it large, then fit
+    factor = most / scaled.size(about)
+    return lie.with_vector(vector * (most / peak * factor), about)

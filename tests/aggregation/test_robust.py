@@ -1,0 +1,128 @@
+"""What all robust rules share: vectors in parts, few columns at a time, steps before, how many answers they need."""
+
+import numpy as np
+import pytest
+
+from fedseed.aggregation import (
+    RULES,
+    CentredClipping,
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    MultiKrum,
+    NormBound,
+    TrimmedMean,
+    geometry,
+)
+from fedseed.aggregation.base import Parts, Past
+from fedseed.aggregation.robust import Robust
+
+ROBUST = [kind for kind in RULES if issubclass(kind, Robust)]
+FIXED = {"norm-bound": {"bound": 3.0}, "centred-clipping": {"radius": 3.0, "iterations": 2}}
+BEFORE = [[], ["nearest-neighbours"], ["bucketing"], ["arc"], ["arc", "bucketing", "nearest-neighbours"]]
+
+
+def drawn(n, d, seed=0):
+    return list(np.random.default_rng(seed).normal(0.5, 1.0, (n, d)))
+
+
+@pytest.mark.parametrize("before", BEFORE, ids=lambda steps: "+".join(steps) or "nothing")
+@pytest.mark.parametrize("kind", ROBUST)
+def test_parts_and_few_columns_give_what_the_whole_vector_gives(kind, before, monkeypatch):
+    """A rule that took each block for itself would choose others: the lengths of parts differ by thousands."""
+    name = kind.model_fields["name"].default
+    rule = kind(liars=1, before=before, **FIXED.get(name, {}))
+    vectors = [vector * np.repeat([1.0, 1e-3, 30.0], [5, 7, 1]) for vector in drawn(9, 13)]
+    past = Past(seed=2, round=7)
+    (whole,) = rule.combine_parts([vectors], [1 / 9] * 9, past)
+    monkeypatch.setattr(geometry, "AT_A_TIME", 18)  # two columns of nine clients
+    parts = Parts(lambda: ([v[lo:hi] for v in vectors] for lo, hi in ((0, 5), (5, 12), (12, 12), (12, 13))))
+    pieces = list(rule.combine_parts(parts, [1 / 9] * 9, Past(seed=2, round=7)))
+    assert [len(piece) for piece in pieces] == [5, 7, 0, 1]
+    np.testing.assert_allclose(np.concatenate(pieces), whole, rtol=1e-9, atol=1e-12)
+    weighted = rule.combine(vectors, [0.92] + [0.01] * 8)
+    np.testing.assert_array_equal(weighted, rule.combine(vectors, [1 / 9] * 9))  # nobody counts more
+
+
+@pytest.mark.parametrize("before", BEFORE, ids=lambda steps: "+".join(steps) or "nothing")
+@pytest.mark.parametrize("kind", ROBUST)
+def test_liars_do_not_pull_the_outcome_far(kind, before):
+    """Two of eleven, however far they go: within a few times the honest clients' spread; the mean goes anywhere."""
+    rule = kind(liars=2, before=before)
+    honest = drawn(9, 30, seed=4)
+    centre = np.mean(honest, axis=0)
+    spread = max(np.linalg.norm(vector - centre) for vector in honest)
+    for far in (3.0, 1e3, 1e6):
+        vectors = [honest[0], np.full(30, -far), *honest[1:5], np.full(30, -far), *honest[5:]]
+        away = np.linalg.norm(rule.combine(vectors, [1 / 11] * 11) - centre)
+        assert away < 1.5 * spread, far
+        mean = np.linalg.norm(Mean().combine(vectors, [1 / 11] * 11) - centre)
+        assert far == 3.0 or (away < mean / 20 and mean > 20 * spread)
+
+
+def test_the_steps_before_stand_in_their_order():
+    vectors, shares = [np.array([x]) for x in (1.0, 1.0, 1.0, 1.0, 5.0, 9.0)], [1 / 6] * 6
+    settings = {"liars": 1, "bucket": 2, "bound": 1e9}
+    clipped_first = NormBound(before=["arc", "bucketing"], **settings)
+    np.testing.assert_allclose(clipped_first.combine(vectors, shares), [14 / 6])  # int(2 / 6 * 5) = 1: from 9 to 5
+    bucketed_first, found = NormBound(before=["bucketing", "arc"], **settings), set()
+    for number in range(20):
+        (outcome,) = bucketed_first.combine_parts([vectors], shares, Past(seed=1, round=number))
+        found.add(round(float(outcome[0]), 9))
+    # int(2 / 3 * 2) = 1 of three buckets is clipped: of (1, 1, 7) to 1, of (1, 3, 5) to 3
+    assert found == {1.0, round(7 / 3, 9)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "least"),
+    [
+        (Mean(), 1),
+        (Median(), 1),
+        (Median(liars=2), 5),
+        (TrimmedMean(liars=3), 7),
+        (Krum(liars=1), 3),
+        (MultiKrum(liars=1), 3),
+        (MultiKrum(liars=1, chosen=6), 7),
+        (GeometricMedian(liars=2), 5),
+        (Median(liars=2, before=["bucketing"]), 9),  # five buckets
+        (Median(liars=1, before=["bucketing", "nearest-neighbours"], bucket=4), 9),
+        (Median(liars=1, before=["arc"]), 3),
+    ],
+)
+def test_how_many_answers_a_rule_needs(rule, least):
+    assert rule.least == least and rule.shortage(least) is None
+    vectors = drawn(least, 4)
+    assert np.isfinite(rule.combine(vectors, [1 / least] * least)).all()
+    if least > 1:
+        with pytest.raises(ValueError, match=f"{rule.name}.*needs {least} answers, and there are {least - 1}"):
+            rule.combine(vectors[1:], [1.0] * (least - 1))
+
+
+def test_a_step_before_that_needs_liars_says_so():
+    for step in ("nearest-neighbours", "arc"):
+        with pytest.raises(ValueError, match=f"{step}.*needs liars"):
+            Median(before=[step])
+    assert Median(before=["bucketing"]).least == 1
+    with pytest.raises(ValueError, match="before"):
+        Median(before=["mixing"])
+
+
+def test_momentum_keeps_a_part_of_the_last_outcome():
+    """Without clipping v is the mean; m = beta m + (1 - beta) v, also where blocks are longer or shorter than then."""
+    rule = CentredClipping(radius=1e9, momentum=0.75)
+    vectors = [np.array([4.0, 8.0]), np.array([0.0, 4.0])]
+    first = Past(1, 1)
+    (outcome,) = rule.combine_parts([vectors], [0.5, 0.5], first)
+    np.testing.assert_allclose(outcome, [0.5, 1.5])  # from zero: a quarter of the mean
+    np.testing.assert_array_equal(first.next[0], outcome.astype(np.float32))
+    (outcome,) = rule.combine_parts([[np.ones(1), np.ones(1)]], [0.5, 0.5], Past(1, 2, first.next))
+    np.testing.assert_allclose(outcome, [0.75 * 0.5 + 0.25, 0.75 * 1.5])
+    (outcome,) = rule.combine_parts([[np.ones(3)] * 2], [0.5, 0.5], Past(1, 2, first.next))
+    np.testing.assert_allclose(outcome, [0.625, 0.75 * 1.5 + 0.25, 0.25])
+    assert rule.needs_past == "momentum = 0.75" and CentredClipping().needs_past is None
+    assert Median().combine_parts and not Median.remembers
+
+
+def test_only_the_plain_mean_is_linear():
+    assert [kind for kind in RULES if kind.linear] == [Mean]

@@ -1,0 +1,229 @@
+"""Byzantine clients of a simulation: each lie is well formed, bites where nobody looks, and rules act on it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
+from fedseed.aggregation import GeometricMedian, Mean, Median, TrimmedMean
+from fedseed.attacks.omniscient import SINGLE
+from fedseed.attacks.updates import Attack
+from fedseed.errors import RecipeError
+from fedseed.federation.bounds import Bounds
+from fedseed.federation.byzantine import Byzantine, alone, attack_problem, largest_accepted
+from fedseed.federation.messages import Message
+from fedseed.methods import FedMeZO, FedSGD, MeZO, Sign, TopK
+from fedseed.methods.payload import About
+from fedseed.training.settings import LocalTraining
+from support.zeroth_order import QUICK, federation
+
+LOCAL = LocalTraining(optimizer="sgd", learning_rate=0.1, steps=3, batch=8)
+METHODS = {
+    "feedsign": FeedSign(**QUICK, votes_per_round=64),
+    "zo-fedsgd": ZOFedSGD(**QUICK, seeds="shared", population=4),
+    "fedkseed": FedKSeed(**QUICK, candidates=16, steps=20),
+    "ferret": Ferret(seeds="shared", directions=24, training=LOCAL),
+    "fedavg": FedAvg(training=LOCAL),
+    "fedsgd": FedSGD(learning_rate=0.1, batch=8),
+    "fedmezo-tensors": FedMeZO(**{**QUICK, "batch": 1}, steps=4, travel="tensors"),
+}
+KINDS = ("sign", "random", "noise", "multiplier", "alie", "inner-product", "mimic", "largest", "claims")
+LIARS = (5, 6)
+
+
+@pytest.fixture(scope="module", params=METHODS, ids=str)
+def round_of(request):
+    """A method's first round, of seven honest clients: its run, and what each sends."""
+    run = federation(METHODS[request.param], clients=7)
+    picked = run.coordinator.open(1)
+    plans = [run.coordinator.plan(client) for client in picked]
+    run.worker.apart = True  # gradients are not added up
+    answers = run.worker.train_all(plans, picked, [run.items[c] for c in picked])
+    return run, {client: answer.message for client, answer in zip(picked, answers, strict=True)}
+
+
+@pytest.fixture
+def vectors(round_of):
+    """Reads messages as the coordinator does: (n, d)."""
+    run, _ = round_of
+    about = About(run.method, run.coordinator.state, "update", 1)
+
+    def read(messages):
+        updates = [
+            run.method.decode_update(about.state, 1, Message.decode(message).payload)
+            for _, message in sorted(messages.items())
+        ]
+        return np.stack([update.vector(about) for update in updates]).astype(np.float64)
+
+    return read
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lie_bites_and_a_rule_acts(round_of, vectors, kind):
+    """The mean of all goes away from the honest clients' mean; honest messages stay what they are."""
+    run, honest = round_of
+    examples = list(run.coordinator.examples)
+    try:
+        sent = Byzantine(run.coordinator, kind, LIARS).sent(1, honest, run.worker.corrupt)
+        claimed = list(run.coordinator.examples)
+    finally:
+        run.coordinator.examples[:] = examples
+    assert sent.keys() == honest.keys()
+    assert {client for client in sent if sent[client] != honest[client]} == set(LIARS)
+    before, after = vectors(honest), vectors(sent)
+    aim = before[:5].mean(axis=0)
+    spread = np.linalg.norm(before[:5] - aim, axis=1).mean()
+
+    def away(rule):
+        return np.linalg.norm(rule.combine(list(after), [1 / 7] * 7) - aim)
+
+    harm = away(Mean())
+    assert harm > {"multiplier": 0.05, "noise": 0.1}.get(kind, 0.15) * spread
+    if kind == "claims":
+        assert claimed == [*examples[:5], *(1000 * count for count in examples[5:])]
+    if kind == "mimic":
+        assert sent[5] != honest[5] and (after[5:] == before[0]).all()
+    if kind in ("inner-product", "largest", "random") and run.method.name != "feedsign":  # votes are of one size
+        assert harm > 1.2 * away(GeometricMedian(liars=2)) and harm > 1.2 * away(TrimmedMean(liars=2))
+
+
+def test_largest_is_accepted_and_a_little_more_is_not(round_of):
+    """Nobody refuses it beside the honest updates; one that is twice as large is refused."""
+    run, honest = round_of
+    if run.method.name == "feedsign":
+        pytest.skip("a vote has no size")
+    sent = Byzantine(run.coordinator, "largest", LIARS).sent(1, honest, run.worker.corrupt)
+    state = run.coordinator.state
+    about = About(run.method, state, "update", 1)
+    updates = {c: run.method.decode_update(state, 1, Message.decode(message).payload) for c, message in sent.items()}
+    sizes = {client: update.size(about) for client, update in updates.items()}
+    assert Bounds().outliers(sizes, {}) == {}
+    honest_size = sorted(sizes[client] for client in range(5))[2]
+    assert sizes[5] == pytest.approx(min(990 * honest_size, 0.99e6), rel=0.02)
+    twice = updates[5].with_vector(2 * updates[5].vector(about).astype(np.float64), about)
+    assert set(Bounds().outliers({**sizes, 5: twice.size(about)}, {})) == {5}
+
+
+def test_how_large_the_largest_is():
+    assert largest_accepted([1.0, 2.0, 9.0], Bounds()) == 0.99 * 2000
+    assert largest_accepted([1e5, 1e5], Bounds()) == 0.99e6
+    assert largest_accepted([1.0], Bounds(proportion="off")) == 0.99e6
+    assert largest_accepted([0.0], Bounds(proportion=5.0)) == 0.99e6
+
+
+def test_alie_stays_within_what_honest_clients_differ_by(round_of, vectors):
+    run, honest = round_of
+    if run.method.name in ("feedsign", "fedkseed"):
+        pytest.skip("votes, and the few candidates that a client may send, come near to it only")
+    own = vectors(honest)[:5]
+    lie = vectors(Byzantine(run.coordinator, "alie", LIARS, strength=0.5).sent(1, honest, run.worker.corrupt))[5]
+    mean, deviation = own.mean(axis=0), own.std(axis=0)
+    np.testing.assert_allclose(lie, mean - 0.5 * deviation * np.sign(mean), rtol=1e-3, atol=1e-6)
+
+
+def test_the_inner_product_with_the_honest_mean_is_reversed(round_of, vectors):
+    run, honest = round_of
+    if run.method.name in ("feedsign", "fedkseed"):
+        pytest.skip("votes, and the few candidates that a client may send, come near to it only")
+    own = vectors(honest)[:5].mean(axis=0)
+    all_ = vectors(Byzantine(run.coordinator, "inner-product", LIARS).sent(1, honest, run.worker.corrupt)).mean(axis=0)
+    np.testing.assert_allclose(all_, -5 / 7 * own, rtol=1e-3, atol=1e-6)  # (5 mu - 2 * 5 mu) / 7
+
+
+def test_claims_count_where_clients_weigh_by_examples_and_are_weightless_where_not():
+    """Thousandfold claims of two of seven: a mean by examples is theirs alone; equal weights and rules do not look."""
+    losses = {}
+    for weighting, rule in (("examples", None), ("equal", None), ("examples", Median(liars=2))):
+        method = FedAvg(training=LOCAL, weighting=weighting)
+        run = federation(method, clients=7, rounds=4, aggregation=rule, attack="claims", attackers=LIARS)
+        summary = run.run().summary
+        assert summary["attack"] == {"kind": "claims", "clients": 2} and not summary["refused"]
+        losses[weighting, rule is not None] = summary["final"]["loss"]
+        start = summary["baseline"]["loss"]
+    assert losses["examples", False] > start  # it unlearns
+    assert losses["equal", False] < start and losses["examples", True] < losses["equal", False]
+    bounded = federation(
+        FedAvg(training=LOCAL), clients=7, rounds=4, bounds=Bounds(claims=100), attack="claims", attackers=LIARS
+    ).run()
+    assert bounded.summary["refused"] == 8 and bounded.summary["final"]["loss"] < start
+    assert "bounds.claims" in bounded.metrics[-1]["skipped"][0]["reason"]
+
+
+def losses_of(kind, rule):
+    """Before and after a short run of FedAvg, two of whose seven clients do this; None: nobody lies."""
+    lies = {} if kind is None else {"attack": kind, "attackers": LIARS}
+    method = FedAvg(training=LOCAL)
+    run = federation(method, clients=7, rounds=6, evaluate_every=6, aggregation=rule, **lies).run().summary
+    return run["baseline"]["loss"], run["final"]["loss"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return losses_of(None, None)
+
+
+MIXED = TrimmedMean(liars=2, before=["nearest-neighbours"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [*((kind, GeometricMedian(liars=2)) for kind in KINDS), *((kind, MIXED) for kind in ("alie", "largest", "claims"))],
+)
+def test_with_a_rule_a_run_ends_where_it_would_without_liars(undisturbed, kind, rule):
+    """Within 30% of what it would have learnt, whatever two of seven do."""
+    start, aim = undisturbed
+    assert losses_of(kind, rule)[1] < aim + 0.3 * (start - aim)
+
+
+@pytest.mark.parametrize("kind", ["inner-product", "largest", "claims"])
+def test_without_a_rule_it_unlearns(undisturbed, kind):
+    start, _ = undisturbed
+    assert losses_of(kind, None)[1] > start
+
+
+@pytest.mark.parametrize("kind", sorted(SINGLE))
+def test_a_client_of_a_network_sends_the_same_lie(round_of, kind):
+    """It has no coordinator's copy of the weights, and knows its own update only."""
+    run, honest = round_of
+    state, message = run.coordinator.state, Message.decode(honest[5])
+    update, about = run.method.decode_update(state, 1, message.payload), About(run.method, state, "update", 1)
+    lie = alone(update, Attack(kind), run.seed, 5, about)
+    assert run.worker.corrupt(honest[5], kind) == replace(message, payload=lie.encode()).encode() != honest[5]
+
+
+def test_clients_that_know_nobody_reverse_their_own_update():
+    run = federation(METHODS["zo-fedsgd"])
+    run.coordinator.open(1)
+    message = run.worker.train(run.coordinator.plan(0), 0, run.items[0]).message
+    state = run.coordinator.state
+    for kind in ("alie", "inner-product", "mimic"):
+        sent = Byzantine(run.coordinator, kind, [0]).sent(1, {0: message}, run.worker.corrupt)
+        own, lie = (run.method.decode_update(state, 1, Message.decode(m).payload).scalars for m in (message, sent[0]))
+        np.testing.assert_array_equal(lie, -own)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "why"),
+    [
+        (ZOFedSGD(seeds="own"), "alie", r'seeds = "own"'),
+        (ZOFedSGD(seeds="own"), "sign", None),
+        (ZOFedSGD(seeds="own"), "largest", None),
+        (Ferret(), "mimic", r'seeds = "per-client"'),
+        (Ferret(), "random", None),
+        (TopK(), "multiplier", None),
+        (TopK(), "largest", "nobody has said"),
+        (Sign(), "claims", "nobody has said"),
+        (FedMeZO(), "inner-product", r'travel = "pairs"'),
+        (FedMeZO(), "noise", None),
+        (MeZO(), "sign", "nobody has said"),
+        (MeZO(), "labels", None),
+    ],
+)
+def test_an_attack_that_nobody_simulates_is_refused(method, kind, why):
+    if why is None:
+        assert attack_problem(method, kind) is None
+        return
+    assert why in attack_problem(method, kind) and f'attack.kind = "{kind}"' in attack_problem(method, kind)
+    with pytest.raises(RecipeError, match=why):
+        federation(method, attack=kind, attackers=[1])

@@ -1,0 +1,131 @@
+"""Aggregation rules in rounds: too few answers, rules that remember, methods whose vectors come in parts."""
+
+import numpy as np
+import pytest
+
+from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
+from fedseed.aggregation import CentredClipping, Krum, Mean, Median, MultiKrum, NormBound
+from fedseed.errors import RecipeError
+from fedseed.federation.messages import Message
+from fedseed.methods import FedSGD, TopK
+from fedseed.methods import dense as dense_module
+from fedseed.reports.progress import Silent
+from fedseed.training.settings import LocalTraining
+from support.rounds import answers
+from support.zeroth_order import QUICK, federation
+
+LOCAL = LocalTraining(optimizer="sgd", learning_rate=0.1, steps=3, batch=8)
+
+
+def test_a_round_with_too_few_answers_makes_no_step():
+    """Three of five answers where Krum needs five: the step is empty, and says why; the next round is whole."""
+    run = federation(ZOFedSGD(**QUICK, seeds="shared"), aggregation=Krum(liars=2))
+    before = run.worker.space.digest()
+    for number, answering in ((1, 3), (2, 5)):
+        picked = run.coordinator.open(number)
+        for client in picked[:answering]:
+            run.coordinator.receive(run.worker.train(run.coordinator.plan(client), client, run.items[client]).message,
+                                    client)  # fmt: skip
+        run.worker.apply(run.coordinator.close())
+        if number == 1:
+            assert "krum" in run.coordinator.untaken and "needs 5 answers, and there are 3" in run.coordinator.untaken
+            assert run.worker.space.digest() == before
+    assert run.coordinator.untaken is None and run.worker.space.digest() != before
+
+
+def test_a_rule_that_needs_more_clients_a_round_is_refused():
+    with pytest.raises(RecipeError, match=r"krum.*liars = 2 needs 5 answers, and there are 4 clients in a round"):
+        federation(ZOFedSGD(**QUICK, seeds="shared"), per_round=4, aggregation=Krum(liars=2))
+
+
+def remembering(rounds, out, **settings):
+    method = FedKSeed(**QUICK, candidates=32, steps=10)
+    rule = CentredClipping(momentum=0.5, radius=5.0)
+    return federation(method, rounds=rounds, out=out, aggregation=rule, evaluate_every=rounds, **settings)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_resumed_run_goes_on_with_what_the_rule_remembers(tmp_path, without_pictures, lost):
+    """Without the file it goes on from zero, and says so: another model."""
+    whole = remembering(5, tmp_path / "whole").run().summary
+    remembering(3, tmp_path / "cut").run()
+    if lost:
+        for path in (tmp_path / "cut").glob("kept-*.npz"):
+            path.unlink()
+
+    said = []
+
+    class Said(Silent):
+        def warn(self, text):
+            said.append(text)
+
+    run = remembering(5, tmp_path / "cut", progress=Said())
+    found = run.run(resume=True, extend=True).summary
+    assert (found["weights_digest"] == whole["weights_digest"]) != lost
+    assert any("centred-clipping remembers nothing" in line for line in said) == lost
+
+
+def test_a_dense_method_keeps_the_outcome_in_its_checkpoint(tmp_path, without_pictures):
+    def made(rounds, out):
+        rule = CentredClipping(momentum=0.5)
+        return federation(FedAvg(training=LOCAL), rounds=rounds, out=tmp_path / out, aggregation=rule)
+
+    whole = made(4, "whole").run().summary["weights_digest"]
+    made(2, "cut").run()
+    assert made(4, "cut").run(resume=True, extend=True).summary["weights_digest"] == whole
+    assert not list((tmp_path / "cut").glob("kept-*"))
+
+
+def test_momentum_needs_directions_that_stay():
+    for method in (ZOFedSGD(seeds="shared"), FeedSign(), Ferret(seeds="shared")):
+        with pytest.raises(RecipeError, match=r"aggregation.momentum = 0.5 needs directions that are the same"):
+            federation(method, aggregation=CentredClipping(momentum=0.5))
+        assert not federation(method, aggregation=CentredClipping()).coordinator.keeps_outcomes
+    assert federation(Ferret(seeds="fixed"), aggregation=CentredClipping(momentum=0.5)).coordinator.keeps_outcomes
+
+
+@pytest.mark.parametrize("rule", [Krum(), MultiKrum(), NormBound(), Median(liars=1, before=["nearest-neighbours"])])
+def test_weights_are_compared_by_how_far_they_moved_and_as_one_vector(rule, monkeypatch):
+    """Tensors in pieces of seven entries: the outcome is the base and what the rule makes of the whole moves."""
+    monkeypatch.setattr(dense_module, "_PIECE", 7)
+    run = federation(FedAvg(training=LOCAL), aggregation=rule)
+    space = run.worker.space
+    before = np.frombuffer(space.dense(), dtype="<f4").astype(np.float64)
+    picked, moves = run.coordinator.open(1), []
+    for client in picked:
+        message = run.worker.train(run.coordinator.plan(client), client, run.items[client]).message
+        moves.append(np.frombuffer(message[28:], dtype="<f4").astype(np.float64) - before)
+        run.coordinator.receive(message, client)
+    run.worker.apply(run.coordinator.close())
+    after = np.frombuffer(space.dense(), dtype="<f4")
+    np.testing.assert_allclose(after, before + rule.combine(moves, [0.2] * 5), rtol=0, atol=1e-6)
+    assert np.abs(after - before).max() > 1e-3
+
+
+def test_the_clients_gradients_are_not_added_up_where_a_rule_compares_them():
+    """In a simulation of FedSGD one message could stand for all clients: then a rule would see one vector."""
+    runs = {
+        rule.name: federation(FedSGD(batch=8), rounds=1, aggregation=rule).run() for rule in (Mean(), Krum(), Median())
+    }
+    digests = {name: run.summary["weights_digest"] for name, run in runs.items()}
+    assert len(set(digests.values())) == 3
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Ferret(seeds="shared", directions=24, allocation="uniform", training=LOCAL),
+        TopK(training=LOCAL, share=0.5),
+        FeedSign(**QUICK),
+    ],
+)
+def test_a_rule_sees_a_methods_parts_as_one_vector(method):
+    """One of five is chosen by Krum, with all its blocks: the step is that client's."""
+    run = federation(method, aggregation=Krum())
+    picked, state, alone = run.coordinator.open(1), run.coordinator.state, []
+    for client in picked:
+        message = run.worker.train(run.coordinator.plan(client), client, run.items[client]).message
+        run.coordinator.receive(message, client)
+        update = method.decode_update(state, 1, Message.decode(message).payload)
+        alone.append(method.aggregate(state, answers(1, [(client, 1.0, update)])).encode())
+    assert Message.decode(run.coordinator.close()).payload in alone
