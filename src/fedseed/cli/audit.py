@@ -1,0 +1,86 @@
+"""`fedseed audit`: attacks on a recipe's own runs."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedseed.cli.common import (
+    DeviceOption,
+    JsonOption,
+    OverwriteOption,
+    PluginOption,
+    QuietOption,
+    RecipeArgument,
+    SetOption,
+    ThreadsOption,
+    TrustOption,
+    answer,
+    note,
+    settings,
+    talking,
+)
+from fedseed.errors import FedseedError
+from fedseed.reports.screen import Screen
+
+app = typer.Typer(
+    help="Attack a recipe's own runs: does the model remember an example, do messages give one away?",
+    no_args_is_help=True,
+)
+console = Screen()
+SeedOption = Annotated[int, typer.Option(min=0, help="Draws what the audit plants or attacks; apart from the recipe's.")]
+
+
+@app.command()
+def canary(
+    recipe: RecipeArgument,
+    out: Annotated[Path | None, typer.Option(help="Folder for page, picture and data. Default: runs/canary/RECIPE.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs with a canary; as many without one.")] = 10,
+    candidates: Annotated[int, typer.Option(min=2, help="Canaries of which one is planted.")] = 100,
+    copies: Annotated[int, typer.Option(min=1, help="Examples of the client that are the canary.")] = 1,
+    client: Annotated[str | None, typer.Option(help="Who has the canary. Default: the first client.")] = None,
+    seed: SeedOption = 1,
+    set_: SetOption = None,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    plugin: PluginOption = None,
+    trust_plugins: TrustOption = False,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Plant a canary in one client's data and guess from the model which it was; a lower bound on epsilon."""
+    from fedseed.experiments.audits.writing import check_free, facts_of, write_audit
+    from fedseed.runs.recipe import read_recipe
+
+    shown, began = talking(console, as_json, quiet), time.perf_counter()
+    folder, changes = out or Path("runs/canary") / Path(recipe).stem, settings(set_, device)
+    check_free(folder, overwrite)
+    checked = read_recipe(recipe, changes, plugin or [], trust_plugins, note)
+    from fedseed.experiments.audits import canary_page  # torch from here on
+    from fedseed.experiments.audits.canary import canary_test
+    from fedseed.models.loading import quiet as loading_quietly
+    from fedseed.runs.threads import limited
+
+    def say(text: str) -> None:
+        shown.print(text, highlight=False, soft_wrap=True)
+
+    loading_quietly()
+    name = Path(recipe).stem
+    say(f"{name}: {runs} runs with one of {candidates} canaries, {runs} without")
+    with limited(threads):
+        test = canary_test(checked, runs, candidates, copies, client, seed, say)
+    page = canary_page.audit(test, name, facts_of(name, checked, changes))
+    result = write_audit(folder, page, canary_page.numbers(test), time.perf_counter() - began)
+    for found in page.answers:
+        say(f"\n{found.asks} {found.short}\n  {found.says}")
+    say(f"\nPage: {folder / 'page.html'}")
+    if as_json:
+        answer({**result, "folder": str(folder)})
+    if test.contradicts:
+        raise FedseedError(
+            f"epsilon is at least {test.epsilon_at_least:.2f}, and the account says {test.epsilon:.2f}: the run is not as "
+            "private as it says, or the account is not about exchanging these examples"
+        )
+
