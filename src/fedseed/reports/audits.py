@@ -1,4 +1,4 @@
-"""What an audit found, as a page and files: answers in a sentence, curves, pictures, tables. Free of torch and Matplotlib."""
+"""What an audit found, as a page: answers in a sentence, curves, pictures, tables. Free of torch and Matplotlib."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -101,7 +101,7 @@ def build(
         progress: shows the run going on.
         workers: local processes that the clients are dealt to; None: all is done in this one.
         threads: that each process computes with while it runs.
-        data: all clients' examples, in place of the task's, and what is evaluated; without workers, who load the task's.
+        data: all clients' examples, in place of the task's, and what is evaluated; workers would load the task's.
 
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.

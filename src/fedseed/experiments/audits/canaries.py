@@ -43,7 +43,7 @@ class Planting:
 def planting(data: TaskData, count: int, copies: int = 1, client: str | None = None, seed: int = 1) -> Planting:
     """Draw candidates that fit the data.
 
-    A text's canary has the prompt of the example that it replaces, so that all candidates differ in their answers alone.
+    A text's canary has the prompt of the example that it replaces: all candidates differ in their answers alone.
     Others are held-out examples with a wrong class.
 
     Args:
@@ -62,12 +62,16 @@ def planting(data: TaskData, count: int, copies: int = 1, client: str | None = N
     number = names.index(client) if client else next((i for i, c in enumerate(data.clients) if c.examples), 0)
     examples = data.clients[number].examples
     if len(examples) < copies or not examples:
-        raise RecipeError(f"--copies {copies}: {names[number]} has {len(examples)} examples that a canary could replace")
+        raise RecipeError(
+            f"--copies {copies}: {names[number]} has {len(examples)} examples that a canary could replace"
+        )
     places = sorted(range(len(examples)), key=lambda i: _length(examples[i]))[:copies]
     drawn = np.random.default_rng([seed, 0])
     first = examples[places[0]]
     if isinstance(first, Example):
-        answers = drawn.choice(10**DIGITS, count, replace=False) if count < 10**6 else drawn.integers(0, 10**DIGITS, count)
+        answers = (
+            drawn.choice(10**DIGITS, count, replace=False) if count < 10**6 else drawn.integers(0, 10**DIGITS, count)
+        )
         space = " " if first.response.startswith(" ") else ""
         texts = [space + " ".join(f"{value:0{DIGITS}d}") for value in answers]
         return Planting(number, places, [first.answered_as(Example("", text)) for text in texts])

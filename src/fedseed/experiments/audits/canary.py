@@ -1,8 +1,8 @@
 """A canary test: one of N canaries is planted in a client's data; who sees the model afterwards guesses which.
 
-The attack knows all but which canary it is: the recipe, the data, the run's seed. It trains a twin, the same run without a
-canary, and guesses the candidate whose loss fell furthest below the twin's. A weaker attack has no twin and goes by the
-candidates' losses alone. Half of the runs, the twins, have no canary: there both attacks must be at chance.
+The attack knows all but which canary it is: recipe, data, the run's seed. It trains a twin, the same run without a
+canary, and guesses the candidate whose loss fell furthest below the twin's. A weaker attack has no twin and goes by
+the candidates' losses alone. Half of the runs, the twins, have no canary: there both attacks must be at chance.
 """
 
 from collections.abc import Callable, Iterator, Sequence

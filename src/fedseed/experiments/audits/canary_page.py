@@ -17,8 +17,8 @@ CHANCE = 0.05  # what is at least as likely by blind guessing counts as chance
 LIMITS = (
     "A test bounds privacy from below: that nothing was found does not say that nothing can be.",
     "The attack sees the last model, not what the coordinator receives.",
-    "The bound is about exchanging the canary's examples. An account of adding or removing one example allows twice its "
-    "epsilon for an exchange; one of single examples says nothing about several copies.",
+    "The bound is about exchanging the canary's examples. An account of adding or removing one example allows twice "
+    "its epsilon for an exchange; one of single examples says nothing about several copies.",
 )
 
 
@@ -57,9 +57,9 @@ def audit(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
     return Audit(
         "canary",
         f"Canary test of {name}",
-        f"In each of {plural(runs, 'run')} one of {n} canaries, drawn evenly, took the place of {whose}. The attack has "
-        "the last model, the recipe, all other data and a twin run of the same seed without a canary, and guesses which "
-        "one it was.",
+        f"In each of {plural(runs, 'run')} one of {n} canaries, drawn evenly, took the place of {whose}. The attack "
+        "has the last model, the recipe, all other data and a twin run of the same seed without a canary, and guesses "
+        "which one it was.",
         [found(test), control(test), bound(test)],
         [_curve(test), _scores(test), _bounds(test)],
         [_table(test)],
@@ -75,8 +75,9 @@ def found(test: CanaryTest) -> Answer:
     return Answer(
         "Is the canary found?",
         f"In {test.found} of {plural(runs, 'run')}; blind guessing is right in 1 of {n}, and as often as this with "
-        f"probability {test.by_chance:.2g}. In the mean, {100 * test.mean_percentile:.0f}% of the other candidates score "
-        f"below it (50% at chance). Without a twin, by the losses alone: in {test.ranks_alone.count(1)} of {runs}.",
+        f"probability {test.by_chance:.2g}. In the mean, {100 * test.mean_percentile:.0f}% of the other candidates "
+        f"score below it (50% at chance). Without a twin, by the losses alone: in "
+        f"{test.ranks_alone.count(1)} of {runs}.",
         "at chance" if chance else "found",
         "good" if chance else "warn",
     )
@@ -90,8 +91,8 @@ def control(test: CanaryTest) -> Answer:
     right = found.count(1)
     return Answer(
         asks,
-        f"The attack on the {plural(len(found), 'twin')}, against another twin, names the one that would have been planted "
-        f"in {right} of {len(found)}.",
+        f"The attack on the {plural(len(found), 'twin')}, against another twin, names the one that would have been "
+        f"planted in {right} of {len(found)}.",
         "at chance" if right <= 1 else "found",
         "good" if right <= 1 else "warn",
     )
@@ -101,13 +102,19 @@ def bound(test: CanaryTest) -> Answer:
     """The bound, beside the account."""
     shown = f"at least {test.epsilon_at_least:.2f} with {100 * CONFIDENCE:.0f}% confidence"
     most = epsilon_at_least(len(test.games), len(test.games), test.candidates, test.delta)
-    reach = f"With {plural(len(test.games), 'run')} and {test.candidates} candidates {most:.2f} is the most it could show."
+    reach = (
+        f"With {plural(len(test.games), 'run')} and {test.candidates} candidates {most:.2f} is the most it could show."
+    )
     if test.spent is None:
         return Answer("How private is it?", f"Epsilon is {shown}. {reach} The run accounts for nothing.", "no account")
     if test.epsilon is None:
-        return Answer("How private is it?", f"Epsilon is {shown}. {reach} The account has no finite epsilon.", "no account")
+        return Answer(
+            "How private is it?", f"Epsilon is {shown}. {reach} The account has no finite epsilon.", "no account"
+        )
     accounted = f"The account says {test.epsilon:.3g} at delta = {test.delta:g}"
-    allowed = f"which lets a guess be right with probability {most_right(test.epsilon, test.candidates, test.delta):.2g}"
+    allowed = (
+        f"which lets a guess be right with probability {most_right(test.epsilon, test.candidates, test.delta):.2g}"
+    )
     return Answer(
         "Is the account right?",
         f"Epsilon is {shown}. {reach} {accounted}, {allowed}.",
@@ -146,10 +153,18 @@ def _bounds(test: CanaryTest) -> Panel:
     """Epsilon at least, over how often the canary is found."""
     runs, n = len(test.games), test.candidates
     points = [(float(k), epsilon_at_least(k, runs, n, test.delta)) for k in range(runs + 1)]
-    lines = [Series("epsilon at least", points, number=0), Series("this test", [(test.found, test.epsilon_at_least)], number=1)]
+    lines = [
+        Series("epsilon at least", points, number=0),
+        Series("this test", [(test.found, test.epsilon_at_least)], number=1),
+    ]
     if test.epsilon is not None:
         lines.append(Series("accounted", [(0.0, test.epsilon), (float(runs), test.epsilon)], number=2))
-    return Panel(f"Bound, {100 * CONFIDENCE:.0f}% confidence", lines, Axis("runs in which it is found", whole=True), Axis("epsilon"))
+    return Panel(
+        f"Bound, {100 * CONFIDENCE:.0f}% confidence",
+        lines,
+        Axis("runs in which it is found", whole=True),
+        Axis("epsilon"),
+    )
 
 
 def _table(test: CanaryTest) -> Sheet:
@@ -159,6 +174,24 @@ def _table(test: CanaryTest) -> Sheet:
         j = game.planted
         places = (rank(game.scores, j), rank(game.alone, j), without)
         losses = (game.base[j], game.twin[j], game.with_it[j])
-        rows.append([str(number), str(game.seed), str(j), *("-" if p is None else str(p) for p in places), *(f"{x:.4g}" for x in losses)])
-    head = ["run", "seed", "canary", "place", "place by losses", "place if not planted", "loss, base", "loss, twin", "loss, run"]
+        rows.append(
+            [
+                str(number),
+                str(game.seed),
+                str(j),
+                *("-" if p is None else str(p) for p in places),
+                *(f"{x:.4g}" for x in losses),
+            ]
+        )
+    head = [
+        "run",
+        "seed",
+        "canary",
+        "place",
+        "place by losses",
+        "place if not planted",
+        "loss, base",
+        "loss, twin",
+        "loss, run",
+    ]
     return Sheet("Runs", head, rows, f"Places are of {test.candidates}; 1 is the attack's first guess.")

@@ -1,4 +1,4 @@
-"""What a game of guessing says about privacy: one of N candidates is in the data, drawn evenly, and somebody guesses which.
+"""What a game of guessing says about privacy: one of N candidates, drawn evenly, is in the data, and somebody guesses.
 
 Let every exchange of one candidate for another be (epsilon, delta)-private, and p the probability of a right guess. For
 candidates i and j, P[guess j | j is in] <= e^epsilon P[guess j | i is in] + delta; the mean over all i and j is
