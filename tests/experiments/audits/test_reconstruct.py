@@ -52,6 +52,14 @@ def attack():
 
 
 @pytest.fixture(scope="module")
+def linear():
+    """Without a search for the picture."""
+    from fedseed.objectives.images import Images
+
+    return Attack(Linear(), Images(Plain()), CLASSES, pictures(100), steps=1)
+
+
+@pytest.fixture(scope="module")
 def recipe():
     return read_recipe("digits-feedsign", note=lambda line: None)
 
@@ -75,16 +83,16 @@ def test_few_numbers_are_at_chance(attack, recipe):
     assert np.mean([found.gradient_error for found in few]) == pytest.approx((1 - 2 / SIZE) ** 0.5, abs=0.1)
 
 
-def test_linear_inversion_gets_what_the_directions_span(attack, recipe):
+def test_linear_inversion_gets_what_the_directions_span(linear, recipe):
     """A random K-dimensional space holds K / d of a vector's square."""
     for count in (8, 16, 32):
-        errors = [attempt(attack, recipe, "ferret", count, example=i).gradient_error ** 2 for i in range(4)]
+        errors = [attempt(linear, recipe, "ferret", count, example=i).gradient_error ** 2 for i in range(4)]
         assert np.mean(errors) == pytest.approx(1 - count / SIZE, abs=0.2)
 
 
-def test_votes_give_the_gradients_direction(attack, recipe):
-    cosines = [attempt(attack, recipe, "feedsign", count).gradient_cosine for count in (4, 4096)]
-    assert cosines[0] < 0.6 and cosines[1] > 0.95
+def test_votes_give_the_gradients_direction(linear, recipe):
+    cosines = [attempt(linear, recipe, "feedsign", count).gradient_cosine for count in (4, 1024)]
+    assert cosines[0] < 0.6 and cosines[1] > 0.9
 
 
 def test_a_batch_hides_its_pictures(attack, recipe):

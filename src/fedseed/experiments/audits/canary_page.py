@@ -7,7 +7,7 @@ import numpy as np
 
 from fedseed.errors import plural
 from fedseed.experiments.audits.canary import CONFIDENCE, CanaryTest
-from fedseed.experiments.audits.guessing import epsilon_at_least, most_right, rank, shares_found
+from fedseed.experiments.audits.guessing import epsilon_at_least, most_right, shares_found
 from fedseed.reports.audits import Answer, Audit
 from fedseed.reports.charts import Axis, Series
 from fedseed.reports.findings import Panel
@@ -138,11 +138,11 @@ def _curve(test: CanaryTest) -> Panel:
 def _scores(test: CanaryTest) -> Panel:
     """Each run's canary among the others, in their standard deviations."""
     canary, band, middle = [], [], []
-    for number, game in enumerate(test.games, start=1):
-        others = np.delete(game.scores, game.planted)
+    for number, (game, scores) in enumerate(zip(test.games, test.scores, strict=True), start=1):
+        others = np.delete(scores, game.planted)
         unit = float(others.std()) or 1.0
         low, mid, high = (float(np.quantile(others - others.mean(), q)) / unit for q in (0.025, 0.5, 0.975))
-        canary.append((float(number), float(game.scores[game.planted] - others.mean()) / unit))
+        canary.append((float(number), float(scores[game.planted] - others.mean()) / unit))
         middle.append((float(number), mid))
         band.append((float(number), low, high))
     lines = [Series("the canary", canary, number=1), Series("the others (band: 95%)", middle, band, 0)]
@@ -170,9 +170,9 @@ def _bounds(test: CanaryTest) -> Panel:
 def _table(test: CanaryTest) -> Sheet:
     rows = []
     control = test.ranks_control or [None] * len(test.games)
-    for number, (game, without) in enumerate(zip(test.games, control, strict=True), start=1):
+    places_of = zip(test.ranks, test.ranks_alone, control, strict=True)
+    for number, (game, places) in enumerate(zip(test.games, places_of, strict=True), start=1):
         j = game.planted
-        places = (rank(game.scores, j), rank(game.alone, j), without)
         losses = (game.base[j], game.twin[j], game.with_it[j])
         rows.append(
             [
