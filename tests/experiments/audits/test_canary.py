@@ -1,4 +1,4 @@
-"""The canary test: found without privacy, at chance with it and where none was planted; a broken mechanism is caught."""
+"""The canary test: found without privacy, at chance with it and where none was planted; a broken draw is caught."""
 
 import json
 from dataclasses import replace
@@ -120,7 +120,7 @@ def test_it_is_found_without_privacy_and_nowhere_else(tmp_path):
 
 @pytest.mark.long
 def test_it_is_at_chance_at_epsilon_1_and_a_broken_mechanism_is_caught(monkeypatch):
-    """All of a client's data is the canary, and the account is of a client. A coordinator that does not draw is caught."""
+    """All of a client's data is the canary; the account is of a client. A coordinator that does not draw is caught."""
     private = digits("rounds=40", "method.batch=4", "method.epsilon=0.025", "method.learning_rate=0.02")
     test = canary_test(private, 3, 100, copies=8)
     assert test.spent["epsilon_pure"] == pytest.approx(1.0) and test.epsilon <= 1

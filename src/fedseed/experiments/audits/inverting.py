@@ -25,6 +25,8 @@ from fedseed.weights.layout import Layout
 
 GradientOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # pixel values, class probabilities -> g, shape (d,)
 STEPS = 300
+DIRECT = 1 << 22  # entries of directions that are inverted as they are; of more, their inner products
+PIECE = 1 << 14  # elements of each direction that are held in double precision then
 RATE = 0.1
 
 
@@ -32,11 +34,17 @@ def estimated_gradient(seen: Observation) -> Array:
     """g, shape (d,): the shortest with these inner products; of votes its direction; or as it was told."""
     if seen.directions is None:
         return seen.values
-    along = seen.directions.astype(np.float64)
+    along = seen.directions
     if seen.votes:
-        return np.asarray(along.T @ seen.values / len(seen.values))
-    solution: Array = np.linalg.lstsq(along, seen.values, rcond=1e-6)[0]
-    return solution
+        return (seen.values.astype(np.float32) @ along).astype(np.float64) / len(seen.values)
+    if along.size <= DIRECT or len(along) >= along.shape[1]:
+        solution: Array = np.linalg.lstsq(along.astype(np.float64), seen.values, rcond=1e-6)[0]
+        return solution
+    gram = np.zeros((len(along), len(along)))
+    for at in range(0, along.shape[1], PIECE):
+        piece = along[:, at : at + PIECE].astype(np.float64)
+        gram += piece @ piece.T
+    return (np.linalg.lstsq(gram, seen.values, rcond=None)[0].astype(np.float32) @ along).astype(np.float64)
 
 
 def relative_error(found: Array, true: Array) -> float:

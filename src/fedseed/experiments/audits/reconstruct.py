@@ -46,7 +46,7 @@ WHOLE = ("fedsgd", "fedavg")
 KNOWN = (*COUNTED, *WHOLE)
 OTHERS = 100  # pictures that a reconstruction is told apart from, the true one among them
 KEPT = ("basis", "basis_rank", "scale")  # settings that a recipe's method hands on to those that are attacked
-MOST_ENTRIES = 1 << 28  # of the directions that the attack holds
+MOST_ENTRIES = 1 << 27  # of the directions that the attack holds
 
 
 @dataclass(frozen=True)
