@@ -16,7 +16,19 @@ from support.command import fedseed
 from support.page import Page
 
 SHORT = ["task.clients=3", "federation.per_round=3", "task.examples=24"]
-GRADIENTS = ["method.name=fedsgd", "method.learning_rate=0.5", "rounds=3"]
+GRADIENTS = """
+rounds = 3
+[model]
+base = "digits"
+trainable = "head"
+[task]
+name = "digits"
+clients = 3
+examples = 24
+[method]
+name = "fedsgd"
+learning_rate = 0.5
+"""
 
 
 def data(examples, held=(), classes=("a", "b", "c")):
@@ -79,13 +91,6 @@ def test_what_can_not_be_planted_is_said():
 # -- what is made of it ------------------------------------------------------------------------------------------------
 
 
-def test_candidates_are_judged_by_how_far_they_usually_fall():
-    """The second always falls far, so it is not taken for the canary."""
-    games = [game(0, [3, 9, 3, 3], [2, 5, 3, 3]), *(game(2, [3, 9, 3, 3], [2.9, 5, 2, 3.1]) for _ in range(5))]
-    test = CanaryTest(games, "one", 1, None)
-    assert games[0].below.argmax() == 1 and test.ranks[0] == 1
-
-
 def test_a_bound_above_the_account_contradicts_it():
     games = [game(j, np.zeros(50), -np.eye(50)[j]) for j in range(10)]
     test = CanaryTest(games, "one", 1, {"epsilon": 1.0, "delta": 1e-5})
@@ -103,18 +108,18 @@ def test_a_bound_above_the_account_contradicts_it():
 @pytest.mark.long
 def test_it_is_found_without_privacy_and_nowhere_else(tmp_path):
     """One example of eight, whole gradients: in every run. In the twins, which have no canary, at chance."""
-    settings = [word for pair in [*SHORT, *GRADIENTS] for word in ("--set", pair)]
-    options = ["--runs", 3, "--out", tmp_path, "--json"]
-    shown = fedseed("audit", "canary", "digits-feedsign", *settings, *options)
+    (tmp_path / "mine.toml").write_text(GRADIENTS)
+    options = ["--runs", 3, "--out", tmp_path / "audit", "--json"]
+    shown = fedseed("audit", "canary", tmp_path / "mine.toml", *options)
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert found["ranks"] == [1, 1, 1] and found["found_in_control"] <= 1 and found["privacy"] is None
     assert found["epsilon_at_least"] == pytest.approx(np.log(99 * 0.05 ** (1 / 3) / (1 - 0.05 ** (1 / 3))))
-    page = Page((tmp_path / "page.html").read_text())
+    page = Page((tmp_path / "audit" / "page.html").read_text())
     assert "Is the canary found?" in " ".join(page.said) and all(r.startswith("data:") for r in page.refers)
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "data.csv").read_text().count("no canary planted") == 100
-    again = fedseed("audit", "canary", "digits-feedsign", *settings, *options)
+    assert (tmp_path / "audit" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "audit" / "data.csv").read_text().count("no canary planted") == 100
+    again = fedseed("audit", "canary", tmp_path / "mine.toml", *options)
     assert again.returncode == 1 and "--overwrite" in again.stderr
 
 

@@ -1,8 +1,7 @@
 """A canary test: one of N canaries is planted in a client's data; who sees the model afterwards guesses which.
 
 The attack knows all but which canary it is: recipe, data, the run's seed. It trains a twin, the same run without a
-canary, and guesses the candidate whose loss fell furthest below the twin's, by the measure of how far it does in other
-runs, which have other canaries. A weaker attack has no twin and goes by
+canary, and guesses the candidate whose loss fell furthest below the twin's. A weaker attack has no twin and goes by
 the candidates' losses alone. Half of the runs, the twins, have no canary: there both attacks must be at chance.
 """
 
@@ -49,8 +48,8 @@ class Game:
     twin: Losses
 
     @property
-    def below(self) -> Losses:
-        """How far each candidate's loss is below the twin's."""
+    def scores(self) -> Losses:
+        """How far each candidate's loss is below the twin's: the attack."""
         return self.twin - self.with_it
 
     @property
@@ -81,33 +80,9 @@ class CanaryTest:
         return len(self.games[0].base)
 
     @property
-    def scores(self) -> list[Losses]:
-        """What the attack goes by in each run, shape (N,)."""
-        return [game.below / scale for game, scale in zip(self.games, self._scales, strict=True)]
-
-    @property
-    def _scales(self) -> list[Losses]:
-        """For each run, how far candidates' losses usually are from the twin's: in other runs, with other canaries.
-
-        Their mean over all candidates counts as two runs more, as there may be few.
-        """
-        squares = np.array([game.below**2 for game in self.games])
-        for square, game in zip(squares, self.games, strict=True):
-            square[game.planted] = np.nan  # it was the canary there
-        found = []
-        for number in range(len(self.games)):
-            others = np.delete(squares, number, axis=0)
-            typical = float(np.nanmean(others)) if others.size else 1.0
-            total = np.nansum(others, axis=0) + 2 * typical
-            found.append(
-                np.sqrt(total / ((~np.isnan(others)).sum(axis=0) + 2)) if typical > 0 else np.ones(squares.shape[1])
-            )
-        return found
-
-    @property
     def ranks(self) -> list[int]:
         """The canary's place in each run, by the attack with a twin."""
-        return [rank(scores, game.planted) for scores, game in zip(self.scores, self.games, strict=True)]
+        return [rank(game.scores, game.planted) for game in self.games]
 
     @property
     def ranks_alone(self) -> list[int]:
@@ -118,9 +93,7 @@ class CanaryTest:
     def control(self) -> list[Losses]:
         """Scores of the twins, which had no canary, against the next pair's: what there is to be found in nothing."""
         after = [*self.games[1:], self.games[0]]
-        return [
-            (other.twin - game.twin) / scale for game, other, scale in zip(self.games, after, self._scales, strict=True)
-        ]
+        return [other.twin - game.twin for game, other in zip(self.games, after, strict=True)]
 
     @property
     def ranks_control(self) -> list[int]:
@@ -142,7 +115,7 @@ class CanaryTest:
     @property
     def mean_percentile(self) -> float:
         """The mean share of other candidates that score below the canary; 0.5 at chance."""
-        return float(np.mean([percentile(s, game.planted) for s, game in zip(self.scores, self.games, strict=True)]))
+        return float(np.mean([percentile(game.scores, game.planted) for game in self.games]))
 
     @property
     def delta(self) -> float:
@@ -202,7 +175,7 @@ def canary_test(
         base, twin, _ = _run(recipe, bare, own, plan)
         _, with_it, spent = _run(recipe, plan.planted(bare, planted), own, plan)
         games.append(Game(own, planted, base, with_it, twin))
-        placed = rank(games[-1].below, planted)
+        placed = rank(games[-1].scores, planted)
         say(f"run {number + 1} of {runs}: the canary is in place {placed} of {candidates}")
     return CanaryTest(games, data.clients[plan.client].name, copies, spent)
 

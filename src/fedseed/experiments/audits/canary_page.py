@@ -138,11 +138,11 @@ def _curve(test: CanaryTest) -> Panel:
 def _scores(test: CanaryTest) -> Panel:
     """Each run's canary among the others, in their standard deviations."""
     canary, band, middle = [], [], []
-    for number, (game, scores) in enumerate(zip(test.games, test.scores, strict=True), start=1):
-        others = np.delete(scores, game.planted)
+    for number, game in enumerate(test.games, start=1):
+        others = np.delete(game.scores, game.planted)
         unit = float(others.std()) or 1.0
         low, mid, high = (float(np.quantile(others - others.mean(), q)) / unit for q in (0.025, 0.5, 0.975))
-        canary.append((float(number), float(scores[game.planted] - others.mean()) / unit))
+        canary.append((float(number), float(game.scores[game.planted] - others.mean()) / unit))
         middle.append((float(number), mid))
         band.append((float(number), low, high))
     lines = [Series("the canary", canary, number=1), Series("the others (band: 95%)", middle, band, 0)]
