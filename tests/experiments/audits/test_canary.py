@@ -27,7 +27,7 @@ clients = 3
 examples = 24
 [method]
 name = "fedsgd"
-learning_rate = 0.5
+learning_rate = 0.05
 """
 
 
@@ -41,7 +41,9 @@ def digits(*settings):
 
 
 def game(planted, twin, with_it):
-    return Game(1, planted, np.ones(len(twin)), np.array(with_it, dtype=float), np.array(twin, dtype=float))
+    return Game(
+        1, planted, np.ones(len(twin)), np.array(with_it, dtype=float), np.array(twin, dtype=float), np.ones(len(twin))
+    )
 
 
 # -- what is planted ---------------------------------------------------------------------------------------------------
@@ -89,6 +91,12 @@ def test_what_can_not_be_planted_is_said():
 
 
 # -- what is made of it ------------------------------------------------------------------------------------------------
+
+
+def test_a_score_is_the_way_of_the_weights_not_the_steepness_of_the_loss():
+    steep = replace(game(0, [3, 9, 3, 3], [2, 5, 3, 3]), lengths=np.array([1.0, 8.0, 1.0, 0.0]))
+    assert steep.scores.tolist() == [1.0, 0.5, 0.0, 0.0]
+    assert np.isfinite(replace(steep, lengths=np.zeros(4)).scores).all()
 
 
 def test_a_bound_above_the_account_contradicts_it():

@@ -1,11 +1,12 @@
 """A canary test: one of N canaries is planted in a client's data; who sees the model afterwards guesses which.
 
 The attack knows all but which canary it is: recipe, data, the run's seed. It trains a twin, the same run without a
-canary, and guesses the candidate whose loss fell furthest below the twin's. A weaker attack has no twin and goes by
-the candidates' losses alone. Half of the runs, the twins, have no canary: there both attacks must be at chance.
+canary, and guesses the candidate whose loss fell furthest below the twin's for the length of its gradient: to first
+order that is how far the weights went its way. A weaker attack has no twin and goes by the candidates' losses alone.
+Half of the runs, the twins, have no canary: there the attack must be at chance.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedseed.errors import RecipeError, plural
-from fedseed.experiments.audits.canaries import Planting, planting
+from fedseed.experiments.audits.canaries import planting
 from fedseed.experiments.audits.guessing import at_least, epsilon_at_least, percentile, rank
 from fedseed.reports.progress import shown_by
 from fedseed.runs.assembly import Federation, build
@@ -39,6 +40,7 @@ class Game:
         base: the candidates' losses at the base, shape (N,).
         with_it: after the run with the canary.
         twin: after the run without.
+        lengths: of the candidates' gradients at the twin's weights, shape (N,).
     """
 
     seed: int
@@ -46,11 +48,17 @@ class Game:
     base: Losses
     with_it: Losses
     twin: Losses
+    lengths: Losses
 
     @property
     def scores(self) -> Losses:
-        """How far each candidate's loss is below the twin's: the attack."""
-        return self.twin - self.with_it
+        """How far the weights went each candidate's way: the attack."""
+        return (self.twin - self.with_it) / self.longer
+
+    @property
+    def longer(self) -> Losses:
+        """The lengths, none below a hundredth of the median: what is learnt already has next to none."""
+        return np.maximum(self.lengths, float(np.median(self.lengths)) / 100 or 1.0)
 
     @property
     def alone(self) -> Losses:
@@ -93,7 +101,7 @@ class CanaryTest:
     def control(self) -> list[Losses]:
         """Scores of the twins, which had no canary, against the next pair's: what there is to be found in nothing."""
         after = [*self.games[1:], self.games[0]]
-        return [other.twin - game.twin for game, other in zip(self.games, after, strict=True)]
+        return [(other.twin - game.twin) / game.longer for game, other in zip(self.games, after, strict=True)]
 
     @property
     def ranks_control(self) -> list[int]:
@@ -168,40 +176,70 @@ def canary_test(
     plan = planting(data, candidates, copies, client, seed)
     bare = replace(data, evaluation={}, validation=())
     drawn = np.random.default_rng([seed, 1])
-    games, spent = [], None
+    games: list[Game] = []
+    spent = None
     for number in range(runs):
         own = recipe.seed + number
         planted = int(drawn.integers(candidates))
-        base, twin, _ = _run(recipe, bare, own, plan)
-        _, with_it, spent = _run(recipe, plan.planted(bare, planted), own, plan)
-        games.append(Game(own, planted, base, with_it, twin))
+        twin = _run(recipe, bare, own, plan.candidates, twin=True)
+        run = _run(recipe, plan.planted(bare, planted), own, plan.candidates)
+        spent = run.spent
+        games.append(Game(own, planted, twin.base, run.losses, twin.losses, twin.lengths))
         placed = rank(games[-1].scores, planted)
         say(f"run {number + 1} of {runs}: the canary is in place {placed} of {candidates}")
     return CanaryTest(games, data.clients[plan.client].name, copies, spent)
 
 
-def _run(recipe: Recipe, data: TaskData, seed: int, plan: Planting) -> tuple[Losses, Losses, dict[str, float] | None]:
-    """The candidates' losses at the base and after a run, and what the run has spent."""
+@dataclass(frozen=True)
+class _Run:
+    """What a run leaves.
+
+    Args:
+        base: the candidates' losses before it.
+        losses: after it.
+        lengths: of their gradients; ones but for a twin.
+        spent: the account.
+    """
+
+    base: Losses
+    losses: Losses
+    lengths: Losses
+    spent: dict[str, float] | None
+
+
+def _run(recipe: Recipe, data: TaskData, seed: int, candidates: Sequence[Any], twin: bool = False) -> _Run:
     evaluation = recipe.evaluation.model_copy(update={"every": recipe.rounds})
     quiet = {"seed": seed, "tracking": [], "stopping": None, "evaluation": evaluation}
     federation = build(recipe.model_copy(update=quiet), None, shown_by(False), data=data)
-    base = _losses(federation, plan.candidates)
-    summary = federation.run().summary
-    return base, _losses(federation, plan.candidates), summary.get("privacy")
+    base = _losses(federation, candidates)
+    spent = federation.run().summary.get("privacy")
+    after = _losses(federation, candidates)
+    return _Run(base, after, _lengths(federation, candidates) if twin else np.ones(len(base)), spent)
 
 
 @torch.no_grad()
 def _losses(federation: Federation, candidates: Sequence[Any]) -> Losses:
     """Of each candidate at the weights as they are."""
-    worker = federation.worker
-    worker.space.model.eval()
+    items, worker = _items(federation, candidates), federation.worker
+    parts = (worker.objective.losses(worker.space.model, items[at : at + BATCH]) for at in range(0, len(items), BATCH))
+    return np.concatenate([part.double().cpu().numpy() for part in parts])
 
-    def parts() -> Iterator[Losses]:
-        items = worker.objective.prepare(candidates)
-        if len(items) != len(candidates):
-            long = plural(len(candidates) - len(items), "canary", "canaries")
-            raise RecipeError(f"audit canary: {long} can't be used by the model: too long")
-        for at in range(0, len(items), BATCH):
-            yield worker.objective.losses(worker.space.model, items[at : at + BATCH]).double().cpu().numpy()
 
-    return np.concatenate(list(parts()))
+def _lengths(federation: Federation, candidates: Sequence[Any]) -> Losses:
+    """Of each candidate's gradient."""
+    worker, found = federation.worker, []
+    for item in _items(federation, candidates):
+        loss = worker.objective.losses(worker.space.model, [item]).sum()
+        parts = torch.autograd.grad(loss, list(worker.space.parameters), allow_unused=True)
+        found.append(sum(float(part.double().square().sum()) for part in parts if part is not None) ** 0.5)
+    return np.array(found)
+
+
+def _items(federation: Federation, candidates: Sequence[Any]) -> Sequence[Any]:
+    """The candidates, prepared, and the model as it is evaluated."""
+    federation.worker.space.model.eval()
+    items = federation.worker.objective.prepare(candidates)
+    if len(items) != len(candidates):
+        long = plural(len(candidates) - len(items), "canary", "canaries")
+        raise RecipeError(f"audit canary: {long} can't be used by the model: too long")
+    return items
