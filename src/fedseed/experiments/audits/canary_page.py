@@ -7,7 +7,7 @@ import numpy as np
 
 from fedseed.errors import plural
 from fedseed.experiments.audits.canary import CONFIDENCE, CanaryTest
-from fedseed.experiments.audits.guessing import epsilon_at_least, most_right, shares_found
+from fedseed.experiments.audits.guessing import epsilon_at_least, first_guesses, most_right, shares_found
 from fedseed.reports.audits import Answer, Audit
 from fedseed.reports.charts import Axis, Series
 from fedseed.reports.findings import Panel
@@ -75,7 +75,7 @@ def found(test: CanaryTest) -> Answer:
     return Answer(
         "Is the canary found?",
         f"In {test.found} of {plural(runs, 'run')}; blind guessing is right in 1 of {n}, and as often as this with "
-        f"probability {test.by_chance:.2g}. In the mean, {100 * test.mean_percentile:.0f}% of the other candidates "
+        f"probability {test.by_chance:.2g}. In the mean, {100 * test.mean_percentile:.1f}% of the other candidates "
         f"score below it (50% at chance). Without a twin, by the losses alone: in "
         f"{test.ranks_alone.count(1)} of {runs}.",
         "at chance" if chance else "found",
@@ -128,7 +128,7 @@ def _curve(test: CanaryTest) -> Panel:
     lines = [
         Series("with a twin", shares_found(test.ranks, n), number=1),
         Series("by the losses alone", shares_found(test.ranks_alone, n), number=0),
-        Series("blind guessing", [(float(r), r / n) for r in range(1, n + 1)], number=23),
+        Series("blind guessing", [(float(r), r / n) for r in first_guesses(n)], number=23),
     ]
     if test.ranks_control:
         lines.insert(2, Series("no canary planted", shares_found(test.ranks_control, n), number=2))

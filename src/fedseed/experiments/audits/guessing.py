@@ -71,5 +71,10 @@ def percentile(scores: NDArray[np.float64], planted: int) -> float:
 
 
 def shares_found(ranks: Sequence[int], candidates: int) -> list[tuple[float, float]]:
-    """Over r, the share of games in which the candidate was among the first r."""
-    return [(float(r), sum(found <= r for found in ranks) / len(ranks)) for r in range(1, candidates + 1)]
+    """Over some r from 1 to N, the share of games in which the candidate was among the first r."""
+    return [(float(r), sum(found <= r for found in ranks) / len(ranks)) for r in first_guesses(candidates)]
+
+
+def first_guesses(candidates: int) -> list[int]:
+    """Numbers from 1 to N for a logarithmic axis."""
+    return sorted({round(r) for r in np.geomspace(1, candidates, 24)})
