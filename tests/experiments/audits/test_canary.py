@@ -10,6 +10,8 @@ from fedseed.errors import RecipeError
 from fedseed.experiments.audits.canaries import planting
 from fedseed.experiments.audits.canary import CanaryTest, Game, canary_test
 from fedseed.experiments.audits.canary_page import audit, numbers
+from fedseed.methods.fedsgd import FedSGD
+from fedseed.privacy import PrivateSign
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture, TaskData
 from support.command import fedseed
@@ -132,12 +134,18 @@ def test_it_is_found_without_privacy_and_nowhere_else(tmp_path):
 
 
 @pytest.mark.long
-def test_it_is_at_chance_at_epsilon_1_and_a_broken_mechanism_is_caught(monkeypatch):
-    """All of a client's data is the canary; the account is of a client. A coordinator that does not draw is caught."""
-    private = digits("rounds=40", "method.batch=4", "method.epsilon=0.025", "method.learning_rate=0.02")
+def test_a_method_that_only_says_that_it_is_private_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(FedSGD, "privacy", property(lambda self: PrivateSign(0.1)))
+    (tmp_path / "mine.toml").write_text(GRADIENTS)
+    shown = fedseed("audit", "canary", tmp_path / "mine.toml", "--runs", 3, "--out", tmp_path / "audit")
+    assert shown.returncode == 1 and "and the account says 0.30: the run is not as private" in shown.stderr
+    assert "above the account" in (tmp_path / "audit" / "page.html").read_text()
+
+
+@pytest.mark.long
+def test_it_is_at_chance_at_epsilon_1():
+    """All of a client's data is the canary; the account is of a client."""
+    private = digits("rounds=20", "method.batch=4", "method.epsilon=0.05", "method.learning_rate=0.02")
     test = canary_test(private, 3, 100, copies=8)
     assert test.spent["epsilon_pure"] == pytest.approx(1.0) and test.epsilon <= 1
     assert test.found <= 1 and not test.contradicts  # two by chance: 3 in 10,000
-    monkeypatch.setattr("fedseed.privacy.sign.private_sign", lambda total, epsilon: 1 if total > 0 else -1)
-    broken = canary_test(private, 3, 100, copies=8)
-    assert broken.mean_percentile > 0.9 and broken.contradicts

@@ -66,6 +66,7 @@ class Attempt:
         error: of matching, |found - true| over that of the mean picture: 1 is no better than the mean.
         identified: the share of pictures that are the nearest of all to what was found.
         labels_right: the share of labels that matching finds.
+        left: what matching left of its aim, as a share: 0 is a perfect match, of whatever picture.
         pictures: what it found, shape (B, channels, height, width).
     """
 
@@ -81,6 +82,7 @@ class Attempt:
     error: float
     identified: float
     labels_right: float
+    left: float
     pictures: Pixels
 
 
@@ -143,7 +145,8 @@ class Attack:
             found = estimated_gradient(seen)
             if batch == 1 and layer is not None:
                 label_right, input_error = _opened(layer, found, true)
-            shown, guessed = match(seen, gradient_of, low, high, self.classes, self.steps, self.seed)
+            start = torch.from_numpy(self._start(batch))
+            shown, guessed, left = match(seen, gradient_of, low, high, self.classes, start, self.steps)
         truth = self.shown(pictures)
         order = _assigned(shown, truth)
         shown, guessed = shown[order], [guessed[i] for i in order]
@@ -151,7 +154,7 @@ class Attack:
         return Attempt(
             method.name, seen.count, length, batch, example, relative_error(found, true), cosine(found, true),
             label_right, input_error, float(np.mean(errors)), self._identified(shown, truth),
-            float(np.mean([g == picture.label for g, picture in zip(guessed, pictures, strict=True)])), shown,
+            float(np.mean([g == picture.label for g, picture in zip(guessed, pictures, strict=True)])), left, shown,
         )  # fmt: skip
 
     def shown(self, pictures: Sequence[Picture]) -> Pixels:
@@ -159,6 +162,11 @@ class Attack:
         low, high = self._ends(pictures)
         values = self.objective.pixel_values(pictures)
         return np.asarray(((values - low) / (high - low)).numpy(), dtype=np.float32)
+
+    def _start(self, batch: int) -> Pixels:
+        """Where matching begins: the mean picture, a little different for each of a batch, so that they can part."""
+        noise = np.random.default_rng(self.seed).normal(scale=0.05, size=(batch, *self.mean.shape))
+        return np.asarray(self.mean + noise, dtype=np.float32).clip(0, 1)
 
     def _ends(self, pictures: Sequence[Picture]) -> tuple[torch.Tensor, torch.Tensor]:
         """The pixel values of black and of white pictures."""

@@ -27,7 +27,7 @@ LIMITS = (
     "Matching knows the model, and is given how many pictures there are, not their labels.",
 )
 NUMBERS = ("method", "count", "payload_bytes", "batch", "example", "gradient_error", "gradient_cosine", "label_right",
-           "input_error", "error", "identified", "labels_right")  # fmt: skip
+           "input_error", "error", "identified", "labels_right", "left")  # fmt: skip
 
 
 def numbers(found: Reconstruction) -> dict[str, Any]:
