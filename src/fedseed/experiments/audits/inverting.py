@@ -98,7 +98,7 @@ def last_layer(layout: Layout) -> SoftmaxLayer | None:
 
 
 def match(
-    seen: Observation, gradient_of: GradientOf, low: torch.Tensor, high: torch.Tensor, classes: int, start: torch.Tensor,
+        Pictures like `start`, labels, and what is left of |V^T g - told|^2 / |told|^2 (of votes: 1 - cosine).
     steps: int = STEPS,
 ) -> tuple[NDArray[np.float32], list[int], float]:  # fmt: skip
     """Look for pictures and labels whose gradient was seen.
