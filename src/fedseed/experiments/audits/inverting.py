@@ -98,9 +98,14 @@ def last_layer(layout: Layout) -> SoftmaxLayer | None:
 
 
 def match(
-        Pictures like `start`, labels, and what is left of |V^T g - told|^2 / |told|^2 (of votes: 1 - cosine).
+    seen: Observation,
+    gradient_of: GradientOf,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    classes: int,
+    start: torch.Tensor,
     steps: int = STEPS,
-) -> tuple[NDArray[np.float32], list[int], float]:  # fmt: skip
+) -> tuple[NDArray[np.float32], list[int], float]:
     """Look for pictures and labels whose gradient was seen.
 
     Args:
