@@ -106,6 +106,9 @@ def reconstruct(
         str, typer.Option("--batches", help="Pictures behind one message, in a second series.")
     ] = "2,4,8",
     steps: Annotated[int, typer.Option(min=1, help="Of the search for a picture.")] = 300,
+    linear: Annotated[
+        bool, typer.Option("--linear", help="One softmax layer on the pixels in place of the recipe's model.")
+    ] = False,
     seed: SeedOption = 1,
     set_: SetOption = None,
     threads: ThreadsOption = None,
@@ -134,9 +137,10 @@ def reconstruct(
         shown.print(text, highlight=False, soft_wrap=True)
 
     loading_quietly()
-    name, chosen = Path(recipe).stem, [word.strip() for word in methods.split(",") if word.strip()]
+    name = f"{Path(recipe).stem}{', one layer on the pixels' * linear}"
+    chosen = [word.strip() for word in methods.split(",") if word.strip()]
     with limited(threads):
-        found = reconstruction(checked, chosen, counts, examples, several, steps, seed, say)
+        found = reconstruction(checked, chosen, counts, examples, several, steps, seed, linear, say)
     folder.mkdir(parents=True, exist_ok=True)
     reconstruct_page.draw_pictures(found, folder / "reconstructed.png")
     write_whole(folder / "attempts.csv", reconstruct_page.attempts_csv(found).encode())

@@ -8,6 +8,7 @@ everybody knows.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,26 @@ class Reconstruction:
         return [a for a in self.attempts if a.method == method and a.batch == batch]
 
 
+class PixelLayer(torch.nn.Module):
+    """One softmax layer on the pixels: what it learns from one picture is the picture, times a number for each class.
+
+    Args:
+        pixels: how many numbers a picture has.
+        classes: how many classes.
+        seed: of its weights.
+    """
+
+    def __init__(self, pixels: int, classes: int, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            self.layer = torch.nn.Linear(pixels, classes)
+
+    def forward(self, pixel_values: torch.Tensor) -> SimpleNamespace:
+        """The logits, as image classifiers return them."""
+        return SimpleNamespace(logits=self.layer(pixel_values.flatten(1)))
+
+
 class Attack:
     """The coordinator's side, with a model that everybody has.
 
@@ -203,6 +224,7 @@ def reconstruction(
     batches: Sequence[int] = (2, 4, 8),
     steps: int = STEPS,
     seed: int = 1,
+    linear: bool = False,
     say: Say = lambda text: None,
 ) -> Reconstruction:
     """Attack messages of several methods on a recipe's model and data.
@@ -215,6 +237,7 @@ def reconstruction(
         batches: how many are behind a message with the largest K, in a second series.
         steps: of matching.
         seed: draws the pictures.
+        linear: a `PixelLayer` in place of the recipe's model.
         say: shows a line of progress.
 
     Raises:
@@ -228,7 +251,10 @@ def reconstruction(
         )
     equipment = equip(recipe, data)
     assert isinstance(equipment.objective, Images)
-    size = Worker(equipment.model, settings_for(recipe, "fedsgd", 0, 1), equipment.objective, 1).space.size
+    model = equipment.model
+    if linear:
+        model = PixelLayer(equipment.objective.pixel_values(held[:1]).numel(), len(data.classes), recipe.seed)
+    size = Worker(model, settings_for(recipe, "fedsgd", 0, 1), equipment.objective, 1).space.size
     if max(counts) * size > MOST_ENTRIES:
         raise RecipeError(
             f"--numbers {max(counts)}: so many directions of {size:,} parameters are more than the attack holds; take "
@@ -239,7 +265,7 @@ def reconstruction(
     if max(examples, most) > len(held):
         raise RecipeError(f"audit reconstruct: {max(examples, most)} pictures are wanted, the clients have {len(held)}")
     picked = [held[i] for i in drawn[:OTHERS]]
-    attack = Attack(equipment.model, equipment.objective, len(data.classes), picked, steps, recipe.seed)
+    attack = Attack(model, equipment.objective, len(data.classes), picked, steps, recipe.seed)
     found = []
 
     def one(name: str, count: int, first: int, batch: int) -> None:
