@@ -37,7 +37,7 @@ def test_ten_of_ten_among_a_hundred():
     assert epsilon_at_least(0, 10, 100) == epsilon_at_least(1, 100, 100) == 0.0
 
 
-@pytest.mark.parametrize(("epsilon", "games"), [(1.0, 10), (2.0, 400), (4.0, 40)])
+@pytest.mark.parametrize(("epsilon", "games"), [(1.0, 10), (2.0, 100), (4.0, 40)])
 def test_it_does_not_exceed_the_epsilon_of_randomised_response(epsilon, games):
     """The most telling mechanism of that epsilon: it names the truth with odds e^epsilon. 1 in 20 may exceed it."""
     n, drawn = 50, np.random.default_rng(1)
@@ -45,8 +45,8 @@ def test_it_does_not_exceed_the_epsilon_of_randomised_response(epsilon, games):
     bounds = {k: epsilon_at_least(int(k), games, n) for k in set(right.tolist())}
     too_high = np.mean([bounds[k] > epsilon for k in right.tolist()])
     assert too_high <= 0.05 + 3 * (0.05 * 0.95 / 2000) ** 0.5
-    if games == 400:
-        assert np.median([bounds[k] for k in right.tolist()]) > epsilon - 0.6  # and it is not far below
+    if games == 100:
+        assert np.median([bounds[k] for k in right.tolist()]) > epsilon - 1.2  # and it is not far below
 
 
 def test_places():
