@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fedseed.cli import looking, network, pages, preview, reproduce, results, starting
+from fedseed.cli.audit import app as audit_app
 from fedseed.cli.common import (
     DeviceOption,
     JsonOption,
@@ -50,6 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(orbit_app, name="orbit")
+app.add_typer(audit_app, name="audit")
 network.register(app)
 looking.register(app)
 pages.register(app)

@@ -92,6 +92,7 @@ def build(
     progress: Progress | None = None,
     workers: int | None = None,
     threads: int | None = None,
+    data: TaskData | None = None,
 ) -> Federation:
     """Load model and data of a recipe and put the federation together.
 
@@ -101,6 +102,7 @@ def build(
         progress: shows the run going on.
         workers: local processes that the clients are dealt to; None: all is done in this one.
         threads: that each process computes with while it runs.
+        data: all clients' examples, in place of the task's, and what is evaluated; workers would load the task's.
 
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
@@ -108,8 +110,9 @@ def build(
     for tracker in recipe.tracking:
         tracker.check()
     began = time.perf_counter()
-    parts = load_parties(recipe) if recipe.of_parties else None
-    data = recipe.task.load() if parts is None else joined(recipe, parts)
+    parts = load_parties(recipe) if recipe.of_parties and data is None else None
+    if data is None:
+        data = recipe.task.load() if parts is None else joined(recipe, parts)
     logger.info(
         "data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, len(data.clients)
     )

@@ -1,0 +1,1 @@
+"""Audits: attacks on a recipe's own runs, and how far they get."""

@@ -1,0 +1,140 @@
+"""What a client's message tells of its gradient: inner products with directions that everybody knows, or all of it.
+
+Ferret                      gamma_l = V_l^T Delta_l / (rho_l K_l),  Delta = eta g after one step of plain SGD
+FedKSeed, ZO-FedSGD, MeZO   rho_j = z_j . g, up to the finite difference
+FeedSign                    vote_j = sign(z_j . g)
+FedSGD, FedAvg              g; w - w_k = eta g
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.errors import RecipeError
+from fedseed.methods.coefficients import Coefficients
+from fedseed.methods.dense import Weights
+from fedseed.methods.fedsgd import Gradient
+from fedseed.methods.feedsign import Votes
+from fedseed.methods.payload import to_floats
+from fedseed.methods.pool import Pairs
+from fedseed.randomness import Basis
+from fedseed.weights.layout import ITEM_BYTES, Layout
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a message tells.
+
+    Args:
+        directions: shape (K, d); None: `values` are the gradient itself.
+        values: V^T g, shape (K,); of votes their signs; or g, shape (d,).
+        votes: whether signs alone are known.
+    """
+
+    directions: NDArray[np.float32] | None
+    values: Array
+    votes: bool = False
+
+    @property
+    def count(self) -> int:
+        """K, the numbers that were told."""
+        return len(self.values)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the coordinator knows besides the message.
+
+    Args:
+        method: the method.
+        state: the state before the round.
+        plan: the round's plan.
+        round: its number.
+        weights: at which the round began, as bytes (`ParameterSpace.dense`).
+    """
+
+    method: Any
+    state: Any
+    plan: Any
+    round: int
+    weights: bytes
+
+    @property
+    def layout(self) -> Layout:
+        """The vector of parameters."""
+        layout: Layout = self.state.layout
+        return layout
+
+
+@singledispatch
+def observed(payload: Any, known: Known) -> Observation:
+    """What an update tells of the client's gradient.
+
+    Args:
+        payload: the update, decoded.
+        known: what is known besides.
+
+    Raises:
+        RecipeError: no attack is known for such messages.
+    """
+    raise RecipeError(f'audit reconstruct: no attack is known for messages of "{known.method.name}"')
+
+
+@observed.register
+def _(payload: Coefficients, known: Known) -> Observation:
+    method, layout = known.method, known.layout
+    basis, rows, values = method.directions_of(payload.seed), [], []
+    for (a, b), gamma in zip(pairwise(layout.boundaries), payload.gammas, strict=True):
+        own = np.zeros((len(gamma), layout.size), dtype=np.float32)
+        own[:, a:b] = directions(basis, range(len(gamma)), layout, a, b)
+        scale = basis.variance(b - a) * len(gamma) / method.training.at(known.round).learning_rate
+        rows.append(own)
+        values.append(scale * gamma.astype(np.float64))
+    return Observation(np.concatenate(rows), np.concatenate(values))
+
+
+@observed.register
+def _(payload: Pairs, known: Known) -> Observation:
+    basis = known.method.directions(known.plan.seed)
+    along = directions(basis, payload.indices.tolist(), known.layout, 0, known.layout.size)
+    return Observation(along, payload.scalars.astype(np.float64))
+
+
+@observed.register
+def _(payload: Votes, known: Known) -> Observation:
+    basis = known.method.directions(known.state.seed)
+    along = directions(basis, known.method.indices(known.round), known.layout, 0, known.layout.size)
+    return Observation(along, payload.signs.astype(np.float64), votes=True)
+
+
+@observed.register
+def _(payload: Gradient, known: Known) -> Observation:
+    return Observation(None, _vector(payload.data, known.layout))
+
+
+@observed.register
+def _(payload: Weights, known: Known) -> Observation:
+    moved = _vector(known.weights, known.layout) - _vector(payload.data, known.layout)
+    return Observation(None, moved / known.method.training.at(known.round).learning_rate)
+
+
+def directions(basis: Basis, indices: Sequence[int], layout: Layout, start: int, stop: int) -> NDArray[np.float32]:
+    """Directions as rows, shape (len(indices), stop - start)."""
+    return np.stack([basis.direction(k, start, stop, stop - start, layout.matrices) for k in indices])
+
+
+def _vector(data: bytes, layout: Layout) -> Array:
+    """All tensors as one vector, shape (d,)."""
+    parts, at = [], 0
+    for entry in layout.tensors:
+        size = entry.size * ITEM_BYTES[entry.dtype]
+        parts.append(to_floats(data[at : at + size], entry.dtype).astype(np.float64))
+        at += size
+    return np.concatenate(parts)

@@ -1,0 +1,133 @@
+"""Reconstruction from the methods' own messages: exact with enough numbers, at chance with few, worse for a batch."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed.experiments.audits import inverting
+from fedseed.experiments.audits.inverting import SoftmaxLayer, estimated_gradient, last_layer
+from fedseed.experiments.audits.observing import Observation
+from fedseed.experiments.audits.reconstruct import Attack, settings_for
+from fedseed.runs.recipe import read_recipe
+from fedseed.tasks.data import Picture
+from fedseed.weights.layout import Layout, TensorEntry
+
+SIDE, CLASSES = 4, 3
+SIZE = CLASSES * (SIDE * SIDE + 1)  # d = 51
+
+
+class Linear(torch.nn.Module):
+    """A softmax layer on the pixels: what it has learnt from one picture is the picture."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(SIDE * SIDE, CLASSES)
+
+    def forward(self, pixel_values):
+        return SimpleNamespace(logits=self.layer(pixel_values.flatten(1)))
+
+
+class Plain:
+    """An image processor that only divides by 255."""
+
+    def __call__(self, images, return_tensors, input_data_format):
+        return {"pixel_values": torch.stack([torch.from_numpy(i / 255.0).permute(2, 0, 1) for i in images])}
+
+
+def pictures(count, seed=1):
+    drawn = np.random.default_rng(seed)
+    return [
+        Picture(drawn.integers(0, 256, (SIDE, SIDE, 1)).astype(np.uint8), int(drawn.integers(CLASSES)))
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def attack():
+    from fedseed.objectives.images import Images
+
+    return Attack(Linear(), Images(Plain()), CLASSES, pictures(100), steps=300)
+
+
+@pytest.fixture(scope="module")
+def linear():
+    """Without a search for the picture."""
+    from fedseed.objectives.images import Images
+
+    return Attack(Linear(), Images(Plain()), CLASSES, pictures(100), steps=1)
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return read_recipe("digits-feedsign", note=lambda line: None)
+
+
+def attempt(attack, recipe, name, count, batch=1, example=0):
+    return attack.attempt(settings_for(recipe, name, count, batch), pictures(100)[example : example + batch], example)
+
+
+@pytest.mark.parametrize("name", ["ferret", "fedkseed", "fedsgd", "fedavg"])
+def test_enough_numbers_are_the_picture(attack, recipe, name):
+    """K >= d: linear inversion finds gradient, label and the layer's input; matching the picture."""
+    found = attempt(attack, recipe, name, 4 * SIZE)
+    assert found.gradient_error < 1e-2 and found.input_error < 1e-2 and found.label_right
+    assert found.identified == 1 and found.error < 0.1 and found.labels_right == 1
+
+
+def test_few_numbers_are_at_chance(attack, recipe):
+    few = [attempt(attack, recipe, "ferret", 2, example=i) for i in range(6)]
+    assert sum(found.identified for found in few) <= 1
+    assert np.mean([found.error for found in few]) > 0.9
+    assert np.mean([found.gradient_error for found in few]) == pytest.approx((1 - 2 / SIZE) ** 0.5, abs=0.1)
+
+
+def test_linear_inversion_gets_what_the_directions_span(linear, recipe):
+    """A random K-dimensional space holds K / d of a vector's square."""
+    for count in (8, 16, 32):
+        errors = [attempt(linear, recipe, "ferret", count, example=i).gradient_error ** 2 for i in range(4)]
+        assert np.mean(errors) == pytest.approx(1 - count / SIZE, abs=0.2)
+
+
+def test_many_directions_are_inverted_by_their_inner_products(monkeypatch):
+    drawn = np.random.default_rng(1)
+    seen = Observation(drawn.normal(size=(20, 70)).astype(np.float32), drawn.normal(size=20))
+    direct = estimated_gradient(seen)
+    monkeypatch.setattr(inverting, "DIRECT", 0)
+    monkeypatch.setattr(inverting, "PIECE", 32)
+    assert estimated_gradient(seen) == pytest.approx(direct, abs=1e-5) and np.abs(direct).max() > 0.01
+
+
+def test_votes_give_the_gradients_direction(linear, recipe):
+    cosines = [attempt(linear, recipe, "feedsign", count).gradient_cosine for count in (4, 1024)]
+    assert cosines[0] < 0.6 and cosines[1] > 0.9
+
+
+def test_a_batch_hides_its_pictures(attack, recipe):
+    alone, several = (attempt(attack, recipe, "fedsgd", 0, batch) for batch in (1, 8))
+    assert alone.identified == 1 and several.error > 5 * alone.error and several.label_right is None
+
+
+def test_with_other_directions_nothing_is_found(attack, recipe, monkeypatch):
+    """The control: as many numbers as above, read along directions that are not the message's."""
+    from fedseed.experiments.audits import observing, reconstruct
+
+    def misread(payload, known):
+        return observing.observed(replace(payload, seed=payload.seed + 1), known)
+
+    monkeypatch.setattr(reconstruct, "observed", misread)
+    found = [attempt(attack, recipe, "ferret", 4 * SIZE, example=i) for i in range(3)]
+    assert min(a.gradient_error for a in found) > 0.5 and sum(a.identified for a in found) <= 1
+    assert max(abs(a.gradient_cosine) for a in found) < 0.5
+
+
+def test_the_last_layer_is_found():
+    entries = [TensorEntry("a.weight", (4, 2), "float32"), TensorEntry("a.bias", (4,), "float32"),
+               TensorEntry("norm.weight", (4,), "float32"), TensorEntry("b.weight", (3, 4), "float32"),
+               TensorEntry("b.bias", (3,), "float32")]  # fmt: skip
+    size = sum(entry.size for entry in entries)
+    assert last_layer(Layout(tuple(entries), (0, size))) == SoftmaxLayer(slice(16, 28), slice(28, 31), 3)
+    assert last_layer(Layout(tuple(entries[2:4]), (0, 16))) is None
