@@ -3,6 +3,7 @@
     python scripts/mutate.py                        every target of scripts/mutations.toml
     python scripts/mutate.py rounding stream        these
     python scripts/mutate.py rounding --list        only what would be changed
+    python scripts/mutate.py space --sample 30      30 of a target's mistakes, the same ones each time
 
 A mistake ("mutant") is a comparison that includes its bound or not, another operator, a constant that is one more, min
 for max, a condition turned round, a statement left out, and the like. Each is written into a copy of the source tree;
@@ -18,6 +19,7 @@ import gc
 import json
 import os
 import queue
+import random
 import shutil
 import signal
 import subprocess
@@ -317,11 +319,21 @@ def explained(target: dict[str, Any], mutant: Mutant) -> str | None:
     return None
 
 
-def check(name: str, target: dict[str, Any], servers: "queue.Queue[Server]", jobs: int) -> list[dict[str, Any]]:
-    """Try all mutants of a target; a line of the report for each."""
+def drawn(made: list[Mutant], sample: int | None) -> list[Mutant]:
+    """So many of a list, in its order, the same ones each time; all without a number."""
+    if sample is None or sample >= len(made):
+        return made
+    chosen = sorted(random.Random(0).sample(range(len(made)), sample))
+    return [made[at] for at in chosen]
+
+
+def check(
+    name: str, target: dict[str, Any], servers: "queue.Queue[Server]", jobs: int, sample: int | None = None
+) -> list[dict[str, Any]]:
+    """Try a target's mutants, all or a sample; a line of the report for each."""
     path = ROOT / target["file"]
     data = path.read_bytes()
-    made = mutants(path, target.get("functions", []))
+    made = drawn(mutants(path, target.get("functions", [])), sample)
     first = servers.get()
     first.run(target["file"], data, target["tests"], 1800)  # what is compiled once is compiled now
     outcome, seconds = first.run(target["file"], data, target["tests"], 1800)
@@ -379,6 +391,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check the tests by small mistakes in the code.")
     parser.add_argument("targets", nargs="*", help="targets of the table; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
+    parser.add_argument("--sample", type=int, help="mutants of a target, the same ones each time; default: all")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants", help="folder for the report")
     parser.add_argument("--list", action="store_true", help="say what would be changed, and stop")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
@@ -393,7 +406,7 @@ def main() -> int:
     chosen = {name: table[name] for name in options.targets or table}
     if options.list:
         for name, target in chosen.items():
-            for mutant in mutants(ROOT / target["file"], target.get("functions", [])):
+            for mutant in drawn(mutants(ROOT / target["file"], target.get("functions", [])), options.sample):
                 print(f"{name} {target['file']}:{mutant.line} {mutant.function}: {mutant.change}")
         return 0
     lines: list[dict[str, Any]] = []
@@ -404,7 +417,7 @@ def main() -> int:
             servers.put(server)
         try:
             for name, target in chosen.items():
-                lines += check(name, target, servers, options.jobs)
+                lines += check(name, target, servers, options.jobs, options.sample)
                 text = save(lines, options.out)  # after each target: a run of hours may be stopped
         finally:
             for server in all_servers:
