@@ -92,3 +92,4 @@ def test_what_is_not_finite_or_does_not_fit_is_refused(make):
     with pytest.raises(ValueError, match=r"method\.training\.autocast"):
         make(training={"autocast": "bfloat16"}).check(halves)
     method.check(halves)
+    assert method.entrywise  # what it costs is in proportion to the model

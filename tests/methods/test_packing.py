@@ -7,7 +7,18 @@ import pytest
 
 from fedseed.errors import MessageError
 from fedseed.methods import packing
-from fedseed.methods.packing import CHUNK, Entrywise, check_places, chunks_of, nothing, pack, packed_bytes, unpack
+from fedseed.methods.packing import (
+    CHUNK,
+    Entrywise,
+    Packed,
+    Small,
+    check_places,
+    chunks_of,
+    nothing,
+    pack,
+    packed_bytes,
+    unpack,
+)  # fmt: skip
 from fedseed.methods.payload import About, Reader
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -48,6 +59,15 @@ def test_every_bit_of_the_padding_is_looked_at():
         for wrong in (data[:-1], data + b"\0"):
             with pytest.raises(MessageError, match=f"{count} numbers of {width} bits take {len(data)}"):
                 unpack(wrong, width, count)
+
+
+def test_how_many_there_are_and_how_wide_has_a_name_or_is_a_number():
+    numbers = Small(np.array([3, 30, 7], dtype=np.uint16), 5)
+    named = About(SimpleNamespace(count=3, bits=5), SimpleNamespace(), "update")
+    for codec in (Packed("count", 5), Packed("count", "bits")):
+        data = codec.write(numbers)
+        back = codec.read(Reader(data), named, [])
+        assert len(data) == 2 and back.numbers.tolist() == [3, 30, 7] and back.width == 5
 
 
 ENTRIES = {

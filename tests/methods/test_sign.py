@@ -67,6 +67,7 @@ def test_chunks_worked_on_together_make_no_difference(every, monkeypatch):
     updates = [method.compressed(state, v, 1) for v in vectors]
     step = method.aggregate(state, answers(1, [(i, (0.25, 0.75)[i], u) for i, u in enumerate(updates)]))
     whole = moved(method.change(state, step))
+    assert len(method.change(state, step).patches) == (1 if every == 1 else 2)  # what lies together is one
     monkeypatch.setattr(sign, "_TOGETHER", 1)
     np.testing.assert_array_equal(moved(method.change(state, step)), whole)
     q = np.concatenate([patch.values for patch in method.sent(state, updates[0], 1)])

@@ -63,6 +63,13 @@ def test_what_is_sent_is_the_formula(bits):
     assert np.square(p - q).sum() < 0.9 * np.square(p).sum()
 
 
+def test_levels_and_a_scale_by_hand():
+    """8/4 = 2 gives levels 1, 1, 4 and 4, which 63/34 fits best, which gives the same levels; rows of their own."""
+    scale, levels = quantized(np.array([[1.0, 2, 7, 8], [10, 20, 70, 80]]), 4)
+    np.testing.assert_allclose(scale, [63 / 34, 630 / 34])
+    assert levels.tolist() == [[1, 1, 4, 4]] * 2
+
+
 def test_a_scale_is_the_best_for_its_levels():
     magnitudes = np.abs(np.random.default_rng(0).normal(size=(5, 60)))
     scale, levels = quantized(magnitudes, 2)
