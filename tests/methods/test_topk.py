@@ -68,6 +68,21 @@ def test_levels_and_a_scale_by_hand():
     scale, levels = quantized(np.array([[1.0, 2, 7, 8], [10, 20, 70, 80]]), 4)
     np.testing.assert_allclose(scale, [63 / 34, 630 / 34])
     assert levels.tolist() == [[1, 1, 4, 4]] * 2
+    scale, levels = quantized(np.array([[3.0, 6, 8, 10]]), 2)  # from 3/2 on it would be 1, 2, 2 and 2
+    assert (scale.tolist(), levels.tolist()) == ([4.5], [[1, 1, 2, 2]])
+
+
+@pytest.mark.parametrize("size", [5, CHUNK, CHUNK + 1000, 2 * CHUNK])
+def test_vectors_of_any_length(size):
+    """No chunk, one or two, with and without a shorter one at the end."""
+    layout = Layout((TensorEntry("a", (size,), "float32"),), (0, size))
+    method, state = started(TopK(share=0.01), layout)
+    p = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    update = method.decode_update(state, 1, method.compressed(state, p, 1).encode())
+    chunks = np.split(np.abs(p), range(CHUNK, size, CHUNK))
+    kept = np.abs(p)[update.entries(state.counts).indices]
+    largest = [np.sort(chunk)[-max(1, round(0.01 * len(chunk))) :] for chunk in chunks]
+    np.testing.assert_array_equal(np.sort(kept), np.sort(np.concatenate(largest)))
 
 
 def test_a_scale_is_the_best_for_its_levels():
