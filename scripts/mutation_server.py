@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
@@ -38,7 +39,7 @@ def serve() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if "prepare" not in order:
-            say(*forked(order, lambda order=order: run_tests(order)))
+            say(*forked(order, partial(run_tests, order)))
             continue
         child = os.fork()  # which takes the orders that follow, until one says that it is done
         if not child:
@@ -129,7 +130,7 @@ def prepared(order: Order) -> NoReturn:
         order = json.loads(line)
         if "finish" in order:
             os._exit(0)
-        answer = forked(order, lambda order=order: run_swapped(order, functions))
+        answer = forked(order, partial(run_swapped, order, functions))
 
 
 def swap(functions: list[FunctionType], text: str, name: str) -> bool:
