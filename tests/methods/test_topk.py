@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedseed import FedAvg, Orbit, ParameterSpace, TopK
 from fedseed.aggregation.median import Median
@@ -14,7 +12,7 @@ from fedseed.errors import MessageError
 from fedseed.experiments.sweeps import Sweeping, packaged_sweeps, read_sweep
 from fedseed.methods import topk
 from fedseed.methods.entries import Kept
-from fedseed.methods.packing import CHUNK, Small, pack, packed_bytes, unpack
+from fedseed.methods.packing import CHUNK, Small, packed_bytes
 from fedseed.methods.payload import About, to_floats
 from fedseed.methods.topk import quantized
 from fedseed.runs.recipe import read_recipe
@@ -35,15 +33,6 @@ def dense(entries, size=SIZE):
     found = np.zeros(size)
     found[entries.indices] = entries.values
     return found
-
-
-@given(st.integers(1, 16), st.integers(0, 70), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=60)
-def test_numbers_of_any_width_are_read_back(width, count, seed):
-    numbers = np.random.default_rng(seed).integers(0, 1 << width, count).astype(np.uint16)
-    data = pack(numbers, width)
-    assert len(data) == packed_bytes(count, width)
-    np.testing.assert_array_equal(unpack(data, width, count), numbers)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
