@@ -44,6 +44,8 @@ def test_what_can_not_be_changes_nothing():
     bad = [
         ([Patch(made.size - 1, one)], "entries 79 to 80: from 0 to 79"),
         ([Patch(0, one, np.array([3, 3]))], "ascending"),
+        ([Patch(0, np.ones(3, dtype=np.float32), np.array([3, 5, 5]))], "ascending"),
+        ([Patch(0, np.float32([1, np.inf]))], "NaN or infinite"),
         ([Patch(0, one, np.array([3]))], "one ascending offset for each"),
         ([Patch(4, one), Patch(5, one)], "entries 5 to 6: from 6"),
         ([Patch(0, one), Patch(3, one * np.nan)], "NaN or infinite"),
@@ -54,6 +56,15 @@ def test_what_can_not_be_changes_nothing():
     with pytest.raises(ValueError, match="scale"):
         made.apply(Entries([Patch(0, one)], np.inf))
     assert made.digest() == before
+
+
+def test_patches_and_their_entries_may_lie_side_by_side():
+    made = space()
+    expected = flat(made)
+    expected[:6] += 1.0
+    one = np.ones(2, dtype=np.float32)
+    made.apply(Entries([Patch(0, one), Patch(2, one), Patch(3, one, np.array([1, 2]))]))
+    assert torch.equal(flat(made), expected)
 
 
 def test_a_step_beyond_the_dtype_is_not_taken():
