@@ -46,7 +46,7 @@ def test_what_can_not_be_changes_nothing():
         ([Patch(0, one, np.array([3, 3]))], "ascending"),
         ([Patch(0, np.ones(3, dtype=np.float32), np.array([3, 5, 5]))], "ascending"),
         ([Patch(0, np.float32([1, np.inf]))], "NaN or infinite"),
-        ([Patch(70, one, np.array([3, 10]))], "entries 73 to 80: from 0 to 79"),
+        ([Patch(70, np.ones(3, dtype=np.float32), np.array([3, 5, 10]))], "entries 73 to 80: from 0 to 79"),
         ([Patch(10, one), Patch(2, one, np.array([1, 30]))], "entries 3 to 32: from 12"),
         ([Patch(10, one, np.array([1, 30])), Patch(40, one)], "entries 40 to 41: from 41"),
         ([Patch(0, one, np.array([3]))], "one ascending offset for each"),
