@@ -3,23 +3,22 @@
     python scripts/mutate.py                        every target of scripts/mutations.toml
     python scripts/mutate.py rounding stream        these
     python scripts/mutate.py rounding --list        only what would be changed
+    python scripts/mutate.py space --sample 30      30 of a target's mistakes, the same ones each time
 
 A mistake ("mutant") is a comparison that includes its bound or not, another operator, a constant that is one more, min
-for max, a condition turned round, a statement left out, and the like. Each is written into a copy of the source tree;
-the working tree is never changed. What no test notices is listed ("survived"), unless the table of targets says why it
-makes no difference. To save the seconds that torch takes to import, tests run in processes forked from one that has.
+for max, a condition turned round, a statement left out, and the like. Tests see it in a copy of the source tree,
+or in memory (scripts/mutation_server.py); the working tree is never changed. What no test notices is listed
+("survived"), unless the table of targets says why it makes no difference.
 """
 
 import argparse
 import ast
-import contextlib
 import copy
-import gc
 import json
 import os
 import queue
+import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,8 +33,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("mutations.toml")
-WARM = """numpy scipy.stats torch torch._dynamo transformers.modeling_utils numba hypothesis pytest pydantic.main
-          sklearn anyio.pytest_plugin"""
+SERVER = Path(__file__).with_name("mutation_server.py")
 
 BOUNDS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 OPPOSITES = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
@@ -47,6 +45,7 @@ OPERATORS = {
 }  # fmt: skip
 TWINS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any",
          "floor": "ceil", "ceil": "floor"}  # fmt: skip
+Target = dict[str, Any]  # of the table
 DROPPED = {"sqrt", "abs", "square", "sorted", "rint", "round"}  # f(x) -> x
 
 
@@ -207,82 +206,57 @@ def mutants(path: Path, names: list[str]) -> list[Mutant]:
 # -- running tests ---------------------------------------------------------------------------------------------------
 
 
-def serve() -> None:
-    """Import what takes long, then: a line of JSON in (folder, tests, seconds), a line out (outcome, seconds)."""
-    for module in WARM.split():
-        with contextlib.suppress(ImportError):
-            __import__(module)
-    gc.freeze()  # pytest collects garbage, which need not look at all that
-    for line in sys.stdin:
-        order = json.loads(line)
-        began = time.monotonic()
-        child = os.fork()
-        if not child:
-            os.setsid()  # what the tests start ends with them
-            run_tests(order["folder"], order["tests"], order["log"])
-        code = None
-        while code is None:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() - began > order["seconds"]:
-                os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                code = -1000
-            else:
-                time.sleep(0.02)
-        print(json.dumps([code, time.monotonic() - began]), flush=True)
-
-
-def run_tests(folder: str, tests: list[str], log: str) -> None:
-    """The forked process's life."""
-    import pytest
-    from hypothesis import Phase, settings
-
-    # the same examples each time, and what fails need not be made small
-    settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], derandomize=True, deadline=None)
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    sys.path.insert(0, folder)
-    os.environ["PYTHONPATH"] = folder  # for processes that a test starts
-    os.chdir(ROOT)
-    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not long"]
-    words += ["--assert=plain", "--hypothesis-profile=mutants", *tests]
-    code = int(pytest.main(words))
-    loaded = sys.modules.get("fedseed")
-    if loaded is not None and not str(loaded.__file__).startswith(folder):
-        code = 99  # the tests looked at another tree
-    sys.stdout.flush()
-    os._exit(code)
-
-
 class Server:
-    """A copy of the source tree, and a process that runs tests with it."""
+    """A copy of the source tree, and a process that runs tests with it (scripts/mutation_server.py)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "tests.log"
         shutil.copytree(ROOT / "src", folder / "src", copy_function=_copy)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--serve"]
-        self._process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment)
+        self._process = subprocess.Popen([sys.executable, str(SERVER)], stdin=-1, stdout=-1, text=True, env=environment)
         self._stamp = time.time()
+        self._ready: Target | None = None  # the target that it is prepared for
 
-    def run(self, file: str, data: bytes, tests: list[str], seconds: float) -> tuple[str, float]:
-        """Run tests with one file's content replaced: "passed", "killed", "timeout" or "broken", and the seconds."""
-        path = self.folder / file
+    def run(self, target: Target, data: bytes, seconds: float) -> tuple[str, float]:
+        """Run a target's tests with its file's content replaced: the outcome, and the seconds."""
+        self._finish()
+        path = self.folder / target["file"]
         before = path.read_bytes()
         try:
             self._write(path, data)
-            order = {"folder": str(self.folder / "src"), "tests": tests, "seconds": seconds, "log": str(self.log)}
-            assert self._process.stdin is not None and self._process.stdout is not None
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-            code, took = json.loads(self._process.stdout.readline())
+            return self._order({"tests": target["tests"], "seconds": seconds})
         finally:
             self._write(path, before)
+
+    def swapped(self, target: Target, mutant: "Mutant | None", data: bytes, seconds: float) -> tuple[str, float]:
+        """The same with a function's code replaced in memory, without a mutant as it is; "unfit": it can't be done."""
+        tests = target["tests"]
+        if self._ready is not target:
+            self._finish()
+            self._ready = target
+            order = {"prepare": True, "file": str(self.folder / target["file"]), "tests": tests, "seconds": seconds}
+            if self._order(order)[0] != "passed":
+                self._finish()
+                return "unfit", 0.0
+        text = None if mutant is None else data.decode()
+        name = None if mutant is None else mutant.function
+        return self._order({"tests": tests, "seconds": seconds, "text": text, "function": name})
+
+    def _finish(self) -> None:
+        """Be prepared for no target any more."""
+        if self._ready is not None:
+            self._order({"finish": True})
+            self._ready = None
+
+    def _order(self, order: dict[str, Any]) -> tuple[str, float]:
+        """Have an order carried out: "passed", "killed", "timeout", "unfit" or "broken", and the seconds."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        order |= {"folder": str(self.folder / "src"), "log": str(self.log)} if "finish" not in order else {}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        code, took = json.loads(self._process.stdout.readline())
         # 1: a test failed; 2 to 4: a module could not be imported, which somebody would notice too
-        names = {0: "passed", 1: "killed", 2: "killed", 3: "killed", 4: "killed", -1000: "timeout"}
+        names = {0: "passed", 1: "killed", 2: "killed", 3: "killed", 4: "killed", 98: "unfit", -1000: "timeout"}
         return names.get(code, "killed" if code < 0 else "broken"), took
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -309,7 +283,7 @@ def _copy(source: str, target: str) -> None:
 # -- all of it -------------------------------------------------------------------------------------------------------
 
 
-def explained(target: dict[str, Any], mutant: Mutant) -> str | None:
+def explained(target: Target, mutant: Mutant) -> str | None:
     """Why a mutant makes no difference, if the table says so."""
     for one in target.get("equivalent", ()):
         if one["change"] == mutant.change and one.get("line", mutant.source) == mutant.source:
@@ -317,37 +291,56 @@ def explained(target: dict[str, Any], mutant: Mutant) -> str | None:
     return None
 
 
-def check(name: str, target: dict[str, Any], servers: "queue.Queue[Server]", jobs: int) -> list[dict[str, Any]]:
-    """Try all mutants of a target; a line of the report for each."""
+def drawn(made: list[Mutant], sample: int | None) -> list[Mutant]:
+    """So many of a list, in its order, the same ones each time; all without a number."""
+    if sample is None or sample >= len(made):
+        return made
+    chosen = sorted(random.Random(0).sample(range(len(made)), sample))
+    return [made[at] for at in chosen]
+
+
+def check(
+    name: str, target: Target, servers: "queue.Queue[Server]", jobs: int, sample: int | None = None
+) -> list[dict[str, Any]]:
+    """Try a target's mutants, all or a sample; a line of the report for each."""
     path = ROOT / target["file"]
     data = path.read_bytes()
-    made = mutants(path, target.get("functions", []))
+    made = drawn(mutants(path, target.get("functions", [])), sample)
     first = servers.get()
-    first.run(target["file"], data, target["tests"], 1800)  # what is compiled once is compiled now
-    outcome, seconds = first.run(target["file"], data, target["tests"], 1800)
+    first.run(target, data, 1800)  # what is compiled once is compiled now
+    outcome, seconds = first.run(target, data, 1800)
     if outcome != "passed":
         raise SystemExit(f"{name}: the tests do not pass as it is ({outcome}):\n{first.log.read_text()[-3000:]}")
+    swaps = first.swapped(target, None, data, 1800)[0] == "passed"
     servers.put(first)
     print(f"{name}: {len(made)} mutants, {seconds:.1f} s each", flush=True)
+    limit = max(20.0, 20 * seconds)
 
-    def one(mutant: Mutant) -> dict[str, Any]:
+    def one(mutant: Mutant, swap: bool) -> tuple[str, float]:
         server = servers.get()
         try:
             changed = data[: mutant.start] + mutant.text.encode() + data[mutant.stop :]
-            outcome, took = server.run(target["file"], changed, target["tests"], max(20.0, 20 * seconds))
+            return server.swapped(target, mutant, changed, limit) if swap else server.run(target, changed, limit)
         finally:
             servers.put(server)
-        outcome = "survived" if outcome == "passed" else outcome
-        why = explained(target, mutant) if outcome == "survived" else None
-        line = {"target": name, "file": target["file"], **asdict(mutant), "outcome": outcome, "seconds": took}
-        if why is not None:
-            line |= {"outcome": "equivalent", "why": why}
-        if line["outcome"] in ("survived", "broken"):
-            print(f"  {outcome}: {target['file']}:{mutant.line} {mutant.function}: {mutant.change}", flush=True)
-        return line
 
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(one, made))
+        found = dict(zip(made, pool.map(one, made, [True] * len(made)), strict=True)) if swaps else {}
+        rest = [mutant for mutant in made if found.get(mutant, ("unfit", 0.0))[0] in ("passed", "unfit", "broken")]
+        found |= zip(rest, pool.map(one, rest, [False] * len(rest)), strict=True)
+    return [line_of(name, target, mutant, *found[mutant]) for mutant in made]
+
+
+def line_of(name: str, target: Target, mutant: Mutant, outcome: str, took: float) -> dict[str, Any]:
+    """A mutant's line of the report; said at once if somebody should look at it."""
+    outcome = "survived" if outcome == "passed" else outcome
+    why = explained(target, mutant) if outcome == "survived" else None
+    line = {"target": name, "file": target["file"], **asdict(mutant), "outcome": outcome, "seconds": took}
+    if why is not None:
+        line |= {"outcome": "equivalent", "why": why}
+    if line["outcome"] in ("survived", "broken"):
+        print(f"  {outcome}: {target['file']}:{mutant.line} {mutant.function}: {mutant.change}", flush=True)
+    return line
 
 
 def report(lines: list[dict[str, Any]]) -> str:
@@ -379,13 +372,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check the tests by small mistakes in the code.")
     parser.add_argument("targets", nargs="*", help="targets of the table; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
+    parser.add_argument("--sample", type=int, help="mutants of a target, the same ones each time; default: all")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants", help="folder for the report")
     parser.add_argument("--list", action="store_true", help="say what would be changed, and stop")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve()
-        return 0
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     unknown = set(options.targets) - set(table)
     if unknown:
@@ -393,7 +383,7 @@ def main() -> int:
     chosen = {name: table[name] for name in options.targets or table}
     if options.list:
         for name, target in chosen.items():
-            for mutant in mutants(ROOT / target["file"], target.get("functions", [])):
+            for mutant in drawn(mutants(ROOT / target["file"], target.get("functions", [])), options.sample):
                 print(f"{name} {target['file']}:{mutant.line} {mutant.function}: {mutant.change}")
         return 0
     lines: list[dict[str, Any]] = []
@@ -404,7 +394,7 @@ def main() -> int:
             servers.put(server)
         try:
             for name, target in chosen.items():
-                lines += check(name, target, servers, options.jobs)
+                lines += check(name, target, servers, options.jobs, options.sample)
                 text = save(lines, options.out)  # after each target: a run of hours may be stopped
         finally:
             for server in all_servers:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedseed.durable import Appender, replacing, sync_folder, write_whole
+from fedseed.durable import Appender, append_to, replacing, sync_folder, write_whole
 from fedseed.errors import StorageError
 
 
@@ -173,3 +173,25 @@ def test_what_a_killed_process_has_left_is_removed_and_another_ones_is_not(tmp_p
         assert busy.exists() and not left.exists()
         busy.write_bytes(b"first")
     assert path.read_bytes() == b"first" and sorted(tmp_path.iterdir()) == [path, other]
+
+
+def test_a_new_file_has_the_usual_mode_and_a_link_is_not_appended_to(tmp_path):
+    umask = os.umask(0o022)
+    try:
+        write_whole(tmp_path / "whole", b"x")
+        with open(tmp_path / "grows", "ab", opener=append_to) as file:
+            file.write(b"y")
+        (tmp_path / "link").symlink_to(tmp_path / "whole")
+        with pytest.raises(OSError, match="symbolic link"), open(tmp_path / "link", "ab", opener=append_to):
+            pass
+    finally:
+        os.umask(umask)
+    for name in ("whole", "grows"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_that_can_not_be_begun_closes_no_other(tmp_path):
+    with pytest.raises(StorageError):
+        write_whole(tmp_path / "nowhere" / "file", b"x")
+    for handle in range(3):
+        os.fstat(handle)

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MUTATE = runpy.run_path(str(ROOT / "scripts" / "mutate.py"))
+SERVER = runpy.run_path(str(ROOT / "scripts" / "mutation_server.py"))
 TABLE = tomllib.loads(MUTATE["TABLE"].read_text(encoding="utf-8"))
 
 
@@ -36,5 +37,45 @@ def test_what_is_changed_in_a_function(tmp_path):
     for changed in found.values():
         compile(changed, "code", "exec")
         assert changed != text
+    made = MUTATE["mutants"](path, ["f"])
+    assert MUTATE["drawn"](made, None) == MUTATE["drawn"](made, 99) == made
+    some = MUTATE["drawn"](made, 3)
+    assert len(some) == 3 and some == [mutant for mutant in made if mutant in some] == MUTATE["drawn"](made, 3)
     with pytest.raises(SystemExit, match="there is no function g; there are: f"):
         MUTATE["mutants"](path, ["g"])
+
+
+HELD = """
+from functools import cached_property
+
+def f(x, more=1):
+    return [x + y for y in (1, 2)]
+
+class A:
+    @property
+    def p(self):
+        return 2 + 3
+
+    @cached_property
+    def c(self):
+        return super().__init__() is None and 4 < 5
+"""
+
+
+def test_a_functions_code_is_swapped_whoever_holds_the_function():
+    module = {"__name__": "held"}
+    exec(compile(HELD, "held.py", "exec"), module)
+    f, a = module["f"], module["A"]
+    functions = [f, a.__dict__["p"].fget, a.__dict__["c"].func]
+
+    def swap(old, new, name):
+        assert old in HELD
+        return SERVER["swap"](functions, HELD.replace(old, new), name)
+
+    assert not swap("more=1", "more=2", "f")  # no code of the function's
+    assert swap("x + y", "x - y", "f") and f(5) == [4, 3]
+    assert swap("2 + 3", "2 * 3", "A.p") and a().p == 6
+    assert swap("4 < 5", "4 > 5", "A.c") and a().c is False
+    assert swap("x + y", "x + y", "f") and f(5) == [6, 7]
+    assert not swap("x + y", "x+y", "f") and f(5) == [6, 7]
+    assert not SERVER["swap"](functions, HELD.replace("x + y", "x / y") + "# njit", "f")  # is compiled by others

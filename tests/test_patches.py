@@ -43,6 +43,8 @@ def test_the_guide_shows_the_patch(name):
         assert blocks[path].splitlines() == expected, f"{path}: CONTRIBUTING.md and {name}.patch differ"
     most, tests = COST[name]
     assert len(list(files(name))) <= most and f"pytest {tests}\n" in GUIDE
+    page = re.search(rf"^## Add an? [^\n]*{name}.*?(?=^## )", GUIDE, re.DOTALL | re.MULTILINE).group()
+    assert ("scripts/make_reference.py\n" in page) == (name != "transport")  # what has settings is in docs/recipe.md
 
 
 @pytest.mark.parametrize(

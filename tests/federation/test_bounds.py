@@ -218,10 +218,10 @@ def answered(made, number, *payloads):
     return Message.decode(made.close()).payload
 
 
-@pytest.mark.parametrize("server", ["average", "momentum", "adam"])
-def test_half_precision_ends_at_65504(server):
-    rate = 6e4 if server == "adam" else 60.0
-    made = coordinator(FedAvg(server=server, global_rate=rate), "float16", [1.0, 60000.0])
+@pytest.mark.parametrize("kind", ["average", "momentum", "adam"])
+def test_half_precision_ends_at_65504(kind):
+    rate = 6e4 if kind == "adam" else 60.0
+    made = coordinator(FedAvg(server=kind, global_rate=rate), "float16", [1.0, 60000.0])
     before = made.state_dict()
     payload = Weights(np.array([1.0, 62000.0], dtype="<f2").tobytes()).encode()
     assert answered(made, 1, payload, payload) == b""

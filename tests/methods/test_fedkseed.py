@@ -1,6 +1,8 @@
 """FedKSeed and FedKSeed-Pro: a pool of seeds, an accumulator, probabilities, the loss guard."""
 
 import copy
+import itertools
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -11,6 +13,7 @@ from fedseed import Basis, FedKSeed, ParameterSpace
 from fedseed.errors import NonFiniteError
 from fedseed.federation.messages import Message
 from fedseed.methods.fedkseed import Accumulated, Pairs, probabilities
+from fedseed.randomness import Domain, derive
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
 from support.rounds import answers, apply, plan
@@ -85,6 +88,66 @@ def test_fedkseed_accumulates_with_the_clients_weights():
     np.testing.assert_array_equal(step.uses, [0, 3, 0, 1])
     again = method.decode_step(state, step.encode())
     np.testing.assert_array_equal(again.uses, step.uses)
+
+
+def test_fedkseed_forgets_and_follows_its_schedule():
+    """A_j <- (1 - decay) A_j + c_i f rho_j, with the round's factor f; without answers nothing is forgotten."""
+    method = FedKSeed(candidates=3, decay=0.25, schedule={"kind": "linear", "rounds": 4})
+    state = method.advance(method.start(LAYOUT, 1), Accumulated(np.array([4, 8, 0], dtype=np.float32)))
+    sent = Pairs(np.array([2], dtype=np.uint32), np.array([10], dtype=np.float32))
+    assert method.aggregate(state, answers(3, [(0, 1.0, sent)])).accumulator.tolist() == [3, 6, 5]
+    assert method.aggregate(state, answers(3, [])).accumulator.tolist() == [4, 8, 0]
+    assert method.from_base and method.figures(state) == {}
+    change = method.change(state, state.step)
+    assert change.scale == -method.learning_rate and change.terms[0].basis.seed == state.pool
+    assert state.pool == derive(1, Domain.ROUND_SEED) % (1 << 32)
+
+
+def test_fedkseed_steps_from_the_base_are_its_steps_with_the_plans_accumulator_in_them():
+    """Local weights after some rounds: w0 - eta sum_j A_j z_j, whether summed up or changed step by step.
+
+    In 16 bits only what is summed up has its bits: each step is rounded otherwise.
+    """
+    found = []
+    for small_steps, dtype in itertools.product(("nearest", "from-base"), (torch.float32, torch.bfloat16)):
+        method = FedKSeed(**QUICK, candidates=8, steps=6, small_steps=small_steps, population=2)
+        space = ParameterSpace(model(dtype))
+        space.keep_base()
+        state = method.start(space.layout, 3)
+        before = Accumulated(np.linspace(-2, 2, 8, dtype=np.float32))
+        state = method.advance(state, before)
+        apply(method, state, before, space)
+        client = LocalClient(space, OBJECTIVE, data(5, dtype)[0][0], 3, 1, 0)
+        sent = method.train(state, plan(method, state, 1), client)
+        own = before.accumulator.copy()
+        np.add.at(own, sent.indices, sent.scalars / 2)
+        rebuilt = ParameterSpace(model(dtype))
+        rebuilt.keep_base()
+        apply(method, state, Accumulated(own), rebuilt)
+        if dtype == torch.bfloat16:
+            assert (space.digest() == rebuilt.digest()) == (small_steps == "from-base")
+            continue
+        for a, b in zip(space.parameters, rebuilt.parameters, strict=True):
+            torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-5, atol=1e-6)
+        found.append(sent)
+    np.testing.assert_array_equal(found[0].indices, found[1].indices)
+    np.testing.assert_allclose(found[0].scalars, found[1].scalars, atol=1e-2)
+    assert len(set(found[0].indices)) < 12  # some more than once
+
+
+def test_importance_that_does_not_add_up_to_one_draws_the_same():
+    """Rounded numbers never do."""
+    method = FedKSeed(candidates=4, importance=True, steps=500)
+    state = method.start(LAYOUT, 1)
+    asked = plan(method, state, 1)
+    shares = np.array([0.1, 0.4, 0.2, 0.3], dtype=np.float32)
+    for factor in (1, 2, 0.5):
+        drawn = method.draw(replace(asked, probabilities=shares * np.float32(factor)), 5)
+        np.testing.assert_array_equal(drawn, method.draw(replace(asked, probabilities=shares), 5))
+    assert set(drawn) == {0, 1, 2, 3} and method.figures(state)["probabilities"].tolist() == [0.25] * 4
+    even = FedKSeed(candidates=4, steps=500)
+    plain = even.draw(plan(even, even.start(LAYOUT, 1), 1), 5)
+    assert (np.bincount(plain, minlength=4) > 80).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

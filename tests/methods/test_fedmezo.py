@@ -1,3 +1,6 @@
+from contextlib import nullcontext
+from math import nan
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +10,15 @@ from fedseed.errors import MessageError
 from fedseed.methods.payload import Nothing
 from fedseed.methods.personal import Signals, phi
 from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned
+from fedseed.randomness import Domain, derive
+from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers, apply, plan
 from support.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 FAST = {"learning_rate": 3e-2, "steps": 6, "batch": 8, "basis": "rademacher"}
+LAYOUT = Layout((TensorEntry("w", (2,), "float32"),), (0, 2))
 SIGNALS = ["constant", "random", "loss", "loss-5", "update"]
 
 
@@ -57,6 +63,114 @@ def test_one_client_one_step_is_the_same_bits_either_way(make_problem):
         return make_problem().federation(method, per_round=1).run().summary["weights_digest"]
 
     assert digest(travel="tensors") == digest(travel="pairs")
+
+
+class MadeUp:
+    """A client with losses on both sides of four directions; what it does to its weights is noted."""
+
+    number, round = 4, 2
+    losses = ((3.0, 1.0), (nan, 1.0), (2.0, 2.5), (1.0, 1.0))
+
+    def __init__(self):
+        self.applied, self.skipped = [], 0
+
+    def batches(self, size):
+        while True:
+            yield [0] * size
+
+    def autocast(self, dtype):
+        return nullcontext()
+
+    def perturbed_loss(self, basis, k, scale, items):
+        return self.losses[k][scale < 0]
+
+    def population_losses(self, basis, along, scale, items):
+        return [self.perturbed_loss(basis, k, scale, items) for k in along]
+
+    def apply(self, change):
+        ((basis, coefficients, first),) = [(t.basis, t.coefficients, t.first) for t in change.terms]
+        self.applied.append((basis.seed, first, list(coefficients), change.scale, change.rounding))
+
+    def skip(self, reason):
+        self.skipped += 1
+
+    def weights(self):
+        return b"weights"
+
+
+@pytest.mark.parametrize("population", [1, 2])
+@pytest.mark.parametrize("personal", ["loss", "update", "constant"])
+@pytest.mark.parametrize("travel", ["pairs", "tensors"])
+def test_local_steps_by_hand(travel, personal, population):
+    """eta_i f rho / n of each direction, with the round's factor f of 0.75; the second has no usable loss."""
+    small = "stochastic" if travel == "tensors" else "nearest"
+    method = FedMeZO(
+        steps=4 // population, batch=2, population=population, scale=0.5, learning_rate=0.2, personal=personal,
+        travel=travel, small_steps=small, schedule={"kind": "linear", "rounds": 4},
+    )  # fmt: skip
+    state, client = method.start(LAYOUT, 7), MadeUp()
+    rate = 0.75 * (0.2 if personal == "constant" else 0.3)
+    update = method.train(state, Nothing() if personal == "constant" else Rate(0.3), client)
+    mine = [np.float32(rate * rho / population) for rho in (2.0, 0.0, -0.5, 0.0)]
+    seed = derive(7, Domain.CLIENT_SEED, 2, 4)
+    expected = [(seed, at, mine[at : at + population], -1.0) for at in (0, 2)]
+    assert [one[:4] for one in client.applied] == expected and client.skipped == 1
+    steps = [(seed, at // population) for at in (0, 2)]
+    assert [one[4] for one in client.applied] == (steps if small == "stochastic" else [None, None])
+    assert update.loss == (1.75 if personal == "loss" else None)  # of 2, 2.25 and 1
+    if travel == "pairs":
+        assert update.scalars.tolist() == mine
+    else:
+        assert update.data == b"weights"
+
+
+def test_what_each_way_to_travel_declares():
+    pairs, tensors = (FedMeZO(travel=travel, personal="loss") for travel in ("pairs", "tensors"))
+    assert (pairs.catch_up, tensors.catch_up) == ("steps", "newest")
+    assert (pairs.update_type, tensors.update_type) == (Trace, Tuned)
+    assert pairs.step_type is Branches is not tensors.step_type
+    assert tensors.incomparable is None and "directions of its own" in pairs.incomparable
+    for personal, plans, losses in (("constant", False, False), ("update", True, False), ("loss-5", True, True)):
+        method = FedMeZO(personal=personal)
+        assert (method.personal_plans, method.losses_travel) == (plans, losses)
+        assert method.plan_type is (Rate if plans else Nothing)
+    with pytest.raises(ValueError, match="need travel"):
+        FedMeZO(server="momentum")
+    FedMeZO(server="momentum", global_rate=0.5, travel="tensors", small_steps="stochastic")
+
+
+@pytest.mark.parametrize("personal", SIGNALS)
+@pytest.mark.parametrize("travel", ["pairs", "tensors"])
+def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):
+    method = FedMeZO(personal=personal, travel=travel, steps=1)
+    state = method.start(LAYOUT, 1)
+    loss = 1.5 if method.losses_travel else None
+    if travel == "pairs":
+        made = [(3, 0.5, Trace(loss, np.float32([0.25]))), (5, 0.5, Trace(loss, np.float32([-0.5])))]
+    else:
+        made = [
+            (3, 0.5, Tuned(loss, np.float32([1, 2]).tobytes())),
+            (5, 0.5, Tuned(loss, np.float32([5, 5]).tobytes())),
+        ]
+    round_ = answers(1, made)
+    after = method.advance(method.remember(state, round_), method.aggregate(state, round_))
+    assert after.done == 1
+    assert after.signals.losses == ({3: (1.5,), 5: (1.5,)} if method.losses_travel else {})
+    if personal == "update":
+        # half of what lies between two; orthogonal directions of length sqrt(2)
+        far = 2.5 if travel == "tensors" else (2 * (0.125**2 + 0.25**2)) ** 0.5
+        assert after.signals.distances == {3: pytest.approx(far), 5: pytest.approx(far)}
+    else:
+        assert after.signals.distances == {}
+    nobody = method.remember(after, answers(2, []))
+    assert nobody.signals == after.signals
+    assert method.remember(state, round_).signals == (state if travel == "pairs" else after).signals
+
+
+def test_a_random_rate_is_the_streams():
+    method = FedMeZO(learning_rate=0.2, alpha=0.5, personal="random")
+    at = 2 * (derive(7, Domain.RATE, 3, 4) / 2**64) - 1
+    assert plan(method, method.start(None, 7), 3, 4, [4]).rate == pytest.approx(0.2 * (1 + 0.5 * at), rel=1e-6)
 
 
 def test_the_formula_of_the_rates():

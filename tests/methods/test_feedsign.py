@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from fedseed import Basis, FeedSign, MeZO, Orbit, ParameterSpace
+from fedseed.errors import NonFiniteError
 from fedseed.federation.messages import Message
 from fedseed.methods.feedsign import Votes
 from fedseed.privacy.sign import private_sign
+from fedseed.randomness import Domain
+from fedseed.randomness.stream import words
 from fedseed.training.client import LocalClient
 from support.rounds import answers
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
@@ -76,6 +79,39 @@ def test_majority_ties_and_zero_projections():
     for t in range(1, 9):
         client = Flat(ParameterSpace(model()), OBJECTIVE, train[0], 7, t, 0)
         assert method.train(state, None, client).signs[0] == method.coins(state, t)[0]
+
+
+def test_coins_are_the_streams():
+    """Old runs' ties are settled by them: the lowest bits of the step's words."""
+    for votes, number in ((1, 1), (1, 2), (3, 9), (21, 5)):
+        method = FeedSign(votes_per_round=votes)
+        drawn = words(7, Domain.COIN, 0, number << 14, 6).reshape(-1)[:votes]
+        coins = method.coins(method.start(LAYOUT, 7), number)
+        assert coins.tolist() == [1 if int(word) % 2 else -1 for word in drawn] and coins.dtype == np.int8
+    assert len(set(coins.tolist())) == 2
+
+
+def test_a_step_without_votes_is_empty_and_a_private_client_without_examples_votes_its_coins():
+    method = FeedSign(votes_per_round=3, epsilon=1.0, **QUICK)
+    for made in (method, FeedSign(votes_per_round=3)):
+        assert made.aggregate(made.start(LAYOUT, 1), answers(1, [])).encode() == b""
+    state = method.start(LAYOUT, 7)
+    client = LocalClient(ParameterSpace(model()), OBJECTIVE, [], 7, 4, 0)
+    assert method.train(state, None, client).signs.tolist() == method.coins(state, 4).tolist()
+    with pytest.raises(NonFiniteError):
+        FeedSign(**QUICK).train(state, None, client)
+
+
+def test_as_many_votes_as_there_is_room_for_and_none_that_have_a_size():
+    assert FeedSign(votes_per_round=1 << 15, population=2, batch=16).per_step == 1 << 16
+    for settings, text in (
+        ({"votes_per_round": 1 << 15, "population": 4}, "131,072 votes a step, at most 65,536"),
+        ({"divide_by": "deviation", "votes_per_round": 2}, 'divide_by = "deviation": votes have no size'),
+        ({"optimizer": "hiso"}, 'optimizer = "hiso" learns from the size'),
+        ({"normalize": "ranks"}, 'normalize = "ranks": votes have no scale'),
+    ):
+        with pytest.raises(ValueError, match=text):
+            FeedSign(**settings)
 
 
 def test_abstaining_clients_and_a_step_that_nobody_voted_on(tmp_path):

@@ -1,4 +1,5 @@
 import itertools
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.allocation import proportional
 from fedseed.methods.ferret import Coefficients, FerretStep
+from fedseed.methods.payload import About
 from fedseed.objectives.losses import Supervised
+from fedseed.randomness import Domain, derive
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
@@ -258,6 +261,76 @@ def test_an_update_that_overflows_is_not_sent(allocation):
         method.train(state, plan(method, state, 1), client)
     client.put_back()
     assert all(torch.equal(a, b) for a, b in zip(before, where.parameters, strict=True))
+
+
+class MadeUp:
+    """A client whose training is made up: norms of its change's blocks, and their products with directions."""
+
+    number, round = 2, 3
+
+    def __init__(self, norms, products):
+        self.norms, self.products, self.rates, self.bases = norms, products, [], []
+
+    def phase(self, name):
+        return nullcontext()
+
+    def first_order(self, training):
+        self.rates.append(training.learning_rate)
+
+    def change_norms(self):
+        return np.array(self.norms)
+
+    def project_change(self, basis, counts):
+        self.bases.append(basis)
+        return [np.array(product, dtype=np.float32) for product in self.products]
+
+
+@pytest.mark.parametrize(
+    ("norms", "products", "text"),
+    [
+        ([1, np.inf, 1, 1], [[1], [1], [1], [1]], "the local update is not finite: a weight overflowed"),
+        ([1, 1, 1, 1], [[1], [1, np.nan], [1], [1]], "a coefficient is not finite: the local update overflowed"),
+    ],
+)
+def test_one_number_that_is_not_finite_is_enough(norms, products, text):
+    method = Ferret(directions=4)
+    with pytest.raises(NonFiniteError, match=text):
+        method.train(method.start(LAYOUT, 1), plan(method, method.start(LAYOUT, 1), 1), MadeUp(norms, products))
+
+
+def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_rounds():
+    training = {"learning_rate": 0.5, "schedule": {"kind": "linear", "rounds": 4}}
+    for seeds, expected in (
+        ("per-client", derive(1, Domain.CLIENT_SEED, 3, 2)),
+        ("shared", derive(1, Domain.ROUND_SEED, 3)),
+        ("fixed", derive(1, Domain.ROUND_SEED, 0)),
+    ):
+        method = Ferret(directions=4, seeds=seeds, training=training)
+        state, client = method.start(LAYOUT, 1), MadeUp([1.0] * 4, [[1.0] * 4] * 4)
+        update = method.train(state, plan(method, state, 3), client)
+        assert update.seed == client.bases[0].seed == expected
+        assert client.rates == [0.25]
+        assert (plan(method, state, 3).seed is None) == (seeds == "per-client") == (method.incomparable is not None)
+        assert method.change(state, FerretStep((update,))).rounding is None  # to nearest
+
+
+def test_limits_of_the_settings():
+    assert Ferret(directions=1).most == 2 and Ferret(directions=5).most == 5
+    for allocation in ("uniform", "norm"):  # a direction for each of four blocks, or two at least
+        Ferret(directions=4, allocation=allocation).start(LAYOUT, 1)
+    Ferret(directions=3, allocation="norm").start(LAYOUT, 1)
+    halves = Layout((TensorEntry("w", (1100,), "bfloat16"),), BOUNDARIES)
+    with pytest.raises(ValueError, match=r"method\.training\.autocast"):
+        Ferret(training={"autocast": "bfloat16"}).check(halves)
+
+
+def test_sizes_are_of_the_changes_and_a_step_alone_may_have_no_parts():
+    about = About(Ferret(basis="rademacher", directions=4), Ferret().start(LAYOUT, 1), "step")
+    one = Coefficients(1, tuple(np.full(1, g, dtype=np.float32) for g in (2, 0, 1, 0)))
+    moved = ((4 * 300 + 700) / 1100) ** 0.5
+    assert one.size(about) == pytest.approx(moved)
+    assert FerretStep((one, one)).size(about) == pytest.approx(moved * 2**0.5)
+    assert FerretStep(()).size(about) == 0.0
 
 
 # -- streaming -----------------------------------------------------------------------------------------------------

@@ -73,30 +73,30 @@ def walked(method, rounds=5):
     return where.parameters[0].detach().numpy(), state
 
 
-@pytest.mark.parametrize("server", ["average", "momentum", "nesterov", "adam"])
-def test_global_optimisers(server):
-    method = Ferret(server=server, global_rate=0.3, server_beta1=0.8, server_beta2=0.7, server_eps=0.05, directions=10)
+@pytest.mark.parametrize("kind", ["average", "momentum", "nesterov", "adam"])
+def test_global_optimisers(kind):
+    method = Ferret(server=kind, global_rate=0.3, server_beta1=0.8, server_beta2=0.7, server_eps=0.05, directions=10)
     w, m, v = np.linspace(-1, 1, 100), np.zeros(100), np.zeros(100)
     for step in steps(5):
         change = change_of(method, step)
-        if server == "adam":  # FedAdam's: not corrected for its start
+        if kind == "adam":  # FedAdam's: not corrected for its start
             m, v = 0.8 * m + 0.2 * change, 0.7 * v + 0.3 * change**2
             w -= 0.3 * m / (np.sqrt(v) + 0.05)
         else:
             m = 0.8 * m + change
-            w -= 0.3 * {"average": change, "momentum": m, "nesterov": change + 0.8 * m}[server]
+            w -= 0.3 * {"average": change, "momentum": m, "nesterov": change + 0.8 * m}[kind]
     found, state = walked(method)
     np.testing.assert_allclose(found, w, atol=1e-5)
     assert state.done == 5 and state.squares.steps == 0
 
 
-@pytest.mark.parametrize("server", ["average", "momentum"])
+@pytest.mark.parametrize("kind", ["average", "momentum"])
 @pytest.mark.parametrize("basis", ["rademacher", "truncated_normal"])
 @pytest.mark.parametrize("block_rate", ["adagrad", "rms"])
-def test_rates_of_blocks(block_rate, basis, server):
+def test_rates_of_blocks(block_rate, basis, kind):
     """|D_l|^2 / d_l from rho_l K_l |gamma_l|^2, summed over the parts; D_l over its root and tau."""
     method = Ferret(
-        server=server,
+        server=kind,
         block_rate=block_rate,
         basis=basis,
         global_rate=0.3,
@@ -113,7 +113,7 @@ def test_rates_of_blocks(block_rate, basis, server):
         root = np.sqrt(s if block_rate == "adagrad" else s / (1 - 0.7**t))
         change = change_of(method, step) / np.repeat(root + 0.05, SIZES)
         m = 0.9 * m + change
-        w -= 0.3 * (change if server == "average" else m)
+        w -= 0.3 * (change if kind == "average" else m)
     found, state = walked(method)
     np.testing.assert_allclose(found, w, atol=1e-5)
     assert state.squares.steps == 5 and len(state.squares.values) == 3

@@ -5,10 +5,15 @@ import pytest
 
 from fedseed import Orbit, ParameterSpace, Sign
 from fedseed.aggregation.median import Median
+from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
+from fedseed.methods import sign
 from fedseed.methods.base import misfit
 from fedseed.methods.packing import CHUNK
-from fedseed.methods.signs import Signed, SignStep, Weighted
+from fedseed.methods.payload import About
+from fedseed.methods.signs import Signed, SignStep, Weighted, chosen, entries_in, turn_of
+from fedseed.methods.sizes import SMALLEST_MOVE
+from fedseed.weights.change import NOTHING
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
 from support.zeroth_order import federation, model
@@ -46,6 +51,78 @@ def test_a_step_is_the_mean_of_scaled_signs(every):
     assert sent == 4 * every + 2 * 3 + -(-SIZE // 8)
 
 
+def test_which_chunks_are_sent_and_how_many_entries_they_have():
+    assert [turn_of(number, 3) for number in range(1, 6)] == [0, 1, 2, 0, 1]
+    assert [list(chosen(turn, 2, SIZE)) for turn in (0, 1)] == [[0, 2], [1]]
+    assert [entries_in(chosen(turn, 2, SIZE), SIZE) for turn in (0, 1)] == [CHUNK + 1001, CHUNK]
+    assert entries_in(range(3), 3 * CHUNK) == 3 * CHUNK  # the last one is not short
+    assert entries_in(range(1), 5) == 5 and entries_in(range(3, 3), SIZE) == 0
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_chunks_worked_on_together_make_no_difference(every, monkeypatch):
+    method = Sign(every=every)
+    state = method.start(LARGE, 1)
+    vectors = np.random.default_rng(0).normal(size=(2, SIZE)).astype(np.float32)
+    updates = [method.compressed(state, v, 1) for v in vectors]
+    step = method.aggregate(state, answers(1, [(i, (0.25, 0.75)[i], u) for i, u in enumerate(updates)]))
+    whole = moved(method.change(state, step))
+    assert len(method.change(state, step).patches) == (1 if every == 1 else 2)  # what lies together is one
+    monkeypatch.setattr(sign, "_TOGETHER", 1)
+    np.testing.assert_array_equal(moved(method.change(state, step)), whole)
+    q = np.concatenate([patch.values for patch in method.sent(state, updates[0], 1)])
+    signs = np.concatenate([np.where(vectors[0][c * CHUNK : (c + 1) * CHUNK] < 0, -1, 1) for c in range(0, 3, every)])
+    np.testing.assert_array_equal(np.sign(q), signs)
+    assert np.abs(q).max() == updates[0].signs.scales.max()
+
+
+def test_zero_counts_as_positive_and_a_turn_may_be_of_no_chunk():
+    method = Sign(every=4)
+    state = method.start(LARGE, 1)
+    bits = method.compressed(state, np.float32([-1, 0, 0.5] * (SIZE // 3)), 1).signs.bits
+    assert np.unpackbits(bits, bitorder="little")[:6].tolist() == [0, 1, 1, 0, 1, 1]
+    nothing = method.compressed(state, np.ones(SIZE, np.float32), 4)
+    data = nothing.encode()
+    assert len(data) == 4 and method.decode_update(state, 4, data).signs.entries == 0
+    step = method.decode_step(state, method.aggregate(state, answers(4, [(0, 1.0, nothing)])).encode())
+    assert not method.change(state, step).patches
+    nobody = method.decode_step(state, method.aggregate(state, answers(4, [])).encode())
+    assert method.change(state, nobody) is NOTHING
+    still = method.compressed(state, np.zeros(SIZE, np.float32), 1)  # a scale of 0 is possible
+    assert method.decode_update(state, 1, still.encode()).signs.scales.tolist() == [0.0]
+
+
+def test_how_large_it_is():
+    """As if all chunks were whole; a step, as if all signs agreed."""
+    method = Sign()
+    about = About(method, method.start(LARGE, 1), "step")
+    update = method.compressed(about.state, np.repeat(np.float32([1, 2, 4]), CHUNK)[:SIZE], 1)
+    assert update.size(about) == pytest.approx((21 * CHUNK / SIZE) ** 0.5)
+    step = SignStep((Weighted(0.25, update.signs), Weighted(-0.5, update.signs)))
+    assert step.size(about) == pytest.approx(0.75 * update.size(about)) and SignStep(()).size(about) == 0
+    assert method.compressed(about.state, np.zeros(SIZE, np.float32), 1).size(about) == SMALLEST_MOVE
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_lies_are_signs_too(number):
+    """In round 1 the last byte has a padding, in round 2 it has none."""
+    method = Sign(every=2)
+    state = method.start(LARGE, 1)
+    vector = np.random.default_rng(3).normal(size=SIZE).astype(np.float32)
+    vector[2 * CHUNK - 1], vector[-1] = 1.0, -1.0
+    honest = method.compressed(state, vector, number)
+    drawn = np.random.default_rng(4).integers(0, 1 << 32, len(honest.signs.bits), dtype=np.uint32) | 0x81
+    entries = honest.signs.entries
+    made = {}
+    for kind in ("sign", "random"):
+        lie = method.decode_update(state, number, honest.attacked(Attack(kind), drawn, method).encode()).signs
+        made[kind] = np.unpackbits(lie.bits, count=entries, bitorder="little")
+        np.testing.assert_array_equal(lie.scales, honest.signs.scales)
+    np.testing.assert_array_equal(made["sign"], 1 - np.unpackbits(honest.signs.bits, count=entries, bitorder="little"))
+    words = np.unpackbits(drawn.astype(np.uint8), count=entries, bitorder="little")
+    np.testing.assert_array_equal(made["random"], words)
+
+
 def test_messages_that_nobody_can_have_made_are_refused():
     method = Sign(every=2)
     state = method.start(LARGE, 1)
@@ -62,10 +139,13 @@ def test_messages_that_nobody_can_have_made_are_refused():
     refused(first._replace(scales=np.float32([1, np.inf])), "only finite")
     refused(first._replace(bits=first.bits[:-1]), "too short")
     refused(first._replace(bits=np.r_[first.bits, first.bits[:1]]), "too long")
-    refused(first._replace(bits=np.r_[first.bits[:-1], np.uint8(255)]), "padding bit is set")
+    for bit in range(first.entries % 8, 8):
+        refused(first._replace(bits=np.r_[first.bits[:-1], np.uint8(1 << bit)]), "padding bit is set")
     mixed = SignStep((Weighted(0.5, first), Weighted(0.5, second)))
     with pytest.raises(MessageError, match="different chunks"):
         method.decode_step(state, mixed.encode())
+    with pytest.raises(MessageError, match="chunks 2 modulo 2"):
+        method.decode_step(state, SignStep((Weighted(0.5, first._replace(turn=2)),)).encode())
     assert "passed on as they are" in misfit(method, Median())
 
 

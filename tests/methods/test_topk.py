@@ -4,16 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedseed import FedAvg, Orbit, ParameterSpace, TopK
 from fedseed.aggregation.median import Median
+from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.experiments.sweeps import Sweeping, packaged_sweeps, read_sweep
+from fedseed.methods import topk
 from fedseed.methods.entries import Kept
-from fedseed.methods.packing import CHUNK, Small, pack, packed_bytes, unpack
-from fedseed.methods.payload import to_floats
+from fedseed.methods.packing import CHUNK, Small, packed_bytes
+from fedseed.methods.payload import About, to_floats
 from fedseed.methods.topk import quantized
 from fedseed.runs.recipe import read_recipe
 from fedseed.weights.layout import Layout, TensorEntry
@@ -35,15 +35,6 @@ def dense(entries, size=SIZE):
     return found
 
 
-@given(st.integers(1, 16), st.integers(0, 70), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=60)
-def test_numbers_of_any_width_are_read_back(width, count, seed):
-    numbers = np.random.default_rng(seed).integers(0, 1 << width, count).astype(np.uint16)
-    data = pack(numbers, width)
-    assert len(data) == packed_bytes(count, width)
-    np.testing.assert_array_equal(unpack(data, width, count), numbers)
-
-
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_what_is_sent_is_the_formula(bits):
     """Of each chunk the k largest, each at its level."""
@@ -61,6 +52,28 @@ def test_what_is_sent_is_the_formula(bits):
     assert np.square(p - q).sum() < 0.9 * np.square(p).sum()
 
 
+def test_levels_and_a_scale_by_hand():
+    """8/4 = 2 gives levels 1, 1, 4 and 4, which 63/34 fits best, which gives the same levels; rows of their own."""
+    scale, levels = quantized(np.array([[1.0, 2, 7, 8], [10, 20, 70, 80]]), 4)
+    np.testing.assert_allclose(scale, [63 / 34, 630 / 34])
+    assert levels.tolist() == [[1, 1, 4, 4]] * 2
+    scale, levels = quantized(np.array([[3.0, 6, 8, 10]]), 2)  # from 3/2 on it would be 1, 2, 2 and 2
+    assert (scale.tolist(), levels.tolist()) == ([4.5], [[1, 1, 2, 2]])
+
+
+@pytest.mark.parametrize("size", [5, CHUNK, CHUNK + 1000, 2 * CHUNK])
+def test_vectors_of_any_length(size):
+    """No chunk, one or two, with and without a shorter one at the end."""
+    layout = Layout((TensorEntry("a", (size,), "float32"),), (0, size))
+    method, state = started(TopK(share=0.01), layout)
+    p = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    update = method.decode_update(state, 1, method.compressed(state, p, 1).encode())
+    chunks = np.split(np.abs(p), range(CHUNK, size, CHUNK))
+    kept = np.abs(p)[update.entries(state.counts).indices]
+    largest = [np.sort(chunk)[-max(1, round(0.01 * len(chunk))) :] for chunk in chunks]
+    np.testing.assert_array_equal(np.sort(kept), np.sort(np.concatenate(largest)))
+
+
 def test_a_scale_is_the_best_for_its_levels():
     magnitudes = np.abs(np.random.default_rng(0).normal(size=(5, 60)))
     scale, levels = quantized(magnitudes, 2)
@@ -68,6 +81,61 @@ def test_a_scale_is_the_best_for_its_levels():
     lost = np.square(magnitudes - scale[:, None] * levels).sum(axis=1)
     for factor in (0.97, 1.03):
         assert (np.square(magnitudes - factor * scale[:, None] * levels).sum(axis=1) > lost).all()
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_chunks_worked_on_together_make_no_difference(together, monkeypatch):
+    method, state = started(TopK(share=0.3, global_rate=0.5))
+    vectors = np.random.default_rng(0).normal(size=(3, SIZE)).astype(np.float32)
+
+    def worked():
+        updates = [method.compressed(state, v, 1) for v in vectors]
+        step = method.aggregate(state, answers(1, [(i, (0.5, 0.3, 0.2)[i], u) for i, u in enumerate(updates)]))
+        return [one.encode() for one in (*updates, step)], method.change(state, step)
+
+    whole, change = worked()
+    monkeypatch.setattr(topk, "_TOGETHER", together)
+    assert worked()[0] == whole
+    assert change.scale == -0.5 and [patch.start for patch in change.patches] == [0]
+    dense_change = np.zeros(SIZE)
+    dense_change[change.patches[0].offsets] = change.patches[0].values
+    each = [dense(method.decode_update(state, 1, data).entries(state.counts)) for data in whole[:3]]
+    np.testing.assert_allclose(dense_change, 0.5 * each[0] + 0.3 * each[1] + 0.2 * each[2], atol=1e-6)
+
+
+def test_what_is_zero_counts_as_positive():
+    """Also where nothing has changed at all; then values are next to nothing."""
+    method, state = started(TopK(share=0.001))
+    p = np.zeros(SIZE, dtype=np.float32)
+    p[9], p[CHUNK + 3] = -8.0, 8.0
+    update = method.compressed(state, p, 1)
+    assert (update.codes.numbers >= 2).sum() == 1  # the sign bit
+    entries = method.decode_update(state, 1, update.encode()).entries(state.counts)
+    assert np.flatnonzero(entries.values < 0).tolist() == [list(entries.indices).index(9)]
+    found = dense(entries)[[9, CHUNK + 3]]  # levels 2, 1, 1 and 1 fit 8, 0, 0 and 0 best at 16/7
+    np.testing.assert_allclose(found, [-32 / 7, 32 / 7], rtol=2**-8)
+    last = entries.indices >= 2 * CHUNK
+    assert (entries.values[last] > 0).all() and entries.values[last].max() < 1e-37
+    silent = Kept(np.zeros(3, np.float32), update.places, update.codes)  # a scale of 0 is possible
+    assert not method.decode_update(state, 1, silent.encode()).values(state.counts).any()
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_lies_are_as_large_as_the_truth(bits):
+    method, state = started(TopK(share=0.1, bits=bits))
+    honest = method.compressed(state, np.random.default_rng(1).normal(size=SIZE), 1)
+    drawn = np.random.default_rng(2).integers(0, 1 << 32, state.entries, dtype=np.uint32)
+    q = honest.values(state.counts)
+    lies = {kind: honest.attacked(Attack(kind), drawn, method) for kind in ("sign", "random", "noise")}
+    for lie in lies.values():
+        method.decode_update(state, 1, lie.encode())
+        assert lie.places is honest.places and lie.scales is honest.scales
+    np.testing.assert_array_equal(lies["sign"].values(state.counts), -q)
+    noisy = lies["noise"].values(state.counts)
+    np.testing.assert_array_equal(np.abs(noisy), np.abs(q))
+    np.testing.assert_array_equal(noisy != q, drawn >> (bits - 1) & 1 == 1)
+    np.testing.assert_array_equal(lies["random"].codes.numbers, drawn % (1 << bits))
+    assert honest.size(About(method, state, "update")) == pytest.approx((np.square(q, dtype=float).sum() / SIZE) ** 0.5)
 
 
 def test_bytes_are_those_that_the_method_says():

@@ -8,6 +8,7 @@ from scipy import stats
 from fedseed import Basis
 from fedseed.randomness import truncation
 from fedseed.randomness.basis import FLAT
+from fedseed.randomness.matrices import Matrices
 
 LENGTH = 10_007
 
@@ -147,6 +148,39 @@ def test_the_expected_cosine_is_that_of_drawn_directions(name):
     assert abs(squares.mean() - expected) < 4 * squares.std() / np.sqrt(draws) + 1e-9
     fourth = (v**4).mean(axis=(1, 2))
     assert abs(fourth.mean() - basis.kurtosis(d)) < 4 * fourth.std() / np.sqrt(draws) + 1e-9
+
+
+@pytest.mark.parametrize(("size", "length", "count"), [(16, 37, 5), (8, 3, 8), (4, 100, 3), (1, 5, 1), (32, 64, 9)])
+def test_the_hadamard_cosine_is_that_of_its_directions(size, length, count):
+    """Whatever the seed, so no mean is needed; blocks that end inside a tile, too."""
+    basis = Basis("hadamard", 3, size)
+    v = np.stack([basis.direction(k, 0, length) for k in range(count)]).astype(np.float64)
+    expected = count * np.sqrt(length) / np.linalg.norm(v @ v.T)
+    assert basis.expected_cosine(length, count) == pytest.approx(expected, rel=1e-12)
+
+
+def test_moments_and_cosines_by_hand():
+    for basis, kurtosis in (
+        (Basis("normal"), 3.0),
+        (Basis("rademacher"), 1.0),
+        (Basis("lowrank", rank=1), 1.0),
+        (Basis("lowrank", rank=4), 2.5),
+    ):
+        assert basis.kurtosis(50) == kurtosis and basis.variance(50) == 1.0
+        assert basis.expected_cosine(50, 7) == pytest.approx((7 / (50 + kurtosis + 5)) ** 0.5)
+    assert Basis("hadamard").kurtosis(50) == Basis("hadamard").variance(50) == 1.0
+
+
+def test_lowrank_needs_to_know_where_matrices_lie():
+    there = Matrices([(3, 4)])
+    spec = Basis("lowrank", 5, rank=64).spec_on(there)
+    assert (spec.rank, spec.matrices) == (64, there)
+    with pytest.raises(ValueError, match="lowrank needs the tensors' shapes"):
+        Basis("lowrank").spec  # noqa: B018
+    assert Basis("hadamard", 5, 100).spec == Basis("hadamard", 5, 100).spec_on(there)
+    for rank in (0, 65):
+        with pytest.raises(ValueError, match=f"rank = {rank}: from 1 to 64"):
+            Basis("lowrank", rank=rank)
 
 
 def test_sizes_of_a_basis():

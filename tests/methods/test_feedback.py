@@ -1,0 +1,95 @@
+"""Error feedback beside its formulas, on a client of which only the change is made up."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from fedseed import Sign, TopK
+from fedseed.errors import NonFiniteError
+from fedseed.methods.packing import CHUNK
+from fedseed.weights.layout import Layout, TensorEntry
+from support.rounds import answers
+
+SIZE = 2 * CHUNK + 90
+LAYOUT = Layout((TensorEntry("w", (SIZE,), "float32"),), (0, SIZE))
+
+
+class Client:
+    """Its change is what it is given; what it remembers can be seen."""
+
+    number, round = 0, 2
+
+    def __init__(self, change, memory=None):
+        self.change, self.memory, self.calls = change, memory, []
+
+    def phase(self, name):
+        return nullcontext()
+
+    def first_order(self, training):
+        self.calls.append(("train", training.learning_rate))
+
+    def difference(self):
+        return self.change.copy()
+
+    def recall(self):
+        self.calls.append("recall")
+        return self.memory
+
+    def keep(self, vector):
+        self.calls.append("keep")
+        self.memory = vector.copy()
+
+
+def vectors():
+    return np.random.default_rng(0).normal(size=(2, SIZE)).astype(np.float32)
+
+
+def sent(method, state, update, weight=1.0):
+    """q as a step of this update alone adds it to the weights."""
+    found = np.zeros(SIZE, dtype=np.float32)
+    change = method.change(state, method.aggregate(state, answers(2, [(0, weight, update)])))
+    for patch in change.patches:
+        where = np.arange(len(patch.values)) if patch.offsets is None else patch.offsets
+        found[patch.start + where] += patch.values
+    assert change.scale == -method.global_rate
+    return found
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+@pytest.mark.parametrize("make", [TopK, Sign, lambda **more: Sign(every=2, **more)])
+def test_what_is_not_sent_is_remembered_and_added(make, beta):
+    method = make(feedback=beta, global_rate=0.25, training={"learning_rate": 0.125})
+    state = method.start(LAYOUT, 1)
+    change, memory = vectors()
+    for before in (None, memory):
+        client = Client(change, before)
+        update = method.train(state, None, client)
+        p = change if before is None else change + before
+        assert update.encode() == method.compressed(state, p, 2).encode()
+        np.testing.assert_allclose(client.memory, beta * (p - sent(method, state, update)), atol=1e-6)
+        assert client.calls == [("train", 0.125), "recall", "keep"]
+
+
+@pytest.mark.parametrize("make", [TopK, Sign])
+def test_without_feedback_there_is_no_memory(make):
+    method = make(feedback=0.0)
+    client = Client(vectors()[0])
+    method.train(method.start(LAYOUT, 1), None, client)
+    assert len(client.calls) == 1 and not method.remembers and make(feedback=0.5).remembers
+
+
+@pytest.mark.parametrize("make", [TopK, Sign])
+def test_what_is_not_finite_or_does_not_fit_is_refused(make):
+    method = make()
+    change = vectors()[0]
+    change[7] = np.inf
+    client = Client(change)
+    with pytest.raises(NonFiniteError, match="the local update is not finite"):
+        method.train(method.start(LAYOUT, 1), None, client)
+    assert "keep" not in client.calls
+    halves = Layout((TensorEntry("w", (SIZE,), "bfloat16"),), (0, SIZE))
+    with pytest.raises(ValueError, match=r"method\.training\.autocast"):
+        make(training={"autocast": "bfloat16"}).check(halves)
+    method.check(halves)
+    assert method.entrywise  # what it costs is in proportion to the model
