@@ -19,14 +19,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field, model_validator
 
-from fedseed.aggregation import AggregationRule
+from fedseed.aggregation import AggregationRule, Mean
 from fedseed.aggregation.weighting import Weighting
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload
 from fedseed.models.adapters import Adapter
-from fedseed.privacy import Mechanism
+from fedseed.privacy import Mechanism, PrivacySettings, PrivateScalars
+from fedseed.privacy.settings import Level
 from fedseed.renaming import Renamed
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
@@ -90,11 +91,15 @@ class Answers(Sequence[Answer]):
         round: the round's number.
         answers: the answers.
         rule: how vectors of the clients become one.
+        noise: the mechanism that bounds the vectors and adds noise to their sum; None: there is none.
+        asked: how many clients were asked, whoever has answered.
     """
 
     round: int
     answers: Sequence[Answer]
     rule: AggregationRule
+    noise: Mechanism | None = None
+    asked: int = 0
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -118,11 +123,22 @@ class Answers(Sequence[Answer]):
     def combine(self, vectors: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
         """One vector from one of each client, by the rule: with the mean, sum_i c_i v_i in double precision.
 
-        Shorter vectors are filled up with zeros.
+        Shorter vectors are filled up with zeros. With `noise`, the noisy mean of bounded vectors.
         """
         longest = max(map(len, vectors))
         padded = [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in vectors]
+        if self.noise is not None:
+            return self.noise.mean(padded, self.asked)
         return self.rule.combine([np.asarray(v, dtype=np.float64) for v in padded], self.weights)
+
+    def combine_blocks(self, parts: Sequence[Sequence[NDArray[np.floating]]]) -> list[NDArray[np.float64]]:
+        """The same for each block of vectors that come in blocks, which `noise` bounds as one."""
+        blocks = list(zip(*parts, strict=True))
+        if self.noise is None:
+            return [self.combine(block) for block in blocks]
+        sizes = [max(map(len, block)) for block in blocks]
+        joined = [np.concatenate([np.pad(v, (0, n - len(v))) for v, n in zip(p, sizes, strict=True)]) for p in parts]
+        return np.split(self.combine(joined), np.cumsum(sizes)[:-1])
 
 
 class Method(Renamed, ABC):
@@ -131,6 +147,7 @@ class Method(Renamed, ABC):
     Args:
         blocks: how the parameter vector is cut into blocks.
         weighting: what a client's weight c_i is in proportion to.
+        private: a recipe's `[privacy]`, which stands there and not among a method's keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -142,8 +159,18 @@ class Method(Renamed, ABC):
     needs_gradients: ClassVar[bool] = True  # else its clients measure losses alone, which may be of any kind
     stepwise: ClassVar[bool] = False  # a round is one optimiser step: there are thousands, logged in groups
 
+    protects: ClassVar[frozenset[Level]] = frozenset()  # what `[privacy]` may protect
+    later: ClassVar[frozenset[str]] = frozenset({"private"})
+
     blocks: BlockRule = "one"
     weighting: Weighting = "equal"
+    private: PrivacySettings | None = Field(None, json_schema_extra={"internal": True})
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        if self.private is not None and (problem := self.unprotected(self.private)):
+            raise ValueError(problem)
+        return self
 
     def check(self, layout: Layout) -> None:
         """Whether the settings fit the weights that train. Raises ValueError, which names the keys."""
@@ -236,6 +263,30 @@ class Method(Renamed, ABC):
         Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no losses, no
         counts, no reasons, no seconds of clients' work; `train` should answer whatever the data is.
         """
+        return None if self.private is None else PrivateScalars(self.private, *self.releases)
+
+    @property
+    def level(self) -> Level | None:
+        """What `[privacy]` protects; None: there is none."""
+        return None if self.private is None else self.private.level
+
+    @property
+    def releases(self) -> tuple[int, int]:
+        """How many noisy vectors a client's turn gives away, and how many examples each is of."""
+        return 1, 1
+
+    def unprotected(self, settings: PrivacySettings) -> str | None:
+        """Why these settings can't protect this method's data; None: they can."""
+        if settings.level not in self.protects:
+            can = ", ".join(f'"{level}"' for level in sorted(self.protects))
+            return f'privacy.level = "{settings.level}": {self.name} ' + (
+                f"protects {can} alone" if can else "has no private mechanism for what it sends"
+            )
+        if self.weighting != "equal":
+            return (
+                f'method.weighting = "{self.weighting}" with [privacy]: how many examples a client has would be told; '
+                'set it to "equal"'
+            )
         return None
 
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:
@@ -259,6 +310,11 @@ class Method(Renamed, ABC):
 
 def misfit(method: Method, rule: AggregationRule) -> str | None:
     """Why a rule can't combine a method's answers; None: it can."""
+    if method.level == "client" and type(rule) is not Mean:
+        return (
+            f'aggregation.name = "{rule.name}" with privacy.level = "client": how far one client moves its result is '
+            'not known, so noise has no measure; take "mean", or privacy.level = "example"'
+        )
     if not rule.compares or method.incomparable is None:
         return None
     remedy = '; set method.seeds = "shared"' if method.incomparable.startswith("seeds") else ""

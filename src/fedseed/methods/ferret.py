@@ -25,6 +25,9 @@ from fedseed.methods.coefficients import Coefficients, FerretPlan, FerretState, 
 from fedseed.methods.global_step import GlobalStep
 from fedseed.methods.least_squares import least_squares
 from fedseed.methods.payload import Floats
+from fedseed.methods.private import shortened_blocks
+from fedseed.privacy import PrivacySettings
+from fedseed.privacy.settings import Level
 from fedseed.randomness import Basis, Domain, derive
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import LocalTraining
@@ -58,6 +61,7 @@ class Ferret(GlobalStep):
     later: ClassVar[frozenset[str]] = frozenset({"basis_rank"})
     code: ClassVar[int] = 1
     about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
+    protects: ClassVar[frozenset[Level]] = frozenset({"client"})
     plan_type, update_type, step_type = FerretPlan, Coefficients, FerretStep
 
     directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
@@ -97,7 +101,17 @@ class Ferret(GlobalStep):
     def train(self, state: FerretState, plan: FerretPlan, client: Client) -> Coefficients:
         """Train locally (Algorithm 1, step 2), then project the change (step 3)."""
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) if plan.seed is None else plan.seed
-        basis = self.directions_of(seed)
+        try:
+            gammas = self._coefficients(state, self.directions_of(seed), client)
+        except NonFiniteError:
+            if self.level != "client":
+                raise
+            counts = self.allocate(state).tolist()
+            gammas = [np.zeros(count, dtype=np.float32) for count in counts]  # silence would tell
+        return Coefficients(seed, tuple(shortened_blocks(self, gammas)))
+
+    def _coefficients(self, state: FerretState, basis: Basis, client: Client) -> list[Floats]:
+        """gamma_l of each block. Raises NonFiniteError."""
         if self.streaming:
             counts = self.allocate(state)
             products = client.project_gradients(self.training.at(client.round), basis, counts.tolist())
@@ -113,7 +127,7 @@ class Ferret(GlobalStep):
             gammas = self.scaled(state, basis, products)
         if not all(np.isfinite(g).all() for g in gammas):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
-        return Coefficients(seed, tuple(gammas))
+        return gammas
 
     def scaled(self, state: FerretState, basis: Basis, products: list[Floats]) -> list[Floats]:
         """gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
@@ -142,8 +156,8 @@ class Ferret(GlobalStep):
         if not answers:
             return FerretStep(())
         if self.shared:
-            blocks = zip(*(u.gammas for u in answers.updates), strict=True)
-            sums = tuple(answers.combine(gammas).astype(np.float32) for gammas in blocks)
+            combined = answers.combine_blocks([u.gammas for u in answers.updates])
+            sums = tuple(gammas.astype(np.float32) for gammas in combined)
             return FerretStep((Coefficients(answers.updates[0].seed, sums),))
         return FerretStep(
             tuple(
@@ -168,6 +182,20 @@ class Ferret(GlobalStep):
         self.training.check(layout)
 
     # -- what it declares ------------------------------------------------------------------------------------------
+
+    def unprotected(self, settings: PrivacySettings) -> str | None:
+        """Coefficients can be protected on common directions, as many as nobody's data decides."""
+        if not self.shared:
+            return (
+                'method.seeds = "per-client" with [privacy]: noise goes to the sum of what clients send, and along '
+                'directions of their own there is none; set method.seeds = "shared"'
+            )
+        if self.allocation in ("norm", "sqrt"):
+            return (
+                f'method.allocation = "{self.allocation}" with [privacy]: how many coefficients a client sends would '
+                'depend on its data; set it to "size", "uniform" or "previous"'
+            )
+        return super().unprotected(settings)
 
     @property
     def keeps_small_steps(self) -> bool:

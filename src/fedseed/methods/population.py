@@ -20,7 +20,9 @@ from pydantic import Field, model_validator
 from fedseed.errors import NonFiniteError
 from fedseed.methods.client import Client
 from fedseed.methods.payload import Floats
+from fedseed.methods.private import private_estimates
 from fedseed.methods.zeroth import Projection, ZerothOrder
+from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Basis
 
 MOST = 1 << 16  # directions of one step
@@ -47,12 +49,19 @@ class Population(ZerothOrder):
             )
         return self
 
+    def unprotected(self, settings: PrivacySettings) -> str | None:
+        """Parts of a batch have no account of their own."""
+        if settings.level == "example" and self.population > 1:
+            return f'population = {self.population} with privacy.level = "example": set it to 1'
+        return super().unprotected(settings)
+
     def estimates_along(
         self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Projection]:
         """The estimates along some directions, a population of n after the other, each on all of `items`.
 
-        In a population, an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped.
+        In a population, an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped. Where
+        `[privacy]` protects examples, all are private, and all are usable.
 
         Args:
             client: the client.
@@ -64,6 +73,8 @@ class Population(ZerothOrder):
         Raises:
             NonFiniteError: no estimate of a population is usable.
         """
+        if self.level == "example":
+            return private_estimates(self, client, basis, along, items, one_sided)
         n = self.population
         if n == 1:
             if one_sided:

@@ -17,6 +17,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.normalised import Normalisation, normalised
 from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.schedule import Schedule, factor_of
+from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
@@ -98,6 +99,34 @@ class ZerothOrder(Method):
         """Whether every step is a rebuild."""
         return self.small_steps == "from-base"
 
+    @property
+    def releases(self) -> tuple[int, int]:
+        """One estimate, of a batch."""
+        return 1, self.batch
+
+    def unprotected(self, settings: PrivacySettings) -> str | None:
+        """Estimates are sums over examples at example level: nothing else may look at all of them."""
+        if settings.level == "example":
+            if self.normalize != "none":
+                return (
+                    f'method.normalize = "{self.normalize}" with privacy.level = "example": an example would move what '
+                    "others' losses become; leave it out"
+                )
+            if self.clip is not None:
+                return (
+                    'method.clip with privacy.level = "example": whether a step is skipped would depend on all '
+                    "examples; leave it out, privacy.clip bounds each"
+                )
+            if settings.examples is not None and self.batch > settings.examples:
+                return f"privacy.examples = {settings.examples}: a batch has {self.batch} (method.batch)"
+        return super().unprotected(settings)
+
+    def drawn(self, client: Client) -> Iterator[list[Any]]:
+        """Endless batches of the client's examples, as `[privacy]` has them drawn."""
+        if self.private is None or self.level != "example":
+            return client.batches(self.batch)
+        return client.private_batches(self.batch, self.private)
+
     def directions(self, seed: int) -> Basis:
         """The basis of a seed."""
         return Basis(self.basis, seed, self.basis_size, self.basis_rank)
@@ -176,7 +205,7 @@ class ZerothOrder(Method):
             NonFiniteError: at the end, if no step was usable.
         """
         usable, reason = False, ""
-        for draw, items in zip(draws, client.batches(self.batch), strict=False):
+        for draw, items in zip(draws, self.drawn(client), strict=False):
             try:
                 estimated = estimate(draw, items)
             except NonFiniteError as error:

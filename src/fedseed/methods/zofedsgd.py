@@ -19,14 +19,17 @@ from numpy.typing import NDArray
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from fedseed.attacks.updates import Attack
-from fedseed.errors import MessageError
+from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Nothing, Payload
 from fedseed.methods.population import Population
+from fedseed.methods.private import shortened
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
+from fedseed.privacy import PrivacySettings
+from fedseed.privacy.settings import Level
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Change, Floats, Term
 
@@ -113,6 +116,7 @@ class ZOFedSGD(Population, Stepwise):
     name: Literal["zo-fedsgd"] = "zo-fedsgd"
     code: ClassVar[int] = 4
     about: ClassVar[str] = "a projection per client and step, own or shared seeds, 4 bytes or 1"
+    protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
     step_type = Projections
 
     seeds: Literal["own", "shared"] = "own"
@@ -145,14 +149,19 @@ class ZOFedSGD(Population, Stepwise):
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:
         """A two-point estimate along each direction of a population."""
-        items = next(client.batches(self.batch))
         along, n = self.indices(client.round), self.population
         if self.own_seeds:  # aligned: those of two clients are the same, or have none in common
             k = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
-        found = self.estimates_along(client, self.directions(state.seed), along, items)
+        try:
+            found = self.estimates_along(client, self.directions(state.seed), along, next(self.drawn(client)))
+            scalars = np.array([one.rho for one in found], dtype=np.float32)
+        except NonFiniteError:
+            if self.level != "client":
+                raise
+            scalars = np.zeros(n, dtype=np.float32)  # silence would tell
         indices = np.array([along.start], dtype=np.uint32) if self.own_seeds else None
-        return self.update_type(np.array([one.rho for one in found], dtype=np.float32), indices=indices)
+        return self.update_type(shortened(self, scalars), indices=indices)
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
         """Own seeds: each client's scalars, its weight multiplied in; shared: the mean. Steps carry full floats."""
@@ -190,8 +199,17 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def together(self) -> Literal["losses"] | None:
-        """With a shared seed all look along the same direction."""
-        return None if self.own_seeds else "losses"
+        """With a shared seed all look along the same direction; private examples each client has for itself."""
+        return None if self.own_seeds or self.level == "example" else "losses"
+
+    def unprotected(self, settings: PrivacySettings) -> str | None:
+        """Of clients there is a sum only along common directions."""
+        if settings.level == "client" and self.own_seeds:
+            return (
+                'method.seeds = "own" with privacy.level = "client": noise goes to the sum of what clients send, and '
+                'along directions of their own there is none; set method.seeds = "shared"'
+            )
+        return super().unprotected(settings)
 
     @property
     def incomparable(self) -> str | None:

@@ -1,0 +1,72 @@
+"""What `[privacy]` does to what a client sends: private estimates of examples, and vectors that are short enough.
+
+    d_ij  = l(w + eps z_j; x_i) - l(w - eps z_j; x_i)      of example i along direction j, over its own terms
+    rho_j = [sum_i d_ij + noise] / (2 eps B)                each (d_i1, ..., d_in) at most `clip` long
+
+B is the recipe's batch, however many examples were drawn: that is nobody's secret.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedseed.methods.base import Method
+from fedseed.methods.client import Client
+from fedseed.methods.zeroth import Projection, ZerothOrder
+from fedseed.privacy import PrivateScalars
+from fedseed.privacy.scalars import bounded
+from fedseed.randomness import Basis
+from fedseed.weights.change import Floats
+
+
+def private_estimates(
+    method: ZerothOrder, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool
+) -> list[Projection]:
+    """Private estimates along some directions, all on the same examples: one noisy vector.
+
+    An example whose loss is not finite counts as one that no direction changes.
+
+    Args:
+        method: the method and its settings.
+        client: the client.
+        basis: where the directions come from.
+        along: their indices.
+        items: the examples that were drawn; there may be none.
+        one_sided: d_ij = l(w + eps z_j; x_i) - l(w; x_i).
+
+    Returns:
+        An estimate for each direction; no losses are told.
+    """
+    mechanism = method.privacy
+    assert isinstance(mechanism, PrivateScalars)
+    scale = method.scale
+    with client.autocast(method.autocast):
+        plus = [client.example_losses(basis, k, scale, items) for k in along]
+        if one_sided:
+            minus = [client.example_losses(basis, 0, 0.0, items)] * len(along)
+        else:
+            minus = [client.example_losses(basis, k, -scale, items) for k in along]
+    with np.errstate(invalid="ignore"):
+        differences = np.array(plus, dtype=np.float64) - np.array(minus, dtype=np.float64)
+    width = (scale if one_sided else 2 * scale) * method.batch
+    rho = mechanism.noisy_sum(list(differences.T), len(along)) / width
+    return [Projection(value, 0.0) for value in rho.astype(np.float32).tolist()]
+
+
+def shortened(method: Method, scalars: Floats) -> Floats:
+    """What a client sends, as long as `privacy.clip` at most where clients are protected.
+
+    The coordinator shortens it, too: an honest client is not surprised by that.
+    """
+    if method.private is None or method.level != "client":
+        return scalars
+    return bounded(scalars, method.private.clip).astype(np.float32)
+
+
+def shortened_blocks(method: Method, blocks: Sequence[Floats]) -> list[Floats]:
+    """The same for a vector that comes in blocks."""
+    if method.level != "client":
+        return list(blocks)
+    joined = shortened(method, np.concatenate(blocks))
+    return np.split(joined, np.cumsum([len(block) for block in blocks])[:-1])
