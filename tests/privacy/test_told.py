@@ -7,7 +7,6 @@ import re
 import threading
 import zlib
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,28 +32,15 @@ from fedseed.tracking.csv import CSV
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Transport
 from fedseed.transport.memory import Hub
+from support.told import CLIENTS, PAGE, contents, data, fields, listed, still
 from support.zeroth_order import OBJECTIVE, model
 
-PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
 SETTINGS = {"name": "feedsign", "epsilon": 0.5, "votes_per_round": 3, "learning_rate": 0.02, "batch": 8}
-CLIENTS, ROUNDS = 4, 4
+ROUNDS = 4
 RECIPE = {
     "seed": 3, "rounds": ROUNDS, "method": SETTINGS, "evaluation": {"every": 2},
     "federation": {"joint": False, "dead_after": 30.0},
 }  # fmt: skip
-
-
-def data(kind):
-    """Clients' examples: of one kind all alike, of the other none, few, many, and one whose losses are no numbers."""
-    g = torch.Generator().manual_seed({"plain": 1, "odd": 2}[kind])
-    sizes = {"plain": [40] * CLIENTS, "odd": [40, 0, 9, 130]}[kind]
-    made = []
-    for size in sizes:
-        x = torch.randn(size, 10, generator=g) * {"plain": 1, "odd": 3}[kind]
-        made.append([(row, torch.tensor(int(row.sum() > 0))) for row in x])
-    if kind == "odd":
-        made[0] = [(row * float("nan"), y) for row, y in made[0]]
-    return made
 
 
 def federation(kind, **settings):
@@ -185,19 +171,6 @@ def over(way, kind, out, ask=False, restart=False):
 # -- what was told, by place and field -------------------------------------------------------------------------------
 
 
-def fields(value, prefix=""):
-    """The fields of a JSON value, those of tables and of lists' members with dots."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            name = f"{prefix}{'NAME' if re.fullmatch('client-[0-9]+', key) else key}"
-            yield from fields(inner, f"{name}.") if isinstance(inner, dict | list) and inner else [name]
-    elif isinstance(value, list):
-        for inner in value:
-            yield from fields(inner, prefix) if isinstance(inner, dict) else [prefix.rstrip(".")]
-    else:
-        yield prefix.rstrip(".")
-
-
 def header_fields(start):
     *_, size = START.unpack_from(start)
     return set(json.loads(zlib.decompress(start[START.size : START.size + size])))
@@ -236,34 +209,10 @@ def told(what, data):
     return {"answer": "answer to hello"}.get(what, what), names, still(about)
 
 
-CHANCE = {
-    "time", "epoch", "at", "seconds", "seconds_per_client", "began", "started", "ended", "peak_memory_bytes", "waits",
-    "memory_bytes", "command", "refused", "refusals",  # a plan goes out once more where all is slow
-}  # fmt: skip
-
-
-def still(value):
-    """A JSON value without what time and chance alone decide."""
-    if isinstance(value, dict):
-        return {key: still(inner) for key, inner in value.items() if key not in CHANCE}
-    return [still(inner) for inner in value] if isinstance(value, list) else value
-
-
-def listed():
-    """The tables of the page: fields by place."""
-    part = PAGE.read_text(encoding="utf-8").split("<!-- told: begin -->")[1].split("<!-- told: end -->")[0]
-    found = defaultdict(set)
-    for line in part.splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:]]
-        if cells and cells[0].startswith("`"):
-            found[cells[0].strip("`")] |= set(re.findall(r"`([^`]+)`", cells[1]))
-    return found
-
-
 def by_place(heard):
     found = defaultdict(set)
-    for what, data in heard:
-        place, names, _ = told(what, data)
+    for what, carried in heard:
+        place, names, _ = told(what, carried)
         found[place] |= names
     return found
 
@@ -299,30 +248,6 @@ def unlisted(found):
 
 
 # -- tests -----------------------------------------------------------------------------------------------------------
-
-
-def contents(folder):
-    """The files of a run, without what time and chance alone decide; report.html shows the others."""
-    found = {}
-    for file in sorted(folder.iterdir()):
-        if file.suffix == ".jsonl":
-            found[file.name] = [still(json.loads(line)) for line in file.read_text().splitlines()]
-        elif file.name == "summary.json":
-            found[file.name] = still(json.loads(file.read_text()))
-        elif file.name == "log.txt":
-            lines = [line.split(" ", 1)[1] for line in file.read_text().splitlines()]
-            # an answer to a plan that went out once more comes too late, where all is slow
-            busy = ("began", "note    waiting for clients", "warning a message of")
-            found[file.name] = [line for line in lines if not line.startswith(busy)]
-        elif file.name == "metrics.csv":
-            rows = [line.split(",") for line in file.read_text().splitlines()]
-            kept = [number for number, name in enumerate(rows[0]) if not name.startswith("seconds.")]
-            found[file.name] = [[row[number] for number in kept] for row in rows]
-        elif file.suffix == ".html":
-            found[file.name] = None
-        else:
-            found[file.name] = file.read_bytes()
-    return found
 
 
 def test_a_simulation_writes_the_same_whatever_the_data(drawn, tmp_path):

@@ -30,7 +30,7 @@ from fedseed.privacy.draws import Bytes, discrete_gaussian
 from fedseed.privacy.settings import PrivacySettings
 
 LEVELS = 1 << 24  # B: whole numbers from 0 to a vector's bound
-ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
+ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 512, 1024)
 MOST = 1 << 40  # counts that are looked at
 Adjacency = Literal["add-or-remove", "replace-one", "zero-out"]
 
