@@ -84,7 +84,7 @@ def in_files(folder):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_runs_are_the_same_whatever_the_data(name, constant):
-    """But for the noisy sums: no example, few, many, losses that are no numbers. As many sums as the account is told."""
+    """But for the noisy sums: no example, few, many, losses that are no numbers; as many sums as are counted."""
     found = {}
     for kind in ("plain", "odd"):
         constant.clear()
@@ -151,9 +151,8 @@ def test_an_example_moves_an_estimate_as_far_as_the_account_says(monkeypatch):
             message = one.worker.train(one.coordinator.plan(0), 0, one.items[0]).message[28:]
             update = method.decode_update(one.coordinator.state, 1, message)
             found.append(np.asarray(update.scalars, dtype=np.float64)[: 3 if name == "mezo" else 1])
-        factor = {"mezo": 2 / 3, "fedmezo": STEP["learning_rate"]}.get(name, 1.0)  # one-sided, over 3; times the rate
-        if name == "fedmezo":
-            factor = abs(found[0][0]) / max(abs(found[0][0] / STEP["learning_rate"]), 1e-12)
+        # mezo's are one-sided and thirds; fedmezo's have a rate multiplied in, at most 1.5 times the recipe's
+        factor = {"mezo": 2 / 3, "fedmezo": 1.5 * STEP["learning_rate"]}.get(name, 1.0)
         for other in found[1:3]:
             assert 0 < np.linalg.norm(other - found[0]) <= 2 * most * factor * 1.001, name
         assert np.linalg.norm(found[3] - found[0]) <= most * factor * 1.001, name

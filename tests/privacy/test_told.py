@@ -20,7 +20,7 @@ from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
 from fedseed.orbit.header import START
-from fedseed.privacy import PrivateSign
+from fedseed.privacy import PrivateScalars, PrivateSign
 from fedseed.privacy.base import WITHHELD
 from fedseed.reports.progress import Silent
 from fedseed.reports.tables import comparison_table
@@ -43,9 +43,9 @@ RECIPE = {
 }  # fmt: skip
 
 
-def federation(kind, **settings):
+def federation(kind, method=None, **settings):
     defaults = {"rounds": ROUNDS, "seed": 3, "evaluate_every": 2, "joint": False}
-    return Federation(model(), data(kind), FeedSign(**SETTINGS), OBJECTIVE, **{**defaults, **settings})
+    return Federation(model(), data(kind), method or FeedSign(**SETTINGS), OBJECTIVE, **{**defaults, **settings})
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ class Failing(Silent):
             raise KeyboardInterrupt
 
 
-def over(way, kind, out, ask=False, restart=False):
+def over(way, kind, out, ask=False, restart=False, recipe=RECIPE):
     """A run with a process for each two clients; what was carried.
 
     Args:
@@ -130,8 +130,9 @@ def over(way, kind, out, ask=False, restart=False):
         out: the coordinator's folder.
         ask: for the status, after each line of metrics.
         restart: the coordinator ends after round 2, and another goes on.
+        recipe: the recipe's tables.
     """
-    heard, ended, checked = [], [], Recipe.model_validate(RECIPE)
+    heard, ended, checked = [], [], Recipe.model_validate(recipe)
     listening = Recorded(way, heard)
 
     def live(*names):
@@ -139,7 +140,9 @@ def over(way, kind, out, ask=False, restart=False):
         ended.append(NetworkClient(listening, "run", lambda: part_of(hosting[names], names), ROUNDS).run())
 
     pairs = [(f"client-{n}", f"client-{n + 1}") for n in range(0, CLIENTS, 2)]
-    hosting = {names: federation(kind) for names in pairs}  # not at once: the model is drawn by a global generator
+    hosting = {
+        names: federation(kind, checked.method) for names in pairs
+    }  # not at once: the model is drawn by a global generator
     threads = [threading.Thread(target=live, args=names, daemon=True) for names in pairs]
     for thread in threads:
         thread.start()
@@ -292,6 +295,40 @@ def test_messages_are_the_same_whatever_the_data(carried):
     assert canonical["plain"] == canonical["odd"]
     votes = {kind: [data for what, data in heard if what == "update"] for kind, (heard, _, _) in carried.items()}
     assert set(votes["plain"]) != set(votes["odd"])  # the comparison is of runs whose clients do differ
+
+
+SCALARS = {
+    "example": {"clip": 0.01, "noise": 1.0, "sampling": "poisson", "examples": 40},
+    "client": {"clip": 1.0, "noise": 2.0},
+}
+
+
+@pytest.mark.parametrize("level", SCALARS)
+def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch, tmp_path):
+    """With noisy sums that are: all messages, but the updates that a coordinator adds noise to; and a restart."""
+    monkeypatch.setattr(PrivateScalars, "noisy_sum", lambda self, vectors, length: np.full(length, 1e-3))
+    method = {"name": "zo-fedsgd", "seeds": "shared", "learning_rate": 0.02, "batch": 8}
+    recipe = {**RECIPE, "method": method, "privacy": {"level": level, **SCALARS[level]}}
+    page, carried = listed(), {}
+    for place, names in listed(PAGE.parent / "privacy.md").items():
+        page[place] |= names
+    for kind in ("plain", "odd"):
+        heard, result = over(Hub().transport("run"), kind, tmp_path / kind, True, kind == "odd", recipe)
+        updates = {data for what, data in heard if what == "update"}
+        assert len(updates) == ROUNDS * CLIENTS and {len(data) for data in updates} == {FRAME_BYTES + 4}
+        steps = {data for what, data in heard if what == "log" and Entry.decode(data).kind == "T"}
+        assert len(steps) == ROUNDS
+        rest = [one for one in heard if one[0] != "update" and one[1] not in steps]
+        assert all(names <= page[place] for place, names in by_place(rest).items())
+        canonical = {(told(*one)[0], json.dumps(told(*one)[2], default=repr)) for one in rest}
+        carried[kind] = {one for one in canonical if one[0] not in ("status", "answer to hello")}, steps, updates
+        spent = Recipe.model_validate(recipe).method.privacy.spent
+        assert result.summary["privacy"] == spent(ROUNDS) and result.metrics[-1]["epsilon"] == spent(ROUNDS)["epsilon"]
+        statuses = [json.loads(data) for what, data in heard if what == "status"]
+        assert [one["privacy"] for one in statuses] == [spent(number) for number in (0, 2, 4)]
+        assert f"privacy  level {level}, adjacency" in "\n".join(describe(statuses[-1]))
+    assert carried["plain"][:2] == carried["odd"][:2]
+    assert (carried["plain"][2] == carried["odd"][2]) == (level == "example")
 
 
 def test_the_coordinators_files_are_the_same_whatever_the_data(carried):
