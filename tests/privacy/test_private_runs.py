@@ -97,6 +97,7 @@ def test_runs_are_the_same_whatever_the_data(name, constant):
     turns = ROUNDS * (CLIENTS if privacy.level == "example" or name == "fedmezo-client" else 1)
     lengths = {"mezo": 3, "zo-shared": 2, "ferret": 16, "fedkseed-client": 16, "fedmezo-client": 3}
     assert found["odd"][1] == [lengths.get(name, 1)] * turns * each
+    assert result.summary["privacy"]["releases"] == ROUNDS * each
 
 
 def test_files_are_the_same_whatever_the_data(constant, tmp_path):

@@ -12,6 +12,7 @@ the steps alone, so that whoever holds the orbit holds the state. Payloads say b
 accounted for: components that a method is given, not functions of its own.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,7 @@ from fedseed.aggregation.weighting import Weighting
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload
 from fedseed.models.adapters import Adapter
-from fedseed.privacy import Mechanism, PrivacySettings, PrivateScalars
-from fedseed.privacy.settings import Level
+from fedseed.privacy import Level, Mechanism, PrivacySettings, PrivateScalars, Required
 from fedseed.renaming import Renamed
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
@@ -160,6 +160,9 @@ class Method(Renamed, ABC):
     stepwise: ClassVar[bool] = False  # a round is one optimiser step: there are thousands, logged in groups
 
     protects: ClassVar[frozenset[Level]] = frozenset()  # what `[privacy]` may protect
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("weighting", ("equal",), "how many examples a client has would be told"),
+    )
     later: ClassVar[frozenset[str]] = frozenset({"private"})
 
     blocks: BlockRule = "one"
@@ -263,7 +266,9 @@ class Method(Renamed, ABC):
         Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no losses, no
         counts, no reasons, no seconds of clients' work; `train` should answer whatever the data is.
         """
-        return None if self.private is None else PrivateScalars(self.private, *self.releases)
+        if self.private is None:
+            return None
+        return PrivateScalars(self.private, *(self.releases if self.level == "example" else (1, 1)))
 
     @property
     def level(self) -> Level | None:
@@ -272,8 +277,14 @@ class Method(Renamed, ABC):
 
     @property
     def releases(self) -> tuple[int, int]:
-        """How many noisy vectors a client's turn gives away, and how many examples each is of."""
+        """How many noisy vectors a client's turn gives away where examples are protected, and of how many each is."""
         return 1, 1
+
+    @classmethod
+    def requirements(cls) -> Iterator[Required]:
+        """What its settings must be where data are protected, its parents' included."""
+        for parent in cls.__mro__:
+            yield from vars(parent).get("private_needs", ())
 
     def unprotected(self, settings: PrivacySettings) -> str | None:
         """Why these settings can't protect this method's data; None: they can."""
@@ -282,11 +293,14 @@ class Method(Renamed, ABC):
             return f'privacy.level = "{settings.level}": {self.name} ' + (
                 f"protects {can} alone" if can else "has no private mechanism for what it sends"
             )
-        if self.weighting != "equal":
-            return (
-                f'method.weighting = "{self.weighting}" with [privacy]: how many examples a client has would be told; '
-                'set it to "equal"'
-            )
+        for key, values, reason, level in self.requirements():
+            value = getattr(self, key)
+            if level in (None, settings.level) and value not in values:
+                allowed = " or ".join(map(json.dumps, values)) if None not in values else "nothing"
+                return (
+                    f'method.{key} = {json.dumps(value)} with privacy.level = "{settings.level}": {reason}; set it to '
+                    f"{allowed}"
+                )
         return None
 
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,6 @@ A_j <- A_j + c_i rho_j / n, so that Eq. 4 holds as it stands.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,14 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Answers, CatchUp, Round, State
 from fedseed.methods.client import Client
 from fedseed.methods.pool import Accumulated, Pairs, Pool, probabilities
 from fedseed.methods.population import Population, is_usable
-from fedseed.methods.private import shortened
-from fedseed.privacy import PrivacySettings
-from fedseed.privacy.settings import Level
+from fedseed.methods.private import answering, shortened
+from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import uniform_integers
@@ -59,6 +56,9 @@ class FedKSeed(Population):
     code: ClassVar[int] = 3
     about: ClassVar[str] = "forward passes only, a pool of K seeds; importance = true is FedKSeed-Pro (ICML 2024)"
     protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("importance", (False,), "probabilities would be made of what each client sends", "client"),
+    )
     plan_type, update_type, step_type = Pool, Pairs, Accumulated
     later: ClassVar[frozenset[str]] = frozenset({"decay"})
 
@@ -95,7 +95,7 @@ class FedKSeed(Population):
         drawn = self.draw(plan, order).reshape(-1, n)
         draws = drawn.tolist()
         steps = self.local_steps(client, draws, lambda along, items: self.estimates_along(client, basis, along, items))
-        with suppress(NonFiniteError) if self.level == "client" else nullcontext():  # silence would tell
+        with answering(self):
             for along, found in steps:
                 usable = [(j, one.rho) for j, one in zip(along, found, strict=True) if is_usable(one)]
                 pairs += usable
@@ -164,20 +164,6 @@ class FedKSeed(Population):
         return replace(state, step=step)
 
     # -- what it declares ------------------------------------------------------------------------------------------
-
-    @property
-    def releases(self) -> tuple[int, int]:
-        """One estimate a local step."""
-        return self.steps, self.batch
-
-    def unprotected(self, settings: PrivacySettings) -> str | None:
-        """Pro's probabilities follow from what each client sends."""
-        if settings.level == "client" and self.importance:
-            return (
-                'method.importance with privacy.level = "client": its probabilities would be made of what each client '
-                'sends, without noise; leave it out, or take privacy.level = "example"'
-            )
-        return super().unprotected(settings)
 
     @property
     def catch_up(self) -> CatchUp:

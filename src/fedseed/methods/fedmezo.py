@@ -12,47 +12,25 @@ direction's seed, which the run's seed, the round and the client's number decide
 sent (`fedseed.methods.traces`).
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import fmean
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Answers, CatchUp, Round
 from fedseed.methods.client import Client
-from fedseed.methods.dense import DenseState
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing, Payload
-from fedseed.methods.personal import Personal, Signals, phi
+from fedseed.methods.personal import FedMeZOState, Personal, phi
 from fedseed.methods.population import Population, is_usable
-from fedseed.methods.private import shortened
+from fedseed.methods.private import answering, noisy, shortened
 from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned, distances, steps_again
-from fedseed.privacy import PrivacySettings
-from fedseed.privacy.settings import Level
+from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Add, Change, Term
 from fedseed.weights.layout import Layout
-
-
-@dataclass(frozen=True)
-class FedMeZOState(DenseState):
-    """How many rounds are done, and the signals. With tensors only the coordinator has these."""
-
-    done: int = 0
-    signals: Signals = field(default_factory=Signals)
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The server optimiser's averages and the signals."""
-        return {**super().state_dict(), **self.signals.state_dict()}
-
-    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """The inverse of `state_dict`."""
-        return replace(super().load_state_dict(arrays), signals=Signals.from_state_dict(arrays))
 
 
 class FedMeZO(Averaged, Population):
@@ -75,6 +53,11 @@ class FedMeZO(Averaged, Population):
     about: ClassVar[str] = "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
 
     protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("travel", ("pairs",), "whole weights have no bound"),
+        Required("personal", ("constant", "random", "update"), "training losses would be told", "example"),
+        Required("personal", ("constant",), "what clients send is bounded at one rate", "client"),
+    )
 
     steps: PositiveInt = 30
     learning_rate: PositiveFloat = 1e-5
@@ -121,7 +104,7 @@ class FedMeZO(Averaged, Population):
         losses: list[float] = []
         n, scalars = self.population, np.zeros((self.steps, self.population), dtype=np.float32)
         draws = [range(t * n, (t + 1) * n) for t in range(self.steps)]
-        with suppress(NonFiniteError) if self.level == "client" else nullcontext():  # silence would tell
+        with answering(self):
             for along, found in self.local_steps(client, draws, lambda k, x: self.estimates_along(client, basis, k, x)):
                 losses += [one.loss for one in found if is_usable(one)]
                 t = along.start // n
@@ -131,11 +114,7 @@ class FedMeZO(Averaged, Population):
         mean = float(np.float32(fmean(losses))) if self.losses_travel else None
         if self.travel == "tensors":
             return Tuned(mean, client.weights())
-        sent = scalars.reshape(-1)
-        if self.level == "client":
-            by = np.float32(self._by(client.round))
-            sent = shortened(self, sent / by) * by
-        return Trace(mean, sent)
+        return Trace(mean, shortened(self, scalars.reshape(-1), rate / n))
 
     # -- as pairs; as tensors: FedAvg's average ------------------------------------------------------------------------
 
@@ -143,17 +122,8 @@ class FedMeZO(Averaged, Population):
         """The pairs side by side; or the average of the weights."""
         if self.travel == "tensors":
             return super().aggregate(state, answers)
-        if answers.noise is not None:
-            by, noise = self._by(answers.round), answers.noise
-            noisy = [(a, by * noise.mean([a.update.scalars / by], 1)) for a in answers]
-            answers = replace(
-                answers, answers=tuple(a._replace(update=Trace(None, v.astype(np.float32))) for a, v in noisy)
-            )
+        answers = noisy(answers, self.rate(answers.round) / self.population)
         return Branches(tuple(Branch(client, weight, update) for client, weight, update in answers))
-
-    def _by(self, number: int) -> float:
-        """What projections are multiplied by before they are sent, where all clients have the same rate."""
-        return self.rate(number) / self.population
 
     def change(self, state: FedMeZOState, step: Any) -> Change:
         """The clients' steps taken again; or the weights' average."""
@@ -187,24 +157,6 @@ class FedMeZO(Averaged, Population):
         return {answer.client: float(square) ** 0.5 for answer, square in zip(answers, squares, strict=True)}
 
     # -- what it declares ------------------------------------------------------------------------------------------
-
-    @property
-    def releases(self) -> tuple[int, int]:
-        """One estimate a local step."""
-        return self.steps, self.batch
-
-    def unprotected(self, settings: PrivacySettings) -> str | None:
-        """Pairs can be protected, where nothing else travels."""
-        if self.travel == "tensors":
-            return 'method.travel = "tensors" with [privacy]: whole weights have no bound; set it to "pairs"'
-        if self.losses_travel:
-            return f'method.personal = "{self.personal}" with [privacy]: training losses would be told; leave it out'
-        if settings.level == "client" and self.personal != "constant":
-            return (
-                f'method.personal = "{self.personal}" with privacy.level = "client": what clients send must be bounded '
-                'at one rate; set it to "constant"'
-            )
-        return super().unprotected(settings)
 
     @property
     def catch_up(self) -> CatchUp:

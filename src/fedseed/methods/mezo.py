@@ -23,7 +23,7 @@ from fedseed.methods.population import Population, shares
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
-from fedseed.privacy.settings import Level
+from fedseed.privacy import Level
 from fedseed.weights.change import Change, Floats
 
 

@@ -22,7 +22,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.payload import Floats
 from fedseed.methods.private import private_estimates
 from fedseed.methods.zeroth import Projection, ZerothOrder
-from fedseed.privacy import PrivacySettings
+from fedseed.privacy import Required
 from fedseed.randomness import Basis
 
 MOST = 1 << 16  # directions of one step
@@ -37,6 +37,9 @@ class Population(ZerothOrder):
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"population"})
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("population", (1,), "parts of a batch have no account of their own", "example"),
+    )
 
     population: Annotated[int, Field(ge=1, le=MOST)] = 1
 
@@ -48,12 +51,6 @@ class Population(ZerothOrder):
                 "part of the batch"
             )
         return self
-
-    def unprotected(self, settings: PrivacySettings) -> str | None:
-        """Parts of a batch have no account of their own."""
-        if settings.level == "example" and self.population > 1:
-            return f'population = {self.population} with privacy.level = "example": set it to 1'
-        return super().unprotected(settings)
 
     def estimates_along(
         self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False

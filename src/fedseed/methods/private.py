@@ -6,18 +6,33 @@
 B is the recipe's batch, however many examples were drawn: that is nobody's secret.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedseed.methods.base import Method
+from fedseed.errors import NonFiniteError
+from fedseed.methods.base import Answer, Answers, Method
 from fedseed.methods.client import Client
 from fedseed.methods.zeroth import Projection, ZerothOrder
 from fedseed.privacy import PrivateScalars
 from fedseed.privacy.scalars import bounded
 from fedseed.randomness import Basis
 from fedseed.weights.change import Floats
+
+NO_SUM = "noise goes to the sum of what clients send, and along directions of their own there is none"
+
+
+@contextmanager
+def answering(method: Method) -> Iterator[None]:
+    """Inside, what is not finite ends nothing but the block where clients are protected: silence would tell."""
+    try:
+        yield
+    except NonFiniteError:
+        if method.level != "client":
+            raise
 
 
 def private_estimates(
@@ -54,14 +69,14 @@ def private_estimates(
     return [Projection(value, 0.0) for value in rho.astype(np.float32).tolist()]
 
 
-def shortened(method: Method, scalars: Floats) -> Floats:
-    """What a client sends, as long as `privacy.clip` at most where clients are protected.
+def shortened(method: Method, scalars: Floats, by: float = 1.0) -> Floats:
+    """What a client sends, `by` times `privacy.clip` long at most where clients are protected.
 
     The coordinator shortens it, too: an honest client is not surprised by that.
     """
     if method.private is None or method.level != "client":
         return scalars
-    return bounded(scalars, method.private.clip).astype(np.float32)
+    return (by * bounded(scalars / by, method.private.clip)).astype(np.float32)
 
 
 def shortened_blocks(method: Method, blocks: Sequence[Floats]) -> list[Floats]:
@@ -70,3 +85,19 @@ def shortened_blocks(method: Method, blocks: Sequence[Floats]) -> list[Floats]:
         return list(blocks)
     joined = shortened(method, np.concatenate(blocks))
     return np.split(joined, np.cumsum([len(block) for block in blocks])[:-1])
+
+
+def noisy(answers: Answers, by: float) -> Answers:
+    """Answers of clients that have directions of their own: each one's `scalars`, noise added where `noise` says so.
+
+    Args:
+        answers: the answers.
+        by: what bounded scalars are multiplied by before they are sent.
+    """
+    if answers.noise is None:
+        return answers
+    made = []
+    for client, weight, update in answers:
+        scalars = by * answers.noise.mean([update.scalars / by], 1)
+        made.append(Answer(client, weight, replace(update, scalars=scalars.astype(np.float32))))
+    return replace(answers, answers=tuple(made))

@@ -17,7 +17,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.normalised import Normalisation, normalised
 from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.schedule import Schedule, factor_of
-from fedseed.privacy import PrivacySettings
+from fedseed.privacy import PrivacySettings, Required
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
@@ -65,6 +65,10 @@ class ZerothOrder(Method):
     """
 
     needs_gradients: ClassVar[bool] = False
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("normalize", ("none",), "an example would move what others' losses become", "example"),
+        Required("clip", (None,), "whether a step is skipped would depend on all examples", "example"),
+    )
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
     later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule", "basis_rank", "normalize"})
 
@@ -101,24 +105,13 @@ class ZerothOrder(Method):
 
     @property
     def releases(self) -> tuple[int, int]:
-        """One estimate, of a batch."""
-        return 1, self.batch
+        """An estimate a local step, of a batch."""
+        return getattr(self, "steps", 1), self.batch
 
     def unprotected(self, settings: PrivacySettings) -> str | None:
-        """Estimates are sums over examples at example level: nothing else may look at all of them."""
-        if settings.level == "example":
-            if self.normalize != "none":
-                return (
-                    f'method.normalize = "{self.normalize}" with privacy.level = "example": an example would move what '
-                    "others' losses become; leave it out"
-                )
-            if self.clip is not None:
-                return (
-                    'method.clip with privacy.level = "example": whether a step is skipped would depend on all '
-                    "examples; leave it out, privacy.clip bounds each"
-                )
-            if settings.examples is not None and self.batch > settings.examples:
-                return f"privacy.examples = {settings.examples}: a batch has {self.batch} (method.batch)"
+        """A batch is a part of the examples that are reckoned with."""
+        if settings.examples is not None and self.batch > settings.examples:
+            return f"privacy.examples = {settings.examples}: a batch has {self.batch} (method.batch)"
         return super().unprotected(settings)
 
     def drawn(self, client: Client) -> Iterator[list[Any]]:

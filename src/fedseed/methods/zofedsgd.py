@@ -19,47 +19,19 @@ from numpy.typing import NDArray
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from fedseed.attacks.updates import Attack
-from fedseed.errors import MessageError, NonFiniteError
+from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
+from fedseed.methods.one_byte import OneByte
 from fedseed.methods.payload import About, Array, Nothing, Payload
 from fedseed.methods.population import Population
-from fedseed.methods.private import shortened
+from fedseed.methods.private import NO_SUM, answering, shortened
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
-from fedseed.privacy import PrivacySettings
-from fedseed.privacy.settings import Level
+from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Change, Floats, Term
-
-
-class OneByte(Array):
-    """float32 numbers in a byte each: a sign and a magnitude 2^((c - 80) / 5), c = 1..127; c = 0 is zero.
-
-    From 2^-15.8 to 2^9.4 in steps of 15%: nearest in the logarithm, too small becomes 0, too large the largest.
-    """
-
-    def write(self, value: Any) -> bytes:
-        """The codes."""
-        return to_byte(value).tobytes()
-
-    def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The numbers that codes stand for."""
-        return _VALUES[values]
-
-
-_OCTAVE, _OFFSET = 5, 80
-_magnitudes = [0.0] + [2.0 ** ((c - _OFFSET) / _OCTAVE) for c in range(1, 128)]
-_VALUES = np.array(_magnitudes + [-m for m in _magnitudes], dtype=np.float32)
-
-
-def to_byte(values: Floats) -> NDArray[np.uint8]:
-    """The one-byte code of each value."""
-    magnitude = np.abs(values.astype(np.float64))
-    code = np.round(np.log2(np.where(magnitude > 0, magnitude, 1.0)) * _OCTAVE + _OFFSET)
-    code = np.where((magnitude > 0) & (code >= 1), np.minimum(code, 127), 0).astype(np.uint8)
-    return np.where(values < 0, code | 0x80, code).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -117,6 +89,7 @@ class ZOFedSGD(Population, Stepwise):
     code: ClassVar[int] = 4
     about: ClassVar[str] = "a projection per client and step, own or shared seeds, 4 bytes or 1"
     protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
+    private_needs: ClassVar[tuple[Required, ...]] = (Required("seeds", ("shared",), NO_SUM, "client"),)
     step_type = Projections
 
     seeds: Literal["own", "shared"] = "own"
@@ -153,13 +126,10 @@ class ZOFedSGD(Population, Stepwise):
         if self.own_seeds:  # aligned: those of two clients are the same, or have none in common
             k = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
-        try:
+        scalars = np.zeros(n, dtype=np.float32)
+        with answering(self):
             found = self.estimates_along(client, self.directions(state.seed), along, next(self.drawn(client)))
-            scalars = np.array([one.rho for one in found], dtype=np.float32)
-        except NonFiniteError:
-            if self.level != "client":
-                raise
-            scalars = np.zeros(n, dtype=np.float32)  # silence would tell
+            scalars[:] = [one.rho for one in found]
         indices = np.array([along.start], dtype=np.uint32) if self.own_seeds else None
         return self.update_type(shortened(self, scalars), indices=indices)
 
@@ -201,15 +171,6 @@ class ZOFedSGD(Population, Stepwise):
     def together(self) -> Literal["losses"] | None:
         """With a shared seed all look along the same direction; private examples each client has for itself."""
         return None if self.own_seeds or self.level == "example" else "losses"
-
-    def unprotected(self, settings: PrivacySettings) -> str | None:
-        """Of clients there is a sum only along common directions."""
-        if settings.level == "client" and self.own_seeds:
-            return (
-                'method.seeds = "own" with privacy.level = "client": noise goes to the sum of what clients send, and '
-                'along directions of their own there is none; set method.seeds = "shared"'
-            )
-        return super().unprotected(settings)
 
     @property
     def incomparable(self) -> str | None:

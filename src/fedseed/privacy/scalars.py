@@ -205,3 +205,27 @@ def _one_release(multiplier: float, adjacency: Adjacency, rates: tuple[int, int]
     accountant = RdpAccountant(ORDERS, relation)
     accountant.compose(event)
     return np.asarray(accountant.rdp, dtype=np.float64)
+
+
+def noise_for(epsilon: float, turns: int, settings: PrivacySettings, releases: int = 1, batch: int = 1) -> float:
+    """The least noise, to a thousandth of it, with which so many turns spend epsilon.
+
+    Args:
+        epsilon: at the settings' delta.
+        turns: of the client that is asked in most rounds.
+        settings: what is protected; their noise does not matter.
+        releases: noisy vectors of a turn.
+        batch: examples that an estimate is made on.
+
+    Raises:
+        ValueError: no noise that is possible is enough.
+    """
+    low, high = 1e-3, 1e5
+    while high > 1.0005 * low:
+        middle = (low * high) ** 0.5
+        tried = settings.model_copy(update={"noise": middle})
+        within = PrivateScalars(tried, releases, batch).epsilon(turns) <= epsilon
+        low, high = (low, middle) if within else (middle, high)
+    if high > 0.999e5:
+        raise ValueError(f"epsilon = {epsilon:g} in {turns} turns takes more noise than 1e5 times clip")
+    return high
