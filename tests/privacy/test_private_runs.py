@@ -279,7 +279,7 @@ FERRET = {"name": "ferret", "seeds": "shared", "allocation": "size"}
 @pytest.mark.parametrize(
     ("tables", "text"),
     [
-        ({"method": {"name": "zo-fedsgd"}}, r'method.seeds = "own".*set method.seeds = "shared"'),
+        ({"method": {"name": "zo-fedsgd"}}, r'method.seeds = "own" .*set it to "shared"'),
         ({"method": {**ZO, "weighting": "examples"}}, r'method.weighting = "examples".*set it to "equal"'),
         ({"method": ZO, "aggregation": {"name": "median"}}, r'aggregation.name = "median" with privacy.level'),
         ({"method": {"name": "feedsign", "epsilon": 1.0}}, r"method.epsilon = 1 is DP-FeedSign.*leave out \[privacy\]"),

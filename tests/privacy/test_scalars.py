@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from fedseed.privacy import PrivacySettings, PrivateScalars
+from fedseed.privacy import PrivacySettings, PrivateScalars, noise_for
 from fedseed.privacy.scalars import LEVELS, ORDERS, whole
 
 RELATION = dp_accounting.NeighboringRelation
@@ -88,6 +88,15 @@ def test_the_budget_is_spent_as_far_as_it_goes(kind):
     most = one.affordable
     assert most > 1 and one.epsilon(most) <= 3.0 < one.epsilon(most + 1) and one.spent(1)["budget"] == 3.0
     assert mechanism(kind).affordable is None and mechanism(kind, noise=0.5, budget=0.1).affordable == 0
+
+
+@pytest.mark.parametrize("kind", LEVELS_OF)
+def test_noise_is_found_for_an_epsilon(kind):
+    settings = mechanism(kind).settings
+    noise = noise_for(2.0, 10, settings, releases=3, batch=5)
+    assert mechanism(kind, noise=noise, releases=3).epsilon(10) <= 2.0 < mechanism(kind, 0.998 * noise, 3).epsilon(10)
+    with pytest.raises(ValueError, match="takes more noise"):
+        noise_for(1e-9, 10, settings)
 
 
 def gaussian(sigma, shift, far=240):
