@@ -42,4 +42,5 @@ class Mechanism(Protocol):
 
     def mean(self, vectors: Sequence[NDArray[np.floating[Any]]], asked: int) -> NDArray[np.float64]:
         """The noisy sum of the clients' bounded vectors over the number of those that were asked."""
-        raise NotImplementedError
+        text = f"{type(self).__name__} adds no noise to sums"
+        raise NotImplementedError(text)

@@ -77,7 +77,7 @@ class PrivateScalars(Mechanism):
         total = discrete_gaussian(self.sigma, length, self.random)
         for vector in vectors:
             total += whole(vector, self.settings.clip, self.levels)
-        return total * (self.settings.clip / self.levels)
+        return np.asarray(total * (self.settings.clip / self.levels), dtype=np.float64)
 
     def mean(self, vectors: Sequence[NDArray[np.floating[Any]]], asked: int) -> NDArray[np.float64]:
         """The noisy sum of clients' vectors over how many were asked, whoever has answered.
@@ -176,7 +176,7 @@ def whole(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> NDArra
 
 def bounded(vector: NDArray[np.floating[Any]], clip: float) -> NDArray[np.float64]:
     """A vector shortened to `clip`, up to rounding; zeros, if it is not finite."""
-    return whole(vector, clip, LEVELS) * (clip / LEVELS)
+    return np.asarray(whole(vector, clip, LEVELS) * (clip / LEVELS), dtype=np.float64)
 
 
 @cache

@@ -32,7 +32,7 @@ def private_batches(items: Sequence[Any], size: int, privacy: PrivacySettings, o
         assert privacy.examples is not None
         while True:
             drawn = below(privacy.examples, len(items)) < size
-            yield [items[i] for i in np.flatnonzero(drawn)]
+            yield [items[i] for i in np.flatnonzero(drawn).tolist()]
     if privacy.sampling == "fixed":
         random = SystemRandom()
         while True:
