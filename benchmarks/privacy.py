@@ -28,33 +28,33 @@ EXAMPLE = {"level": "example", "clip": 0.01, "noise": 1.0, "sampling": "poisson"
 PAIR: dict[str, Any] = {"seeds": "shared", "scale": 1e-3}
 # name -> (clients, rounds, method, privacy)
 RUNS: dict[str, tuple[int, int, Method, dict[str, Any]]] = {
-    "ZO-FedSGD, examples": (5, 600, ZOFedSGD(batch=32, learning_rate=1e-2, **PAIR), {**EXAMPLE, "examples": 139}),
-    "MeZO, examples": (1, 600, MeZO(batch=64, learning_rate=1e-2), {**EXAMPLE, "examples": 697}),
+    "ZO-FedSGD, examples": (5, 300, ZOFedSGD(batch=32, learning_rate=1e-2, **PAIR), {**EXAMPLE, "examples": 139}),
+    "MeZO, examples": (1, 300, MeZO(batch=64, learning_rate=1e-2), {**EXAMPLE, "examples": 697}),
     "FedKSeed, examples": (
-        5, 30, FedKSeed(batch=32, steps=20, candidates=1024, learning_rate=1e-2, scale=1e-3, weighting="equal"),
+        5, 15, FedKSeed(batch=32, steps=20, candidates=1024, learning_rate=1e-2, scale=1e-3, weighting="equal"),
         {**EXAMPLE, "examples": 139},
     ),
-    "FedMeZO, examples": (5, 30, FedMeZO(batch=32, steps=20, learning_rate=1e-2), {**EXAMPLE, "examples": 139}),
+    "FedMeZO, examples": (5, 15, FedMeZO(batch=32, steps=20, learning_rate=1e-2), {**EXAMPLE, "examples": 139}),
     "ZO-FedSGD, clients": (
-        100, 300, ZOFedSGD(batch=8, learning_rate=1e-2, **PAIR), {"level": "client", "clip": 3.0, "noise": 1.0},
+        100, 100, ZOFedSGD(batch=8, learning_rate=1e-2, **PAIR), {"level": "client", "clip": 3.0, "noise": 1.0},
     ),
     "FedKSeed, clients": (
-        100, 20,
+        100, 10,
         FedKSeed(batch=8, steps=10, candidates=64, learning_rate=1e-2, scale=1e-3, weighting="equal"),
         {"level": "client", "clip": 10.0, "noise": 1.0},
     ),
     "FedMeZO, clients": (
-        100, 20, FedMeZO(batch=8, steps=10, learning_rate=1e-2), {"level": "client", "clip": 10.0, "noise": 1.0},
+        100, 10, FedMeZO(batch=8, steps=10, learning_rate=1e-2), {"level": "client", "clip": 10.0, "noise": 1.0},
     ),
     "Ferret, clients": (
-        100, 20,
+        100, 10,
         Ferret(
             directions=64, seeds="shared", allocation="size", basis="rademacher", blocks="one",
             training=LocalTraining(learning_rate=0.02, steps=5, batch=8, accumulation=1),
         ),
         {"level": "client", "clip": 0.05, "noise": 1.0},
     ),
-    "DP-FeedSign": (100, 300, FeedSign(batch=8, learning_rate=5e-3, basis="normal"), {}),
+    "DP-FeedSign": (100, 100, FeedSign(batch=8, learning_rate=5e-3, basis="normal"), {}),
 }  # fmt: skip
 
 
@@ -135,7 +135,8 @@ def main() -> None:
                 found.append(accuracy(name, epsilon, seed, made[key]))
             spread = f" ± {stdev(found):.1f}" if len(found) > 1 else ""
             label = "not private" if epsilon is None else f"epsilon {epsilon:g}"
-            print(f"{name:<24} {label:<12} {mean(found):5.1f}{spread}", flush=True)
+            each = ", ".join(f"{one:.1f}" for one in found)
+            print(f"{name:<20} {label:<12} {mean(found):5.1f}{spread}   ({each})", flush=True)
 
 
 if __name__ == "__main__":

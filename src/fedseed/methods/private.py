@@ -27,7 +27,7 @@ NO_SUM = "noise goes to the sum of what clients send, and along directions of th
 
 def answering(method: Method) -> AbstractContextManager[None, bool]:
     """Inside, what is not finite ends nothing but the block where clients are protected: silence would tell."""
-    return suppress(NonFiniteError) if method.level == "client" else suppress()
+    return suppress(*((NonFiniteError,) if method.level == "client" else ()))
 
 
 def private_estimates(
