@@ -90,7 +90,7 @@ def test_the_budget_is_spent_as_far_as_it_goes(kind):
     assert mechanism(kind).affordable is None and mechanism(kind, noise=0.5, budget=0.1).affordable == 0
 
 
-@pytest.mark.parametrize("kind", LEVELS_OF)
+@pytest.mark.parametrize("kind", ["client", "poisson"])
 def test_noise_is_found_for_an_epsilon(kind):
     settings = mechanism(kind).settings
     noise = noise_for(2.0, 10, settings, releases=3, batch=5)

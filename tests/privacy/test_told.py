@@ -303,6 +303,7 @@ SCALARS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", SCALARS)
 def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch, tmp_path):
     """With noisy sums that are: all messages, but the updates that a coordinator adds noise to; and a restart."""
