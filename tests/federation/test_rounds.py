@@ -12,7 +12,8 @@ from fedseed.federation.protocol import read_plan
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.rounds import Rounds
 from fedseed.federation.session import CoordinatorSettings, Session
-from fedseed.methods import FeedSign
+from fedseed.methods import FeedSign, ZOFedSGD, protected
+from fedseed.privacy import PrivacySettings
 from fedseed.transport.memory import MemoryEnd
 from fedseed.weights.layout import Layout, TensorEntry
 from support.heard import Heard
@@ -26,25 +27,33 @@ class Answering:
 
     Args:
         clients: for each client a function of the round that returns whether it answers; "late": after the round.
+        method: the run's.
+        payload: of each answer.
+        away: a client that comes after ten looks.
         settings: of the coordinator.
     """
 
     largest = MemoryEnd.largest
 
-    def __init__(self, clients, per_round, **settings):
+    def __init__(self, clients, per_round, method=METHOD, payload=b"\x01", away=None, **settings):
+        self.method, self.payload, self.away = method, payload, away
         self.clients, self.now, self.heard, self.late = clients, 0.0, Heard(), []
         settings = CoordinatorSettings(dead_after=1e9, deadline=DEADLINE, **settings)
         self.session = Session(self, settings, self.heard, Rejected(self.heard, "run"), "epoch", clock=lambda: self.now)
         self.session.pause = self.pause
         self.roster = Roster(1e9, list(clients))
         for name in clients:
-            self.roster.membership.hello(name, 0)
-            self.roster.membership.attach(name, name)
+            if name != away:
+                self.come(name)
         layout = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
-        self.coordinator = Coordinator(METHOD, layout, 7, [1] * len(clients), per_round)
+        self.coordinator = Coordinator(method, layout, 7, [1] * len(clients), per_round)
         self.rounds = Rounds(self.session, self.roster, self.coordinator, 1000)
         self.rounds.grace = 0.0
         self.turns = 0
+
+    def come(self, name):
+        self.roster.membership.hello(name, 0)
+        self.roster.membership.attach(name, name)
 
     async def broadcast(self, data):
         self.plan = Message.decode(read_plan(data[1:])[1])
@@ -53,13 +62,17 @@ class Answering:
         pass
 
     def answer(self, client, number):
-        update = Message(MessageKind.UPDATE, METHOD.code, number, client, b"\x01", self.plan.attempt).encode()
+        update = Message(MessageKind.UPDATE, self.method.code, number, client, self.payload, self.plan.attempt).encode()
         self.rounds.take(list(self.clients)[client], update)
 
     async def pause(self, seconds):
         self.now += 40 * seconds
         self.turns += 1
         assert self.turns < 100_000, "it waits for ever"
+        if self.turns == 10 and self.away is not None:
+            self.come(self.away)
+        if self.rounds.open is None:
+            return
         for client in sorted(self.rounds.missing(self.rounds.open)):
             if list(self.clients.values())[client](self.plan.round):
                 self.answer(client, self.plan.round)
@@ -132,3 +145,14 @@ def test_where_nobody_answers_nobody_is_left_out():
     one = Answering({"a": lambda number: one.now > 1000, "b": lambda number: one.now > 1000}, 2)
     assert one.round(1)[0] == ["a", "b"] == one.round(2)[0]
     assert not [text for text in one.heard.warnings if "not asked" in text]
+
+
+def test_under_privacy_nobody_takes_the_place_of_one_that_is_away():
+    """A round whose one client is away waits for it; others go on. So no client has more turns than are counted."""
+    method = protected(ZOFedSGD(seeds="shared"), PrivacySettings(level="client", clip=1.0, noise=1.0))
+    run = Answering({"a": yes, "b": yes}, 1, method, b"\0" * 4, away="b")
+    asked = [run.coordinator.sampled(number) for number in range(1, 9)]
+    assert {0} in map(set, asked) and {1} in map(set, asked)
+    taken = [run.round(number)[0] for number in range(1, 9)]
+    assert taken == [["ab"[client] for client in clients] for clients in asked] and run.turns >= 10
+    assert run.coordinator.counted == max(sum(c == [n] for c in asked) for n in (0, 1))

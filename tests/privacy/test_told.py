@@ -7,7 +7,6 @@ import re
 import threading
 import zlib
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
 from fedseed.orbit.header import START
-from fedseed.privacy import PrivateSign
+from fedseed.privacy import PrivateScalars, PrivateSign
 from fedseed.privacy.base import WITHHELD
 from fedseed.reports.progress import Silent
 from fedseed.reports.tables import comparison_table
@@ -33,33 +32,20 @@ from fedseed.tracking.csv import CSV
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Transport
 from fedseed.transport.memory import Hub
+from support.told import CLIENTS, PAGE, contents, data, fields, listed, still
 from support.zeroth_order import OBJECTIVE, model
 
-PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
 SETTINGS = {"name": "feedsign", "epsilon": 0.5, "votes_per_round": 3, "learning_rate": 0.02, "batch": 8}
-CLIENTS, ROUNDS = 4, 4
+ROUNDS = 4
 RECIPE = {
     "seed": 3, "rounds": ROUNDS, "method": SETTINGS, "evaluation": {"every": 2},
     "federation": {"joint": False, "dead_after": 30.0},
 }  # fmt: skip
 
 
-def data(kind):
-    """Clients' examples: of one kind all alike, of the other none, few, many, and one whose losses are no numbers."""
-    g = torch.Generator().manual_seed({"plain": 1, "odd": 2}[kind])
-    sizes = {"plain": [40] * CLIENTS, "odd": [40, 0, 9, 130]}[kind]
-    made = []
-    for size in sizes:
-        x = torch.randn(size, 10, generator=g) * {"plain": 1, "odd": 3}[kind]
-        made.append([(row, torch.tensor(int(row.sum() > 0))) for row in x])
-    if kind == "odd":
-        made[0] = [(row * float("nan"), y) for row, y in made[0]]
-    return made
-
-
-def federation(kind, **settings):
+def federation(kind, method=None, **settings):
     defaults = {"rounds": ROUNDS, "seed": 3, "evaluate_every": 2, "joint": False}
-    return Federation(model(), data(kind), FeedSign(**SETTINGS), OBJECTIVE, **{**defaults, **settings})
+    return Federation(model(), data(kind), method or FeedSign(**SETTINGS), OBJECTIVE, **{**defaults, **settings})
 
 
 @pytest.fixture
@@ -135,7 +121,7 @@ class Failing(Silent):
             raise KeyboardInterrupt
 
 
-def over(way, kind, out, ask=False, restart=False):
+def over(way, kind, out, ask=False, restart=False, recipe=RECIPE):
     """A run with a process for each two clients; what was carried.
 
     Args:
@@ -144,8 +130,9 @@ def over(way, kind, out, ask=False, restart=False):
         out: the coordinator's folder.
         ask: for the status, after each line of metrics.
         restart: the coordinator ends after round 2, and another goes on.
+        recipe: the recipe's tables.
     """
-    heard, ended, checked = [], [], Recipe.model_validate(RECIPE)
+    heard, ended, checked = [], [], Recipe.model_validate(recipe)
     listening = Recorded(way, heard)
 
     def live(*names):
@@ -153,7 +140,9 @@ def over(way, kind, out, ask=False, restart=False):
         ended.append(NetworkClient(listening, "run", lambda: part_of(hosting[names], names), ROUNDS).run())
 
     pairs = [(f"client-{n}", f"client-{n + 1}") for n in range(0, CLIENTS, 2)]
-    hosting = {names: federation(kind) for names in pairs}  # not at once: the model is drawn by a global generator
+    hosting = {
+        names: federation(kind, checked.method) for names in pairs
+    }  # not at once: the model is drawn by a global generator
     threads = [threading.Thread(target=live, args=names, daemon=True) for names in pairs]
     for thread in threads:
         thread.start()
@@ -183,19 +172,6 @@ def over(way, kind, out, ask=False, restart=False):
 
 
 # -- what was told, by place and field -------------------------------------------------------------------------------
-
-
-def fields(value, prefix=""):
-    """The fields of a JSON value, those of tables and of lists' members with dots."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            name = f"{prefix}{'NAME' if re.fullmatch('client-[0-9]+', key) else key}"
-            yield from fields(inner, f"{name}.") if isinstance(inner, dict | list) and inner else [name]
-    elif isinstance(value, list):
-        for inner in value:
-            yield from fields(inner, prefix) if isinstance(inner, dict) else [prefix.rstrip(".")]
-    else:
-        yield prefix.rstrip(".")
 
 
 def header_fields(start):
@@ -236,34 +212,10 @@ def told(what, data):
     return {"answer": "answer to hello"}.get(what, what), names, still(about)
 
 
-CHANCE = {
-    "time", "epoch", "at", "seconds", "seconds_per_client", "began", "started", "ended", "peak_memory_bytes", "waits",
-    "memory_bytes", "command", "refused", "refusals",  # a plan goes out once more where all is slow
-}  # fmt: skip
-
-
-def still(value):
-    """A JSON value without what time and chance alone decide."""
-    if isinstance(value, dict):
-        return {key: still(inner) for key, inner in value.items() if key not in CHANCE}
-    return [still(inner) for inner in value] if isinstance(value, list) else value
-
-
-def listed():
-    """The tables of the page: fields by place."""
-    part = PAGE.read_text(encoding="utf-8").split("<!-- told: begin -->")[1].split("<!-- told: end -->")[0]
-    found = defaultdict(set)
-    for line in part.splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:]]
-        if cells and cells[0].startswith("`"):
-            found[cells[0].strip("`")] |= set(re.findall(r"`([^`]+)`", cells[1]))
-    return found
-
-
 def by_place(heard):
     found = defaultdict(set)
-    for what, data in heard:
-        place, names, _ = told(what, data)
+    for what, carried in heard:
+        place, names, _ = told(what, carried)
         found[place] |= names
     return found
 
@@ -299,30 +251,6 @@ def unlisted(found):
 
 
 # -- tests -----------------------------------------------------------------------------------------------------------
-
-
-def contents(folder):
-    """The files of a run, without what time and chance alone decide; report.html shows the others."""
-    found = {}
-    for file in sorted(folder.iterdir()):
-        if file.suffix == ".jsonl":
-            found[file.name] = [still(json.loads(line)) for line in file.read_text().splitlines()]
-        elif file.name == "summary.json":
-            found[file.name] = still(json.loads(file.read_text()))
-        elif file.name == "log.txt":
-            lines = [line.split(" ", 1)[1] for line in file.read_text().splitlines()]
-            # an answer to a plan that went out once more comes too late, where all is slow
-            busy = ("began", "note    waiting for clients", "warning a message of")
-            found[file.name] = [line for line in lines if not line.startswith(busy)]
-        elif file.name == "metrics.csv":
-            rows = [line.split(",") for line in file.read_text().splitlines()]
-            kept = [number for number, name in enumerate(rows[0]) if not name.startswith("seconds.")]
-            found[file.name] = [[row[number] for number in kept] for row in rows]
-        elif file.suffix == ".html":
-            found[file.name] = None
-        else:
-            found[file.name] = file.read_bytes()
-    return found
 
 
 def test_a_simulation_writes_the_same_whatever_the_data(drawn, tmp_path):
@@ -367,6 +295,41 @@ def test_messages_are_the_same_whatever_the_data(carried):
     assert canonical["plain"] == canonical["odd"]
     votes = {kind: [data for what, data in heard if what == "update"] for kind, (heard, _, _) in carried.items()}
     assert set(votes["plain"]) != set(votes["odd"])  # the comparison is of runs whose clients do differ
+
+
+SCALARS = {
+    "example": {"clip": 0.01, "noise": 1.0, "sampling": "poisson", "examples": 40},
+    "client": {"clip": 1.0, "noise": 2.0},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", SCALARS)
+def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch, tmp_path):
+    """With noisy sums that are: all messages, but the updates that a coordinator adds noise to; and a restart."""
+    monkeypatch.setattr(PrivateScalars, "noisy_sum", lambda self, vectors, length: np.full(length, 1e-3))
+    method = {"name": "zo-fedsgd", "seeds": "shared", "learning_rate": 0.02, "batch": 8}
+    recipe = {**RECIPE, "method": method, "privacy": {"level": level, **SCALARS[level]}}
+    page, carried = listed(), {}
+    for place, names in listed(PAGE.parent / "privacy.md").items():
+        page[place] |= names
+    for kind in ("plain", "odd"):
+        heard, result = over(Hub().transport("run"), kind, tmp_path / kind, True, kind == "odd", recipe)
+        updates = {data for what, data in heard if what == "update"}
+        assert len(updates) == ROUNDS * CLIENTS and {len(data) for data in updates} == {FRAME_BYTES + 4}
+        steps = {data for what, data in heard if what == "log" and Entry.decode(data).kind == "T"}
+        assert len(steps) == ROUNDS
+        rest = [one for one in heard if one[0] != "update" and one[1] not in steps]
+        assert all(names <= page[place] for place, names in by_place(rest).items())
+        canonical = {(told(*one)[0], json.dumps(told(*one)[2], default=repr)) for one in rest}
+        carried[kind] = {one for one in canonical if one[0] not in ("status", "answer to hello")}, steps, updates
+        spent = Recipe.model_validate(recipe).method.privacy.spent
+        assert result.summary["privacy"] == spent(ROUNDS) and result.metrics[-1]["epsilon"] == spent(ROUNDS)["epsilon"]
+        statuses = [json.loads(data) for what, data in heard if what == "status"]
+        assert [one["privacy"] for one in statuses] == [spent(number) for number in (0, 2, 4)]
+        assert f"privacy  level {level}, adjacency" in "\n".join(describe(statuses[-1]))
+    assert carried["plain"][:2] == carried["odd"][:2]
+    assert (carried["plain"][2] == carried["odd"][2]) == (level == "example")
 
 
 def test_the_coordinators_files_are_the_same_whatever_the_data(carried):

@@ -53,8 +53,10 @@ def test_type_default_and_owner(keys):
     for method in METHODS:  # each field of each method
         name = method.model_fields["name"].default
         for field in method.model_fields:
-            if field not in ("name", "adapter", "training", "schedule"):
+            if field not in ("name", "adapter", "training", "schedule", "private"):
                 assert one(f"method.{field}", name)
+    assert one("privacy.level").kind == 'one of "example", "client"'  # a table of its own, not a method's
+    assert not any(key.key.startswith("method.private") for key in keys)
 
 
 def test_docstrings_are_read_with_their_parents():

@@ -49,7 +49,8 @@ def describe(about: dict[str, Any]) -> list[str]:
             number = last["round"] if key == "train_loss" else last.get("evaluated", last["round"])
             lines.append(f"{label:<8} {last[key]:.4f} (round {number})")
     if privacy := about.get("privacy"):
-        lines.append(f"privacy  {privacy_spent(privacy)} (plain composition)")
+        plain = " (plain composition)" if "epsilon_pure" in privacy else ""
+        lines.append(f"privacy  {privacy_spent(privacy)}{plain}")
     if last.get("weights_digest"):
         lines.append(f"digest   {last['weights_digest']}")
     if about["repeated_rounds"]:

@@ -18,6 +18,7 @@ from fedseed.aggregation import AggregationRule
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
 from fedseed.methods import Method
+from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Basis
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Change, Floats
@@ -65,6 +66,14 @@ class NotingClient:
         """Batches of nothing."""
         while True:
             yield [None] * size
+
+    def private_batches(self, size: int, privacy: PrivacySettings) -> Iterator[list[Any]]:
+        """Batches of nothing, all of one size."""
+        return self.batches(size)
+
+    def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
+        """As `loss`, for each item."""
+        return [self.loss(items)] * len(items)
 
     def loss(self, items: Sequence[Any]) -> float:
         """One that differs a little from the one before."""

@@ -19,6 +19,7 @@ from fedseed.methods.base import Answer, Answers, State, misfit, too_few
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.methods.content import Content, content
 from fedseed.methods.payload import About, Payload
+from fedseed.privacy import Mechanism
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
@@ -86,6 +87,7 @@ class Coordinator:
             raise ValueError(problem)
         self.state = method.start(layout, seed)
         self.steps = 0  # that were made, counted here: what privacy they have spent hangs on nothing else
+        self._turns = np.zeros(len(self.examples), dtype=np.int64)  # of each client in them, where that is counted
         self.rejected: deque[RejectedMessage] = deque(maxlen=MOST_REJECTED)
         self.untaken: str | None = None  # why the last round's step was not taken
         self.bounds = bounds or Bounds()
@@ -113,10 +115,51 @@ class Coordinator:
         """The clients that take part in a round, whether it was, is or will be.
 
         (seed, round) put all clients in an order; the first ones that are alive take part. So who is drawn does not
-        depend on who of the others can be reached.
+        depend on who of the others can be reached. Where turns are counted nobody takes the place of one who can't be:
+        each client's number of turns is known beforehand.
         """
         order = (int(i) for i in permutation(self.seed, Domain.SAMPLING, len(self.examples), number))
+        if self.by_turns:
+            return sorted(i for i in list(order)[: self.per_round] if alive is None or i in alive)
         return sorted([i for i in order if alive is None or i in alive][: self.per_round])
+
+    # -- privacy ---------------------------------------------------------------------------------------------------
+
+    @property
+    def by_turns(self) -> bool:
+        """Whether privacy is accounted for by each client's turns."""
+        return self.method.privacy is not None and self.method.privacy.by_turns
+
+    @property
+    def counted(self) -> int:
+        """What privacy is accounted by: steps, or the turns of the client that had most."""
+        return int(self._turns.max(initial=0)) if self.by_turns else self.steps
+
+    def last_round(self, rounds: int) -> int:
+        """The last of so many rounds that privacy's budget allows; it is the same whenever it is asked for."""
+        most = None if self.method.privacy is None else self.method.privacy.affordable
+        if most is None:
+            return rounds
+        turns = np.zeros_like(self._turns)
+        for number in range(1, rounds + 1):
+            self._add_turns(turns, number)
+            if turns.max() > most:
+                return number - 1
+        return rounds
+
+    def _add_turns(self, turns: NDArray[np.int64], number: int) -> None:
+        if self.per_round >= len(turns):
+            turns += 1
+        else:
+            turns[self.sampled(number)] += 1
+
+    def _count(self) -> None:
+        """A step was made."""
+        self.steps += 1
+        if self.by_turns:
+            self._add_turns(self._turns, self.steps)
+
+    # -- a round ---------------------------------------------------------------------------------------------------
 
     @property
     def answered(self) -> Collection[int]:
@@ -184,7 +227,7 @@ class Coordinator:
         if current.outliers is None:
             clients = sorted(current.updates)
             current.said = dict(zip(clients, claims(*self._said(current, clients)), strict=True))
-            current.outliers = self.bounds.outliers(current.sizes, current.said)
+            current.outliers = {} if self._noise else self.bounds.outliers(current.sizes, current.said)
             for client, reason in current.outliers.items():
                 del current.updates[client], current.received[client], current.sizes[client]
                 self.rejected.append(RejectedMessage(current.number, client, reason))
@@ -215,7 +258,7 @@ class Coordinator:
         self._steps.take(size)
         self._closed = self._content(step, payload)
         self.state = self.method.advance(self.state, step)
-        self.steps += 1
+        self._count()
         self._open = None
         return Message(MessageKind.STEP, self.method.code, current.number, EVERYBODY, payload).encode()
 
@@ -252,7 +295,13 @@ class Coordinator:
         weights = shares([current.said[client] for client in clients])  # as they were screened, whatever was said since
         answers = tuple(Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True))
         past = Past(self.seed, current.number, self._outcome if self.keeps_outcomes else None)
-        return Answers(current.number, answers, self.aggregation, past)
+        return Answers(current.number, answers, self.aggregation, past, self._noise, len(current.clients))
+
+    @property
+    def _noise(self) -> Mechanism | None:
+        """What bounds updates and adds noise here: there no client may decide what becomes of another's update."""
+        mechanism = self.method.privacy
+        return mechanism if mechanism is not None and mechanism.of_sums else None
 
     def _said(self, current: Round, clients: Sequence[int]) -> tuple[Any, list[int], list[int]]:
         """How clients weigh, and what they say of themselves: their examples, and the terms of their losses."""
@@ -273,7 +322,7 @@ class Coordinator:
             if self.method.catch_up != "newest":  # whole weights do not say how large the steps to them were
                 self._steps.take(step.size(About(self.method, self.state, "step")))
             self.state = self.method.advance(self.state, step)
-            self.steps += 1
+            self._count()
         return contents
 
     # -- what travels ----------------------------------------------------------------------------------------------

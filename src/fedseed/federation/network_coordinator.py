@@ -223,11 +223,13 @@ class NetworkCoordinator:
             "drifted": sorted(self.inquiry.drifted),
         }
 
-    def _privacy(self) -> dict[str, float] | None:
-        """What the steps have spent so far, by plain composition; None: the method is not private."""
+    def _privacy(self) -> dict[str, Any] | None:
+        """What the steps have spent so far; None: the method is not private."""
         mechanism, coordinator = self.reception.method.privacy, self.reception.coordinator
         if mechanism is None:
             return None
+        if mechanism.by_turns:
+            return mechanism.counted(0 if coordinator is None else coordinator.counted)
         made = 0 if coordinator is None else coordinator.steps
         return mechanism.counted(max(made, len(self.log.steps)))  # the log's, until they are taken up
 

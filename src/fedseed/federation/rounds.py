@@ -185,6 +185,9 @@ class Rounds:
         minimum, attempt = self.session.settings.minimum, 0
         while True:
             clients = self.coordinator.open(number, attempt, self._asked(await self._enough()))
+            if len(clients) < minimum:  # privacy lets nobody take the place of those that are away
+                await self.session.pause(0.25)
+                continue
             plans = self.coordinator.plans()
             self._running = True
             self.open = current = OpenRound(number, attempt, frozenset(clients), len(clients))

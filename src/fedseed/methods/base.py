@@ -12,6 +12,7 @@ the steps alone, so that whoever holds the orbit holds the state. Payloads say b
 accounted for: components that a method is given, not functions of its own.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +20,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field, model_validator
 
-from fedseed.aggregation import AggregationRule
+from fedseed.aggregation import AggregationRule, Mean
 from fedseed.aggregation.base import Part, Past, spread
 from fedseed.aggregation.weighting import Weighting
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload
 from fedseed.models.adapters import Adapter
-from fedseed.privacy import Mechanism
+from fedseed.privacy import Level, Mechanism, PrivacySettings, PrivateScalars, Required
 from fedseed.renaming import Renamed
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
@@ -92,12 +93,16 @@ class Answers(Sequence[Answer]):
         answers: the answers.
         rule: how vectors of the clients become one.
         past: what else the rule may know.
+        noise: the mechanism that bounds the vectors and adds noise to their sum; None: there is none.
+        asked: how many clients were asked, whoever has answered.
     """
 
     round: int
     answers: Sequence[Answer]
     rule: AggregationRule
     past: Past = field(default_factory=Past)
+    noise: Mechanism | None = None
+    asked: int = 0
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -121,7 +126,7 @@ class Answers(Sequence[Answer]):
     def combine(self, vectors: Part) -> NDArray[np.float64]:
         """One vector from one of each client, by the rule: with the mean, sum_i c_i v_i in double precision.
 
-        Shorter vectors are filled up with zeros.
+        Shorter vectors are filled up with zeros. With `noise`, the noisy mean of bounded vectors.
         """
         (outcome,) = self.combine_parts([vectors])
         return outcome
@@ -132,7 +137,12 @@ class Answers(Sequence[Answer]):
         Args:
             parts: the same entries of each client's vector; gone through more than once.
         """
-        return self.rule.combine_parts(_Padded(parts), self.weights, self.past)
+        padded = _Padded(parts)
+        if self.noise is None:
+            return self.rule.combine_parts(padded, self.weights, self.past)
+        each = list(padded)  # it bounds all of a client's parts as one
+        joined = [np.concatenate(vectors) for vectors in zip(*each, strict=True)]
+        return iter(np.split(self.noise.mean(joined, self.asked), np.cumsum([len(part[0]) for part in each])[:-1]))
 
     def accumulate(
         self,
@@ -164,6 +174,7 @@ class Method(Renamed, ABC):
     Args:
         blocks: how the parameter vector is cut into blocks.
         weighting: what a client's weight c_i is in proportion to.
+        private: a recipe's `[privacy]`, which stands there and not among a method's keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -175,8 +186,21 @@ class Method(Renamed, ABC):
     needs_gradients: ClassVar[bool] = True  # else its clients measure losses alone, which may be of any kind
     stepwise: ClassVar[bool] = False  # a round is one optimiser step: there are thousands, logged in groups
 
+    protects: ClassVar[frozenset[Level]] = frozenset()  # what `[privacy]` may protect
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("weighting", ("equal",), "how many examples a client has would be told"),
+    )
+    later: ClassVar[frozenset[str]] = frozenset({"private"})
+
     blocks: BlockRule = "one"
     weighting: Weighting = "equal"
+    private: PrivacySettings | None = Field(None, json_schema_extra={"internal": True})
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        if self.private is not None and (problem := self.unprotected(self.private)):
+            raise ValueError(problem)
+        return self
 
     def check(self, layout: Layout) -> None:
         """Whether the settings fit the weights that train. Raises ValueError, which names the keys."""
@@ -274,6 +298,41 @@ class Method(Renamed, ABC):
         Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no losses, no
         counts, no reasons, no seconds of clients' work; `train` should answer whatever the data is.
         """
+        if self.private is None:
+            return None
+        return PrivateScalars(self.private, *(self.releases if self.level == "example" else (1, 1)))
+
+    @property
+    def level(self) -> Level | None:
+        """What `[privacy]` protects; None: there is none."""
+        return None if self.private is None else self.private.level
+
+    @property
+    def releases(self) -> tuple[int, int]:
+        """How many noisy vectors a client's turn gives away where examples are protected, and of how many each is."""
+        return 1, 1
+
+    @classmethod
+    def requirements(cls) -> Iterator[Required]:
+        """What its settings must be where data are protected, its parents' included."""
+        for parent in cls.__mro__:
+            yield from vars(parent).get("private_needs", ())
+
+    def unprotected(self, settings: PrivacySettings) -> str | None:
+        """Why these settings can't protect this method's data; None: they can."""
+        if settings.level not in self.protects:
+            can = ", ".join(f'"{level}"' for level in sorted(self.protects))
+            return f'privacy.level = "{settings.level}": {self.name} ' + (
+                f"protects {can} alone" if can else "has no private mechanism for what it sends"
+            )
+        for key, values, reason, level in self.requirements():
+            value = getattr(self, key)
+            if level in (None, settings.level) and value not in values:
+                allowed = " or ".join(map(json.dumps, values)) if None not in values else "nothing"
+                return (
+                    f'method.{key} = {json.dumps(value)} with privacy.level = "{settings.level}": {reason}; set it to '
+                    f"{allowed}"
+                )
         return None
 
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:
@@ -298,6 +357,11 @@ class Method(Renamed, ABC):
 def misfit(method: Method, rule: AggregationRule) -> str | None:
     """Why a rule can't combine a method's answers; None: it can."""
     said = f'aggregation.name = "{rule.name}" does not fit {method.name}'
+    if method.level == "client" and type(rule) is not Mean:
+        return (
+            f'aggregation.name = "{rule.name}" with privacy.level = "client": how far one client moves its result is '
+            'not known, so noise has no measure; take "mean", or privacy.level = "example"'
+        )
     if rule.compares and method.incomparable is not None:
         remedy = '; set method.seeds = "shared"' if method.incomparable.startswith("seeds") else ""
         return f"{said}: {method.incomparable}{remedy}"

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Basis
 from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.weights.change import Change, Floats
@@ -24,6 +25,10 @@ class Client(Protocol):
         """Endless batches of the client's examples, in an order that (seed, round, client) decides."""
         ...
 
+    def private_batches(self, size: int, privacy: PrivacySettings) -> Iterator[list[Any]]:
+        """Endless batches as `[privacy]` has them drawn, no example twice in one; they may be smaller, or empty."""
+        ...
+
     # -- zeroth order --------------------------------------------------------------------------------------------
 
     def loss(self, items: Sequence[Any]) -> float:
@@ -32,6 +37,10 @@ class Client(Protocol):
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
         """The same at w + scale * direction(k)."""
+        ...
+
+    def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
+        """The mean loss over each item's own terms at w + scale * direction(k); 0: at the weights as they are."""
         ...
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:

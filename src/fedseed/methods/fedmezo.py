@@ -12,42 +12,25 @@ direction's seed, which the run's seed, the round and the client's number decide
 sent (`fedseed.methods.traces`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import fmean
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.methods.base import Answers, CatchUp, Round
 from fedseed.methods.client import Client
-from fedseed.methods.dense import DenseState
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing, Payload
-from fedseed.methods.personal import Personal, Signals, phi
+from fedseed.methods.personal import FedMeZOState, Personal, phi
 from fedseed.methods.population import Population, is_usable
+from fedseed.methods.private import answering, noisy, shortened
 from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned, distances, steps_again
+from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Add, Change, Term
 from fedseed.weights.layout import Layout
-
-
-@dataclass(frozen=True)
-class FedMeZOState(DenseState):
-    """How many rounds are done, and the signals. With tensors only the coordinator has these."""
-
-    done: int = 0
-    signals: Signals = field(default_factory=Signals)
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The server optimiser's averages and the signals."""
-        return {**super().state_dict(), **self.signals.state_dict()}
-
-    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """The inverse of `state_dict`."""
-        return replace(super().load_state_dict(arrays), signals=Signals.from_state_dict(arrays))
 
 
 class FedMeZO(Averaged, Population):
@@ -68,6 +51,13 @@ class FedMeZO(Averaged, Population):
     name: Literal["fedmezo"] = "fedmezo"
     code: ClassVar[int] = 8
     about: ClassVar[str] = "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
+
+    protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("travel", ("pairs",), "whole weights have no bound"),
+        Required("personal", ("constant", "random", "update"), "training losses would be told", "example"),
+        Required("personal", ("constant",), "what clients send is bounded at one rate", "client"),
+    )
 
     steps: PositiveInt = 30
     learning_rate: PositiveFloat = 1e-5
@@ -114,14 +104,17 @@ class FedMeZO(Averaged, Population):
         losses: list[float] = []
         n, scalars = self.population, np.zeros((self.steps, self.population), dtype=np.float32)
         draws = [range(t * n, (t + 1) * n) for t in range(self.steps)]
-        for along, found in self.local_steps(client, draws, lambda k, x: self.estimates_along(client, basis, k, x)):
-            losses += [one.loss for one in found if is_usable(one)]
-            t = along.start // n
-            scalars[t] = [rate * one.rho / n for one in found]
-            if scalars[t].any():
-                client.apply(Add([Term(basis, scalars[t], along.start)], -1.0, self.rounding(seed, t)))
+        with answering(self):
+            for along, found in self.local_steps(client, draws, lambda k, x: self.estimates_along(client, basis, k, x)):
+                losses += [one.loss for one in found if is_usable(one)]
+                t = along.start // n
+                scalars[t] = [rate * one.rho / n for one in found]
+                if scalars[t].any():
+                    client.apply(Add([Term(basis, scalars[t], along.start)], -1.0, self.rounding(seed, t)))
         mean = float(np.float32(fmean(losses))) if self.losses_travel else None
-        return Trace(mean, scalars.reshape(-1)) if self.travel == "pairs" else Tuned(mean, client.weights())
+        if self.travel == "tensors":
+            return Tuned(mean, client.weights())
+        return Trace(mean, shortened(self, scalars.reshape(-1), rate / n))
 
     # -- as pairs; as tensors: FedAvg's average ------------------------------------------------------------------------
 
@@ -129,6 +122,7 @@ class FedMeZO(Averaged, Population):
         """The pairs side by side; or the average of the weights."""
         if self.travel == "tensors":
             return super().aggregate(state, answers)
+        answers = noisy(answers, self.rate(answers.round) / self.population)
         return Branches(tuple(Branch(client, weight, update) for client, weight, update in answers))
 
     def change(self, state: FedMeZOState, step: Any) -> Change:

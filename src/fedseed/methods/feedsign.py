@@ -28,7 +28,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Bits, Floats, Nothing, Payload
 from fedseed.methods.population import MOST, Population
 from fedseed.methods.stepwise import StepState, Stepwise
-from fedseed.privacy import PrivateSign
+from fedseed.privacy import PrivacySettings, PrivateSign
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 from fedseed.weights.change import Change
@@ -147,6 +147,12 @@ class FeedSign(Population, Stepwise):
         if self.epsilon is None:
             return None
         return f"epsilon = {self.epsilon:g}: the private draw is made of the sum of all votes, each counting the same"
+
+    def unprotected(self, settings: PrivacySettings) -> str | None:
+        """It has a mechanism of its own."""
+        if self.epsilon is not None:
+            return f"method.epsilon = {self.epsilon:g} is DP-FeedSign, with an account of its own: leave out [privacy]"
+        return "[privacy] is for scalars, and votes are bits: set method.epsilon, which is DP-FeedSign, in its place"
 
     @property
     def privacy(self) -> PrivateSign | None:

@@ -10,7 +10,6 @@ The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an u
 """
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -23,8 +22,10 @@ from fedseed.methods.base import Answers, Round
 from fedseed.methods.client import Client
 from fedseed.methods.coefficients import Coefficients, FerretPlan, FerretState, FerretStep
 from fedseed.methods.global_step import GlobalStep
-from fedseed.methods.least_squares import least_squares
+from fedseed.methods.least_squares import scaled
 from fedseed.methods.payload import Floats
+from fedseed.methods.private import NO_SUM, answering, shortened_blocks
+from fedseed.privacy import Level, Required
 from fedseed.randomness import Basis, Domain, derive
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import LocalTraining
@@ -58,6 +59,11 @@ class Ferret(GlobalStep):
     later: ClassVar[frozenset[str]] = frozenset({"basis_rank"})
     code: ClassVar[int] = 1
     about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
+    protects: ClassVar[frozenset[Level]] = frozenset({"client"})
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("seeds", ("shared", "fixed"), NO_SUM, "client"),
+        Required("allocation", ("size", "uniform", "previous"), "how many coefficients it sends would tell", "client"),
+    )
     plan_type, update_type, step_type = FerretPlan, Coefficients, FerretStep
 
     directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
@@ -97,7 +103,12 @@ class Ferret(GlobalStep):
     def train(self, state: FerretState, plan: FerretPlan, client: Client) -> Coefficients:
         """Train locally (Algorithm 1, step 2), then project the change (step 3)."""
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) if plan.seed is None else plan.seed
-        basis = self.directions_of(seed)
+        with answering(self):
+            return Coefficients(seed, tuple(self._gammas(state, self.directions_of(seed), client)))
+        return Coefficients(seed, tuple(np.zeros(k, dtype=np.float32) for k in self.allocate(state).tolist()))
+
+    def _gammas(self, state: FerretState, basis: Basis, client: Client) -> list[Floats]:
+        """gamma_l of each block. Raises NonFiniteError."""
         if self.streaming:
             counts = self.allocate(state)
             products = client.project_gradients(self.training.at(client.round), basis, counts.tolist())
@@ -113,20 +124,11 @@ class Ferret(GlobalStep):
             gammas = self.scaled(state, basis, products)
         if not all(np.isfinite(g).all() for g in gammas):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
-        return Coefficients(seed, tuple(gammas))
+        return shortened_blocks(self, gammas)
 
     def scaled(self, state: FerretState, basis: Basis, products: list[Floats]) -> list[Floats]:
         """gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
-        bounds, sizes = state.layout.boundaries, state.layout.block_sizes
-        if self.exact:
-            on = state.layout.matrices
-            return [
-                least_squares(basis, block, products[block], a, b, on) for block, (a, b) in enumerate(pairwise(bounds))
-            ]
-        return [
-            (p.astype(np.float64) / (basis.variance(size) * len(p))).astype(np.float32)
-            for p, size in zip(products, sizes, strict=True)
-        ]
+        return scaled(state.layout, basis, products, self.exact)
 
     def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
         """K_l for each block; `norms`: |Delta_l| of the client's update."""

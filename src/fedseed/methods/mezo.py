@@ -23,6 +23,7 @@ from fedseed.methods.population import Population, shares
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
+from fedseed.privacy import Level
 from fedseed.weights.change import Change, Floats
 
 
@@ -55,6 +56,7 @@ class MeZO(Population, Stepwise):
     code: ClassVar[int] = 6
     about: ClassVar[str] = "centralised zeroth-order tuning: one client that holds everything"
     update_type = step_type = Estimates
+    protects: ClassVar[frozenset[Level]] = frozenset({"example"})
     later: ClassVar[frozenset[str]] = frozenset({"estimator"})
 
     estimates: Annotated[int, Field(ge=1, le=1 << 16)] = 1
@@ -71,7 +73,7 @@ class MeZO(Population, Stepwise):
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Estimates:
         """n estimates on one batch, each divided by n."""
-        items = next(client.batches(self.batch))
+        items = next(self.drawn(client))
         basis, along = self.directions(state.seed), self.indices(client.round)
         return Estimates(shares(self.estimates_along(client, basis, along, items, self.estimator == "one-point")))
 

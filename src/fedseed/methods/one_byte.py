@@ -1,4 +1,7 @@
-"""Numbers in a byte each, after Zelikman et al., "Just One Byte (per gradient)", 2023."""
+"""Scalars in a byte each: a sign and a magnitude.
+
+Zelikman et al., "Just One Byte (per gradient)", 2023, send a projection in one byte.
+"""
 
 from typing import Any
 

@@ -6,12 +6,14 @@ Phi_i in [-1, 1] is a signal of client i minus the mean, over the largest absolu
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedseed.methods.dense import DenseState
 
 LOSSES = 5  # rounds that the mean training loss goes back
 Personal = Literal["constant", "random", "loss", "loss-5", "update"]
@@ -93,3 +95,19 @@ def distances_of_norms(weights: Sequence[float], squares: Sequence[float]) -> li
     """
     total = sum(c**2 * square for c, square in zip(weights, squares, strict=True))
     return [max(0.0, total + ((1 - c) ** 2 - c**2) * square) ** 0.5 for c, square in zip(weights, squares, strict=True)]
+
+
+@dataclass(frozen=True)
+class FedMeZOState(DenseState):
+    """How many rounds are done, and the signals. With tensors only the coordinator has these."""
+
+    done: int = 0
+    signals: Signals = field(default_factory=Signals)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """The server optimiser's averages and the signals."""
+        return {**super().state_dict(), **self.signals.state_dict()}
+
+    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """The inverse of `state_dict`."""
+        return replace(super().load_state_dict(arrays), signals=Signals.from_state_dict(arrays))

@@ -20,7 +20,9 @@ from pydantic import Field, model_validator
 from fedseed.errors import NonFiniteError
 from fedseed.methods.client import Client
 from fedseed.methods.payload import Floats
+from fedseed.methods.private import private_estimates
 from fedseed.methods.zeroth import Projection, ZerothOrder
+from fedseed.privacy import Required
 from fedseed.randomness import Basis
 
 MOST = 1 << 16  # directions of one step
@@ -35,6 +37,9 @@ class Population(ZerothOrder):
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"population"})
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("population", (1,), "parts of a batch have no account of their own", "example"),
+    )
 
     population: Annotated[int, Field(ge=1, le=MOST)] = 1
 
@@ -52,7 +57,8 @@ class Population(ZerothOrder):
     ) -> list[Projection]:
         """The estimates along some directions, a population of n after the other, each on all of `items`.
 
-        In a population, an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped.
+        In a population, an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped. Where
+        `[privacy]` protects examples, all are private, and all are usable.
 
         Args:
             client: the client.
@@ -64,6 +70,8 @@ class Population(ZerothOrder):
         Raises:
             NonFiniteError: no estimate of a population is usable.
         """
+        if self.level == "example":
+            return private_estimates(self, client, basis, along, items, one_sided)
         n = self.population
         if n == 1:
             if one_sided:

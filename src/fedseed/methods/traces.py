@@ -25,7 +25,8 @@ from fedseed.randomness import Domain, derive
 from fedseed.weights.change import NOTHING, Add, Average, Change, Term
 
 if TYPE_CHECKING:
-    from fedseed.methods.fedmezo import FedMeZO, FedMeZOState
+    from fedseed.methods.fedmezo import FedMeZO
+    from fedseed.methods.personal import FedMeZOState
 
 Loss = Annotated[float | None, Scalar("f4", when="losses_travel")]
 

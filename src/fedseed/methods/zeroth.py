@@ -17,6 +17,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.normalised import Normalisation, normalised
 from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.schedule import Schedule, factor_of
+from fedseed.privacy import PrivacySettings, Required
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
@@ -64,6 +65,10 @@ class ZerothOrder(Method):
     """
 
     needs_gradients: ClassVar[bool] = False
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("normalize", ("none",), "an example would move what others' losses become", "example"),
+        Required("clip", (None,), "whether a step is skipped would depend on all examples", "example"),
+    )
     renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
     later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule", "basis_rank", "normalize"})
 
@@ -97,6 +102,23 @@ class ZerothOrder(Method):
     def rebuilds_often(self) -> bool:
         """Whether every step is a rebuild."""
         return self.small_steps == "from-base"
+
+    @property
+    def releases(self) -> tuple[int, int]:
+        """An estimate a local step, of a batch."""
+        return getattr(self, "steps", 1), self.batch
+
+    def unprotected(self, settings: PrivacySettings) -> str | None:
+        """A batch is a part of the examples that are reckoned with."""
+        if settings.examples is not None and self.batch > settings.examples:
+            return f"privacy.examples = {settings.examples}: a batch has {self.batch} (method.batch)"
+        return super().unprotected(settings)
+
+    def drawn(self, client: Client) -> Iterator[list[Any]]:
+        """Endless batches of the client's examples, as `[privacy]` has them drawn."""
+        if self.private is None or self.level != "example":
+            return client.batches(self.batch)
+        return client.private_batches(self.batch, self.private)
 
     def directions(self, seed: int) -> Basis:
         """The basis of a seed."""
@@ -176,7 +198,7 @@ class ZerothOrder(Method):
             NonFiniteError: at the end, if no step was usable.
         """
         usable, reason = False, ""
-        for draw, items in zip(draws, client.batches(self.batch), strict=False):
+        for draw, items in zip(draws, self.drawn(client), strict=False):
             try:
                 estimated = estimate(draw, items)
             except NonFiniteError as error:

@@ -25,9 +25,11 @@ from fedseed.methods.client import Client
 from fedseed.methods.one_byte import OneByte
 from fedseed.methods.payload import About, Array, Nothing, Payload
 from fedseed.methods.population import Population
+from fedseed.methods.private import NO_SUM, answering, shortened
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
+from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Change, Floats, Term
 
@@ -94,6 +96,8 @@ class ZOFedSGD(Population, Stepwise):
     name: Literal["zo-fedsgd"] = "zo-fedsgd"
     code: ClassVar[int] = 4
     about: ClassVar[str] = "a projection per client and step, own or shared seeds, 4 bytes or 1"
+    protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
+    private_needs: ClassVar[tuple[Required, ...]] = (Required("seeds", ("shared",), NO_SUM, "client"),)
     step_type = Projections
 
     seeds: Literal["own", "shared"] = "own"
@@ -126,14 +130,16 @@ class ZOFedSGD(Population, Stepwise):
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:
         """A two-point estimate along each direction of a population."""
-        items = next(client.batches(self.batch))
         along, n = self.indices(client.round), self.population
         if self.own_seeds:  # aligned: those of two clients are the same, or have none in common
             k = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
-        found = self.estimates_along(client, self.directions(state.seed), along, items)
+        scalars = np.zeros(n, dtype=np.float32)
+        with answering(self):
+            found = self.estimates_along(client, self.directions(state.seed), along, next(self.drawn(client)))
+            scalars[:] = [one.rho for one in found]
         indices = np.array([along.start], dtype=np.uint32) if self.own_seeds else None
-        return self.update_type(np.array([one.rho for one in found], dtype=np.float32), indices=indices)
+        return self.update_type(shortened(self, scalars), indices=indices)
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
         """Own seeds: each client's scalars, its weight multiplied in; shared: the mean. Steps carry full floats."""
@@ -171,8 +177,8 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def together(self) -> Literal["losses"] | None:
-        """With a shared seed all look along the same direction."""
-        return None if self.own_seeds else "losses"
+        """With a shared seed all look along the same direction; private examples each client has for itself."""
+        return None if self.own_seeds or self.level == "example" else "losses"
 
     @property
     def incomparable(self) -> str | None:

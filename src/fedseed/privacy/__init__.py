@@ -1,6 +1,8 @@
 """Differential privacy: mechanisms, and what they have spent."""
 
 from fedseed.privacy.base import Mechanism
+from fedseed.privacy.scalars import PrivateScalars, noise_for
+from fedseed.privacy.settings import Level, PrivacySettings, Required
 from fedseed.privacy.sign import PrivateSign
 
-__all__ = ["Mechanism", "PrivateSign"]
+__all__ = ["Level", "Mechanism", "PrivacySettings", "PrivateScalars", "PrivateSign", "Required", "noise_for"]

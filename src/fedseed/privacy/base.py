@@ -1,6 +1,10 @@
 """What a privacy mechanism is to those who only report on it."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 WITHHELD = "nothing to send"  # why a client of a private run sends nothing: the reason would depend on its data
 
@@ -8,14 +12,35 @@ WITHHELD = "nothing to send"  # why a client of a private run sends nothing: the
 class Mechanism(Protocol):
     """Makes steps private.
 
-    Both functions take the number of steps that were released, which is the coordinator's own count: nothing that a
-    client says goes into an account.
+    `counted` and `spent` take what the coordinator has counted itself: nothing that a client says goes into an account.
+
+    Attributes:
+        by_turns: what is counted: the turns of the client that was asked most often, where who is asked follows from
+            seed and round alone; else all steps.
+        of_sums: it bounds the clients' vectors and adds noise to their sum (`mean`).
     """
 
-    def counted(self, rounds: int) -> dict[str, float]:
-        """Privacy spent in so many rounds by plain composition, for `status`: answered in no time."""
+    by_turns: ClassVar[bool] = False
+
+    @property
+    def of_sums(self) -> bool:
+        """Whether the coordinator adds noise."""
+        return False
+
+    @property
+    def affordable(self) -> int | None:
+        """The largest count within the budget; None: there is no budget."""
+        return None
+
+    def counted(self, rounds: int) -> dict[str, Any]:
+        """Privacy spent in so many rounds or turns, for `status`: answered in no time."""
         ...
 
-    def spent(self, rounds: int) -> dict[str, float]:
+    def spent(self, rounds: int) -> dict[str, Any]:
         """The same and what a tighter account finds, for `summary.json`."""
         ...
+
+    def mean(self, vectors: Sequence[NDArray[np.floating[Any]]], asked: int) -> NDArray[np.float64]:
+        """The noisy sum of the clients' bounded vectors over the number of those that were asked."""
+        text = f"{type(self).__name__} adds no noise to sums"
+        raise NotImplementedError(text)

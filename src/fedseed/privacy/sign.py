@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from math import inf
 from secrets import randbelow, randbits
 
+from fedseed.privacy.base import Mechanism
+
 DELTA = 1e-5
 
 
 @dataclass(frozen=True)
-class PrivateSign:
+class PrivateSign(Mechanism):
     """The exponential mechanism on two outcomes; each vote is (epsilon, 0)-private (FeedSign, Theorem D.2).
 
     Args:

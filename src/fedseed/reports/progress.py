@@ -76,6 +76,8 @@ def describe(line: Mapping[str, Any]) -> str:
     parts += [f"{title} {line[name]:.1f}" for name, title in SCORES.items() if name in line]
     if "reward" in line:
         parts.append(f"reward {line['reward']:.3f}")
+    if "epsilon" in line:
+        parts.append(f"epsilon {line['epsilon']:.3g}")
     if line.get("train_loss") is not None:
         parts.append(f"local loss {line['train_loss']:.3f}")
     if "bytes_up" in line:

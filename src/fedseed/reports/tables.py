@@ -22,9 +22,12 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def privacy_spent(spent: Mapping[str, float]) -> str:
+def privacy_spent(spent: Mapping[str, Any]) -> str:
     """What a private run has spent, of its summary or status, for a person: "epsilon per vote 0.5, votes 48"."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in spent.items())
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:.4g}'}"
+        for name, value in spent.items()
+    )
 
 
 def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:

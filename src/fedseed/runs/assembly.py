@@ -14,7 +14,7 @@ from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.equipment import Equipment, equip, evaluation_of, evaluation_of_parties
-from fedseed.runs.learner import make_learner
+from fedseed.runs.learner import check_examples, make_learner
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Evaluation, Simulation
@@ -228,6 +228,7 @@ def host(
     held = [as_attacked(recipe, client, numbers[client.name], attackers, len(data.classes)) for client in data.clients]
     prepared = prepare_clients(equipment.objective, held)
     items = {client.name: client.items for client in prepared}
+    check_examples(recipe.method, items)
     settings = recipe.model
     worker, header = make_learner(
         equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,

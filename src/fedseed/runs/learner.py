@@ -1,6 +1,7 @@
 """A model and what is known of it before the first step: the worker that trains it, and the orbit's header."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -15,6 +16,27 @@ from fedseed.orbit import AdapterStart, Header
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import DigestKind
 from fedseed.weights.offload import Offload
+
+
+def check_examples(method: Method, held: Mapping[str, Sequence[Any]]) -> None:
+    """Whether clients have as many examples as `[privacy]` reckons with.
+
+    Args:
+        method: the method and its settings.
+        held: the usable examples by client.
+
+    Raises:
+        RecipeError: one has fewer; names it.
+    """
+    privacy = method.private
+    if privacy is None or privacy.sampling != "fixed" or privacy.examples is None:
+        return
+    for name, items in held.items():
+        if len(items) < privacy.examples:
+            raise RecipeError(
+                f'privacy.examples = {privacy.examples}: {name} has {len(items)}, and with sampling = "fixed" each '
+                'client needs as many; set it lower, or take sampling = "poisson"'
+            )
 
 
 def make_learner(

@@ -127,6 +127,7 @@ class Loop:
             raise RecipeError("extend goes with resume: a new run has as many rounds as its recipe says")
         if extend and (said := extended(self.settings)):
             self.progress.note(said)
+        self._keep_to_budget()
         folder = None if self.settings.out is None else RunFolder(self.settings.out, self.settings.recipe_text, resume)
         if folder is not None and folder.finished:
             self.progress.note(f"the run in {folder.path} is finished: nothing is changed")
@@ -182,6 +183,8 @@ class Loop:
                 line: dict[str, Any] = merge_rounds(pending) if pending else {"round": 0, "seconds": {}}
                 pending = []
                 self.backend.examine(line, evaluate and settings.measures)
+                if number and (mechanism := settings.method.privacy) is not None and mechanism.by_turns:
+                    line["epsilon"] = mechanism.spent(self.backend.coordinator.counted)["epsilon"]
                 if number == 0:
                     stopping.check(line, settings.patience)
                 self._warn_of_noise(line)
@@ -205,6 +208,23 @@ class Loop:
         self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
         where = None if folder is None else folder.path
         return RunResult(summary, metrics, where, None if self.backend.tuned() is None else self.backend.tuned)
+
+    def _keep_to_budget(self) -> None:
+        """The run ends with the last round that privacy's budget allows. Raises RecipeError if there is none."""
+        wanted = self.settings.rounds
+        last = self.backend.coordinator.last_round(wanted)
+        if last == wanted:
+            return
+        mechanism = self.settings.method.privacy
+        assert mechanism is not None
+        about = mechanism.spent(1)
+        if last == 0:
+            raise RecipeError(
+                f"privacy.budget = {about['budget']:g}: the first round would spend {about['epsilon']:.3g}; more "
+                "privacy.noise spends less"
+            )
+        self.progress.note(f"privacy: a budget of {about['budget']:g} is enough for {last} of {wanted} rounds")
+        self.settings.rounds = last
 
     def _take_up(self, folder: RunFolder) -> int:
         """Take up an interrupted run; returns the last round that counts, 0 in a new folder."""
@@ -324,7 +344,7 @@ class Loop:
             "refused": sum(line["refused"] for line in rounds),
             "not_taken": sum(len(line.get("not_taken", ())) for line in rounds),
             "attack": attack,
-            "privacy": None if (p := settings.method.privacy) is None else p.spent(self.backend.coordinator.steps),
+            "privacy": None if (p := settings.method.privacy) is None else p.spent(self.backend.coordinator.counted),
             "seconds": phases,
             "seconds_per_client": seconds_per_client(rounds),
             "base_digest": header.base_digest,

@@ -26,11 +26,12 @@ from fedseed.attacks.settings import AttackSettings
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
 from fedseed.federation.byzantine import attack_problem
-from fedseed.methods import Method, without_gradients
+from fedseed.methods import Method, protected, without_gradients
 from fedseed.methods.base import misfit, too_few
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
+from fedseed.privacy import PrivacySettings
 from fedseed.randomness.seed import Seed
 from fedseed.registry import load_plugin
 from fedseed.renaming import Renamed, changed
@@ -195,6 +196,7 @@ class Recipe(_Table):
         method: which of the methods; the other keys are its settings.
         aggregation: how the answers of a round are combined.
         bounds: how far from the others a client, or a step, may be.
+        privacy: differential privacy of what clients send; without this table there is none but DP-FeedSign's.
         attack: Byzantine clients.
         reward: what generated answers are rewarded for, in place of a loss.
         evaluation: when and how to evaluate.
@@ -212,6 +214,7 @@ class Recipe(_Table):
     method: AnyMethod
     aggregation: AnyRule = Mean()
     bounds: Bounds = Bounds()
+    privacy: PrivacySettings | None = None
     attack: AttackSettings | None = None
     reward: RewardSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -220,7 +223,11 @@ class Recipe(_Table):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
-        """Check what one table alone does not show."""
+        """Check what one table alone does not show, and give the method what other tables say of it."""
+        if self.method.private not in (None, self.privacy):
+            raise _told("method.private: write it as the table [privacy]")
+        if self.privacy is not None:
+            self = self.model_copy(update={"method": self._protected(self.privacy)})
         for name in self.evaluation.metrics:
             if metrics.REGISTRY.find(name) is None:
                 raise _told(
@@ -266,6 +273,23 @@ class Recipe(_Table):
         known = settings.per_round or (None if settings.clients is None else settings.count(len(settings.clients)))
         return None if known is None else too_few(self.aggregation, known)
 
+    def _protected(self, privacy: PrivacySettings) -> Method:
+        """The method with `[privacy]`. Raises PydanticCustomError."""
+        if self.evaluation.disclose and self.of_parties and not self.task.shares_evaluation:
+            raise _told(
+                "evaluation.disclose = true with [privacy]: each client would tell what it measures on held-out data "
+                "of its own; leave it out"
+            )
+        if privacy.level == "example" and self.evaluation.truncate == "split":
+            raise _told(
+                'evaluation.truncate = "split" with privacy.level = "example": a text would be several examples, of '
+                'which epsilon counts one; take "left" or "right"'
+            )
+        try:
+            return protected(self.method, privacy)
+        except ValueError as error:
+            raise _told(str(error)) from error
+
     @property
     def of_parties(self) -> bool:
         """Whether each client names its own data, so that only the coordinator knows who else takes part."""
@@ -278,7 +302,7 @@ class Recipe(_Table):
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
+        return tomli_w.dumps(self.model_dump(exclude_none=True, exclude={"method": {"private"}}))
 
 
 def packaged_recipes() -> dict[str, Path]:

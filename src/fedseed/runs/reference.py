@@ -92,6 +92,8 @@ def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[
     for name, field in model.model_fields.items():
         if name in TAGS and len(get_args(field.annotation)) == 1:
             continue  # chooses among tables: said of the table
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("internal"):
+            continue  # another table of a recipe says it
         key, inside = prefix + (field.alias or name), models_of(field)
         about = field.description or documents.get(name, "")
         if not inside:

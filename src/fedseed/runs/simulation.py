@@ -21,7 +21,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.worker import Answer, cost_of
-from fedseed.methods import Method
+from fedseed.methods import Method, protected
 from fedseed.methods.content import Content
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
@@ -33,11 +33,12 @@ from fedseed.optimizers.schedule import lasting
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
+from fedseed.privacy import PrivacySettings
 from fedseed.randomness.seed import check_seed
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.learner import make_learner
+from fedseed.runs.learner import check_examples, make_learner
 from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.orders import Evaluate, Train, Work
 from fedseed.runs.remembering import check_memory, memory_of
@@ -96,6 +97,7 @@ class Simulation(Backend):
         workers: local processes to deal the clients to, with the results that one process with as many threads has; or
             a team of them that is loading already.
         threads: that this process computes with while it runs; by default those of `workers`, or torch's own choice.
+        privacy: differential privacy of what clients send.
     """
 
     def __init__(
@@ -131,16 +133,18 @@ class Simulation(Backend):
         base_files: BaseFiles | None = None,
         workers: Workers | Team | None = None,
         threads: int | None = None,
+        privacy: PrivacySettings | None = None,
     ) -> None:
         seed = check_seed(seed)
         try:
-            method = lasting(method, rounds)
+            method = lasting(method if privacy is None else protected(method, privacy), rounds)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         self.names = [client.name for client in named]
         self.prepared = prepare_clients(objective, named)
         self.items = [client.items for client in self.prepared]
+        check_examples(method, dict(zip(self.names, self.items, strict=True)))
         per_round = len(named) if per_round is None else per_round
         if not 1 <= per_round <= len(named):
             raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(named)}")

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from fedseed.errors import NonFiniteError
 from fedseed.objectives.batches import micro_batches
 from fedseed.objectives.losses import Objective
+from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.memory import Memory
 from fedseed.training.populations import part_losses
+from fedseed.training.sampling import private_batches
 from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.training.steps import Rounder, Steps, steps_of
 from fedseed.training.streaming import gradients_taken
@@ -199,6 +201,11 @@ class LocalClient:
             raise NonFiniteError("no usable example")
         return batches(self.items, size, derive(self.seed, Domain.DATA_ORDER, self.round, self.number))
 
+    def private_batches(self, size: int, privacy: PrivacySettings) -> Iterator[list[Any]]:
+        """Endless batches as `[privacy]` has them drawn (`fedseed.training.sampling`)."""
+        order = derive(self.seed, Domain.DATA_ORDER, self.round, self.number)
+        return private_batches(self.items, size, privacy, order)
+
     @torch.no_grad()
     def loss(self, items: Sequence[Any]) -> float:
         """The mean loss over all terms of `items` at the weights as they are; one forward pass, no dropout."""
@@ -215,6 +222,19 @@ class LocalClient:
             loss = self.loss(items)
         self.cost.losses.append(loss)
         return loss
+
+    @torch.no_grad()
+    def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
+        """The mean loss over each item's own terms at w + scale * direction(k); one forward pass."""
+        if not items:
+            return []
+        often = getattr(self.objective, "calls_often", False)
+        moved = self.space.perturbed(basis, k, scale, often=often) if scale else nullcontext()
+        self.space.model.eval()
+        self.cost.forward_passes += 1
+        with self.phase("local"), moved:
+            losses = self.objective.losses(self.space.model, items).tolist()
+        return [loss / self.objective.weight(item) for loss, item in zip(losses, items, strict=True)]
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
         """The mean losses of len(along) equal parts of `items`, part j at w + scale * direction(along[j]).

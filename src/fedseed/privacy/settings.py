@@ -1,0 +1,70 @@
+"""A recipe's `[privacy]`: what is protected, how it is bounded, how much noise it gets, and how much may be spent."""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+Level = Literal["example", "client"]
+
+
+class Required(NamedTuple):
+    """What a method's setting must be where data are protected.
+
+    Args:
+        key: of the method.
+        values: it may have.
+        reason: why no others.
+        level: where; None: at both.
+    """
+
+    key: str
+    values: tuple[Any, ...]
+    reason: str
+    level: Level | None = None
+
+
+class PrivacySettings(BaseModel):
+    """Differential privacy of scalars (docs/privacy.md).
+
+    Args:
+        level: what is protected. "example": each single example, from everybody, the coordinator too: each client
+            bounds what an example does to its losses, and adds noise before it sends. "client": all that a client
+            holds, from everybody but the coordinator, which bounds what clients send and adds noise to the sum.
+        clip: C. "example": the longest vector of an example's differences of losses, one for each direction of an
+            estimate. "client": the longest vector that a client sends: of projections rho, or of Ferret's coefficients.
+        noise: the noise's deviation over clip.
+        delta: the probability that is left out of epsilon.
+        budget: the largest epsilon; the run ends before the round that would spend more. Not set: it has all its
+            rounds.
+        sampling: "example" level only: how a batch is drawn. "poisson": each example by itself, with probability
+            batch / examples; "fixed": batch of them without replacement; both by the client's own secret random
+            numbers, for which epsilon is smaller. "none": in the order that the recipe's seed decides, which everybody
+            knows, so that epsilon is that of an example which is in every batch.
+        examples: the number that sampling reckons with; it is public. "fixed": each client must have as many.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    level: Level
+    clip: PositiveFloat
+    noise: Annotated[float, Field(gt=0, le=1e5)]
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    budget: PositiveFloat | None = None
+    sampling: Literal["none", "fixed", "poisson"] = "none"
+    examples: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _sampling_is_known(self) -> "PrivacySettings":
+        if self.level == "client" and (self.sampling != "none" or self.examples is not None):
+            raise ValueError(
+                'level = "client" takes no sampling and no examples: who takes part is public, and each round in which '
+                "a client does counts in full"
+            )
+        if self.sampling != "none" and self.examples is None:
+            raise ValueError(
+                f'sampling = "{self.sampling}" needs examples, the public number of examples of a client that epsilon '
+                "is reckoned with"
+            )
+        if self.sampling == "none" and self.examples is not None:
+            raise ValueError('examples needs sampling = "fixed" or "poisson": without either epsilon does not use it')
+        return self

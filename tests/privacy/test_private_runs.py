@@ -1,0 +1,342 @@
+"""Runs with `[privacy]`: what is told, what is counted, where the budget ends them."""
+
+import json
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+from fedseed import Federation, FedKSeed, FedMeZO, Ferret, MeZO, Orbit, ZOFedSGD
+from fedseed.aggregation import Median
+from fedseed.errors import RecipeError
+from fedseed.methods import protected
+from fedseed.privacy import PrivacySettings, PrivateScalars, scalars
+from fedseed.runs.folder import RunFolder
+from fedseed.runs.recipe import Recipe, stored_recipe
+from fedseed.tracking.csv import CSV
+from support.told import CLIENTS, PAGE, contents, data, fields, listed, still
+from support.zeroth_order import OBJECTIVE, model
+
+ROUNDS = 4
+STEP = {"learning_rate": 0.02, "scale": 1e-3, "batch": 8}
+EXAMPLE = PrivacySettings(level="example", clip=0.01, noise=1.0, sampling="poisson", examples=40)
+CLIENT = PrivacySettings(level="client", clip=1.0, noise=1.0)
+METHODS = {
+    "zo-own": (ZOFedSGD(**STEP), EXAMPLE),
+    "zo-shared": (ZOFedSGD(**STEP, seeds="shared", population=2), CLIENT),
+    "mezo": (MeZO(**STEP, estimates=3, estimator="one-point"), EXAMPLE),
+    "fedkseed": (FedKSeed(**STEP, candidates=16, steps=3, weighting="equal", importance=True), EXAMPLE),
+    "fedkseed-client": (FedKSeed(**STEP, candidates=16, steps=3, weighting="equal"), CLIENT),
+    "fedmezo": (FedMeZO(**STEP, steps=3, personal="random"), EXAMPLE),
+    "fedmezo-client": (FedMeZO(**STEP, steps=3), CLIENT),
+    "ferret": (Ferret(directions=16, seeds="shared", allocation="size", basis="rademacher"), CLIENT),
+}
+
+
+def federation(name="zo-shared", kind="plain", privacy=None, **settings):
+    method, usual = METHODS[name]
+    defaults = {"rounds": ROUNDS, "seed": 3, "evaluate_every": 2, "privacy": privacy or usual}
+    return Federation(model(), data(kind), method, OBJECTIVE, **{**defaults, **settings})
+
+
+def epsilon(turns, noise=1.0, delta=1e-5):
+    """Of a client's turns, by the library: no sampling."""
+    accountant = RdpAccountant(scalars.ORDERS)
+    accountant.compose(GaussianDpEvent(noise), turns)
+    return pytest.approx(accountant.get_epsilon(delta), rel=1e-6)
+
+
+@pytest.fixture
+def constant(monkeypatch):
+    """Noisy sums that do not depend on what is summed up: what else differs, differs by the data."""
+    made = []
+
+    def noisy_sum(self, vectors, length):
+        made.append(length)
+        return np.full(length, 1e-3)
+
+    monkeypatch.setattr(PrivateScalars, "noisy_sum", noisy_sum)
+    return made
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def also_told():
+    return listed(PAGE.parent / "privacy.md")
+
+
+def in_files(folder):
+    """Fields by file; what messages and orbits hold are steps."""
+    found = {}
+    for file in sorted(folder.iterdir()):
+        text = file.read_text(encoding="utf-8") if file.suffix in (".jsonl", ".json", ".csv") else ""
+        found[file.name] = set()
+        if file.suffix == ".jsonl":
+            found[file.name] = {field for line in text.splitlines() for field in fields(json.loads(line))}
+        elif file.name == "summary.json":
+            found[file.name] = set(fields(json.loads(text)))
+        elif file.name == "metrics.csv":
+            found[file.name] = set(text.splitlines()[0].split(","))
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_are_the_same_whatever_the_data(name, constant):
+    """But for the noisy sums: no example, few, many, losses that are no numbers; as many sums as are counted."""
+    found = {}
+    for kind in ("plain", "odd"):
+        constant.clear()
+        result = federation(name, kind).run()
+        figures = {key: value for key, value in result.summary.items() if key != "host"}
+        found[kind] = still([result.metrics, figures]), list(constant)
+    assert found["plain"] == found["odd"]
+    method, privacy = METHODS[name]
+    each = protected(method, privacy).privacy.releases if privacy.level == "example" else 1
+    turns = ROUNDS * (CLIENTS if privacy.level == "example" or name == "fedmezo-client" else 1)
+    lengths = {"mezo": 3, "zo-shared": 2, "ferret": 16, "fedkseed-client": 16, "fedmezo-client": 3}
+    assert found["odd"][1] == [lengths.get(name, 1)] * turns * each
+    assert result.summary["privacy"]["releases"] == ROUNDS * each
+
+
+def test_files_are_the_same_whatever_the_data(constant, tmp_path):
+    """All of them, and what stands in them is listed."""
+    for kind in ("plain", "odd"):
+        federation("zo-shared", kind, out=tmp_path / kind, recipe_text="rounds = 4", trackers=[CSV()]).run()
+    assert contents(tmp_path / "plain") == contents(tmp_path / "odd")
+    page, extra = listed(), also_told()
+    for file, found in in_files(tmp_path / "odd").items():
+        assert found <= page.get(file, set()) | extra.get(file, set()), file
+
+
+def test_updates_are_the_same_whatever_the_data(constant):
+    """At example level no client's message has anything but noisy sums in it; at client level as many numbers each."""
+    for name, (_, privacy) in METHODS.items():
+        sent = {}
+        for kind in ("plain", "odd"):
+            one = federation(name, kind)
+            clients = one.coordinator.open(1)
+            answers = [one.worker.train(one.coordinator.plan(c), c, one.items[c]) for c in clients]
+            sent[kind] = [answer.message for answer in answers]
+            assert None not in sent[kind] and all(a.cost.forward_passes == 0 and not a.cost.seconds for a in answers)
+        if privacy.level == "example":
+            assert sent["plain"] == sent["odd"], name
+        else:
+            assert list(map(len, sent["plain"])) == list(map(len, sent["odd"])) and sent["plain"] != sent["odd"], name
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def quiet(monkeypatch):
+    monkeypatch.setattr(scalars, "discrete_gaussian", lambda sigma, count, random: np.zeros(count, dtype=np.int64))
+
+
+def scaled(items, by):
+    return [(x * by, y) for x, y in items]
+
+
+def test_an_example_moves_an_estimate_as_far_as_the_account_says(monkeypatch):
+    """One that is wild, and one that is no number, in place of another: at most 2 C / (2 eps B), C / (2 eps B)."""
+    quiet(monkeypatch)
+    most = 0.01 / (2 * STEP["scale"] * STEP["batch"])
+    privacy = PrivacySettings(level="example", clip=0.01, noise=1.0)
+    for name in ("zo-own", "mezo", "fedmezo", "fedkseed"):
+        method = protected(METHODS[name][0], privacy)
+        found = []
+        for by in (1.0, 1e4, -1e4, float("nan")):
+            items = data("plain")[0][:8]  # one batch of all examples
+            one = Federation(model(), [scaled(items[:1], by) + items[1:]], method, OBJECTIVE, 1, seed=3)
+            one.coordinator.open(1)
+            message = one.worker.train(one.coordinator.plan(0), 0, one.items[0]).message[28:]
+            update = method.decode_update(one.coordinator.state, 1, message)
+            found.append(np.asarray(update.scalars, dtype=np.float64)[: 3 if name == "mezo" else 1])
+        # mezo's are one-sided and thirds; fedmezo's have a rate multiplied in, at most 1.5 times the recipe's
+        factor = {"mezo": 2 / 3, "fedmezo": 1.5 * STEP["learning_rate"]}.get(name, 1.0)
+        for other in found[1:3]:
+            assert 0 < np.linalg.norm(other - found[0]) <= 2 * most * factor * 1.001, name
+        assert np.linalg.norm(found[3] - found[0]) <= most * factor * 1.001, name
+        assert np.linalg.norm(found[1]) <= 8 * most * factor
+
+
+@pytest.mark.parametrize("name", ["zo-shared", "fedkseed-client", "ferret"])
+def test_a_client_moves_a_step_as_far_as_the_account_says(name, monkeypatch):
+    """Whatever it sends: C / m beside nothing, and nobody else's update becomes another one."""
+    quiet(monkeypatch)
+
+    def step(last):
+        one = federation(name)
+        coordinator, method = one.coordinator, one.method
+        clients = coordinator.open(1)
+        for c in clients:
+            message = one.worker.train(coordinator.plan(c), c, one.items[c]).message
+            update = method.decode_update(coordinator.state, 1, message[28:])
+            if c == clients[-1]:
+                if name == "ferret":
+                    update = type(update)(update.seed, tuple(last * g for g in update.gammas))
+                else:
+                    update = (
+                        type(update)(update.indices, scalars=last * update.scalars)
+                        if name != "zo-shared"
+                        else (type(update)(last * update.scalars))
+                    )
+            coordinator._current().updates[c] = update
+            coordinator._current().sizes[c] = 1e9 if c == clients[-1] else 1.0  # no bound but the mechanism's
+            coordinator._current().received[c] = coordinator.planned
+        made = method.decode_step(coordinator.state, coordinator.close()[28:])
+        if name == "ferret":
+            return np.concatenate(made.parts[0].gammas).astype(np.float64)
+        return np.asarray(made.accumulator if name == "fedkseed-client" else made.scalars, dtype=np.float64)
+
+    silent = step(np.float32(0))
+    per = 2 if name == "zo-shared" else 1  # a population's mean
+    for times in (1e4, -1e4):
+        moved = np.linalg.norm(step(np.float32(times)) - silent)
+        assert moved == pytest.approx(1.0 / CLIENTS / per, rel=1e-3)
+
+
+def test_noise_is_not_the_recipes(tmp_path):
+    """The same recipe, seed and data twice: other steps; and the public part is the same."""
+    orbits = []
+    for number in (1, 2):
+        federation(out=tmp_path / str(number)).run()
+        orbits.append(Orbit.open(tmp_path / str(number) / "model.orbit"))
+    assert orbits[0].header == orbits[1].header and orbits[0].header.method.private == CLIENT
+    first, second = ([record.payload for record in orbit.records] for orbit in orbits)
+    assert all(a != b for a, b in zip(first, second, strict=True)) and len(first) == ROUNDS
+
+
+# -- the account -------------------------------------------------------------------------------------------------------
+
+
+def test_the_client_with_most_turns_is_what_counts(tmp_path):
+    """Two of four a round, in an order that everybody knows: its own rounds, not all of them."""
+    one = federation(per_round=2, rounds=9, out=tmp_path / "run")
+    result = one.run()
+    turns = np.bincount([c for r in range(1, 10) for c in one.coordinator.sampled(r)], minlength=CLIENTS)
+    spent = result.summary["privacy"]
+    assert 4 < turns.max() < 9 and spent["turns"] == turns.max() and spent["epsilon"] == epsilon(int(turns.max()))
+    assert [line["epsilon"] for line in result.metrics[1:]][-1] == spent["epsilon"]
+    assert "epsilon" not in result.metrics[0]
+
+
+def test_nobody_takes_the_place_of_who_is_away():
+    """Who is asked is known beforehand, so that no client has more turns than the account says."""
+    coordinator = federation(per_round=2).coordinator
+    for number in range(1, 30):
+        planned = coordinator.sampled(number)
+        assert coordinator.sampled(number, {0, 1}) == [c for c in planned if c in (0, 1)]
+    plain = Federation(model(), data("plain"), METHODS["zo-shared"][0], OBJECTIVE, 1, per_round=2, seed=3).coordinator
+    assert all(len(plain.sampled(number, {0, 1})) == 2 for number in range(1, 30))
+
+
+def test_a_run_ends_at_its_budget_with_the_model_of_before(tmp_path):
+    """Whether it was stopped on the way or not: nothing is spent twice, nothing forgotten."""
+    privacy = CLIENT.model_copy(update={"budget": 9.0, "noise": 1.5})
+    settings = {"privacy": privacy, "rounds": 50, "per_round": 3}
+
+    def ends(self, line, add=RunFolder.add_metrics):
+        add(self, line)
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunFolder, "add_metrics", ends)
+        federation(out=tmp_path / "run", **settings).run()
+    again = federation(out=tmp_path / "run", **settings)
+    summary = again.run(resume=True).summary
+    whole_run = federation(**settings)
+    other = whole_run.run().summary
+    assert summary["privacy"] == other["privacy"] and summary["rounds"] == other["rounds"] < 50
+    spent = summary["privacy"]
+    assert spent["epsilon"] <= 9.0 and spent["budget"] == 9.0 and spent["epsilon"] == epsilon(spent["turns"], 1.5)
+    rounds = summary["rounds"]
+    turns = np.bincount([c for r in range(1, rounds + 2) for c in again.coordinator.sampled(r)])
+    assert epsilon(int(turns.max()), 1.5).expected > 9.0  # one round more would be too much
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    assert len(orbit.records) == rounds and orbit.records[-1].digest == summary["weights_digest"]
+    here = in_files(tmp_path / "run")  # and the page lists nothing that is not told
+    assert {(f, n) for f, names in also_told().items() if f in here for n in names - here[f]} == set()
+    finished = federation(out=tmp_path / "run", **settings)
+    assert finished.run(resume=True).summary["privacy"] == spent
+
+
+def test_a_budget_below_the_first_round_is_refused():
+    with pytest.raises(RecipeError, match=r"privacy.budget = 0.5: the first round would spend \d"):
+        federation(privacy=CLIENT.model_copy(update={"budget": 0.5})).run()
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+TABLE = {"rounds": 3, "privacy": CLIENT.model_dump(exclude_none=True)}
+ZO = {"name": "zo-fedsgd", "seeds": "shared"}
+LOCAL = {"level": "example", "clip": 1.0, "noise": 1.0}
+KSEED = {"name": "fedkseed", "weighting": "equal"}
+FERRET = {"name": "ferret", "seeds": "shared", "allocation": "size"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "text"),
+    [
+        ({"method": {"name": "zo-fedsgd"}}, r'method.seeds = "own" .*set it to "shared"'),
+        ({"method": {**ZO, "weighting": "examples"}}, r'method.weighting = "examples".*set it to "equal"'),
+        ({"method": ZO, "aggregation": {"name": "median"}}, r'aggregation.name = "median" with privacy.level'),
+        ({"method": {"name": "feedsign", "epsilon": 1.0}}, r"method.epsilon = 1 is DP-FeedSign.*leave out \[privacy\]"),
+        ({"method": {"name": "feedsign"}}, "set method.epsilon"),
+        ({"method": {"name": "fedavg"}}, "fedavg has no private mechanism.*zo-fedsgd"),
+        ({"method": {"name": "mezo"}}, 'mezo protects "example" alone'),
+        ({"method": {"name": "fedkseed"}}, 'method.weighting = "examples"'),
+        ({"method": {**KSEED, "importance": True}}, "method.importance"),
+        ({"method": {**FERRET, "seeds": "per-client"}}, 'method.seeds = "per-client"'),
+        ({"method": {**FERRET, "allocation": "norm"}}, 'method.allocation = "norm"'),
+        ({"method": FERRET, "privacy": LOCAL}, 'ferret protects "client" alone'),
+        ({"method": {"name": "fedmezo", "travel": "tensors"}}, 'method.travel = "tensors"'),
+        ({"method": {"name": "fedmezo", "personal": "loss"}}, 'method.personal = "loss"'),
+        ({"method": {"name": "fedmezo", "personal": "random"}}, 'method.personal = "random"'),
+        ({"method": {**ZO, "clip": 1.0}, "privacy": LOCAL}, "method.clip"),
+        ({"method": {**ZO, "normalize": "ranks"}, "privacy": LOCAL}, 'method.normalize = "ranks"'),
+        ({"method": {**ZO, "population": 4}, "privacy": LOCAL}, "population = 4"),
+        (
+            {"method": ZO, "privacy": {**LOCAL, "sampling": "fixed", "examples": 9}},
+            r"privacy.examples = 9: a batch has 16 \(method.batch\)",
+        ),
+        ({"method": ZO, "privacy": {**LOCAL, "sampling": "poisson"}}, "needs examples"),
+        ({"method": ZO, "stopping": {"patience": 3}}, "stopping: zo-fedsgd is private"),
+        (
+            {
+                "method": ZO, "evaluation": {"disclose": True}, "federation": {"clients": ["a", "b"]},
+                "task": {"name": "files", "path": "{client}"},
+            },
+            "evaluation.disclose = true with",
+        ),
+        ({"method": ZO, "privacy": LOCAL, "evaluation": {"truncate": "split"}}, 'evaluation.truncate = "split"'),
+        ({"method": {**ZO, "private": {**LOCAL, "clip": 9.0}}}, "write it as the table"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_by_name(tables, text):
+    with pytest.raises(ValueError, match=text):
+        Recipe.model_validate({**TABLE, **tables})
+
+
+def test_a_rule_is_refused_in_python_too():
+    with pytest.raises(RecipeError, match=r'aggregation.name = "median" with privacy.level'):
+        federation(aggregation=Median())
+    with pytest.raises(ValueError, match=r"method.seeds"):
+        ZOFedSGD(private=CLIENT)
+
+
+def test_a_client_with_fewer_examples_than_the_account_has_is_refused():
+    privacy = EXAMPLE.model_copy(update={"sampling": "fixed"})
+    with pytest.raises(RecipeError, match=r"privacy.examples = 40: client-1 has 0"):
+        federation("zo-own", "odd", privacy)
+    federation("zo-own", "plain", privacy)
+
+
+def test_a_recipe_says_it_once():
+    recipe = Recipe.model_validate({**TABLE, "method": ZO})
+    assert recipe.method.private == recipe.privacy == CLIENT and not recipe.evaluates
+    text = recipe.to_toml()
+    assert "[privacy]" in text and "private" not in text.replace("privacy", "")
+    assert stored_recipe(text) == recipe
+    assert Recipe.model_validate({"rounds": 1, "method": ZO}).method.private is None

@@ -1,0 +1,167 @@
+"""The mechanism of `[privacy]`: what is bounded, what noise it gets, and what the account says of both."""
+
+from itertools import combinations
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+
+from fedseed.privacy import PrivacySettings, PrivateScalars, noise_for
+from fedseed.privacy.scalars import LEVELS, ORDERS, whole
+
+RELATION = dp_accounting.NeighboringRelation
+SAMPLED = {"examples": 50, "level": "example"}
+LEVELS_OF = {
+    "client": {"level": "client"},
+    "example": {"level": "example"},
+    "fixed": {**SAMPLED, "sampling": "fixed"},
+    "poisson": {**SAMPLED, "sampling": "poisson"},
+}
+
+
+def mechanism(kind, noise=2.0, releases=1, batch=5, levels=LEVELS, **settings):
+    random = np.random.default_rng(1).bytes
+    return PrivateScalars(
+        PrivacySettings(**{"clip": 0.5, "noise": noise, **LEVELS_OF[kind], **settings}), releases, batch, levels, random
+    )
+
+
+# -- bounds and noise --------------------------------------------------------------------------------------------------
+
+
+def test_no_vector_is_longer_than_its_bound():
+    """In whole numbers, exactly, however doubles round."""
+    random = np.random.default_rng(2)
+    vectors = [random.normal(size=n) * 10.0**power for n in (1, 2, 3, 64, 8192) for power in (-9, -1, 0, 3, 150, 300)]
+    vectors += [np.full(n, 0.5 / n**0.5) for n in range(1, 60)]
+    for vector in vectors:
+        found = whole(vector, 0.5, LEVELS)
+        assert sum(int(v) ** 2 for v in found.tolist()) <= LEVELS**2
+        norm = float(np.linalg.norm(vector / np.abs(vector).max()) * np.abs(vector).max())
+        shortened = vector * min(1.0, 0.5 / norm)
+        assert found == pytest.approx(shortened / 0.5 * LEVELS, abs=2)  # the same direction
+
+
+@pytest.mark.parametrize("bad", [[np.nan, 1.0], [np.inf, 0.0], [-np.inf, np.inf], [0.0, 0.0]])
+def test_what_is_not_finite_counts_as_zeros(bad):
+    assert whole(np.array(bad), 1.0, LEVELS).tolist() == [0, 0]
+
+
+def test_the_noise_is_what_the_account_is_told():
+    """Its deviation is noise times clip, on every entry by itself, whatever is summed up and however many there are."""
+    found = np.array([mechanism("client", noise=3.0).noisy_sum([], 20_000), mechanism("client").noisy_sum([], 20_000)])
+    assert found.std(axis=1) == pytest.approx([1.5, 1.0], rel=0.02)
+    assert abs(np.corrcoef(found[0][:-1], found[0][1:])[0, 1]) < 0.03
+    same = mechanism("client", noise=3.0).noisy_sum([np.full(20_000, 1e-3)] * 2, 20_000)
+    assert same - found[0] == pytest.approx(np.full(20_000, 2e-3), abs=1e-6)
+    divided = mechanism("client").mean([np.zeros(20_000)] * 3, asked=4)
+    assert divided == pytest.approx(found[1] / 4)
+
+
+# -- the account -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LEVELS_OF)
+def test_epsilon_is_that_of_dp_accounting(kind):
+    """What really happens, said to the library directly: 7 turns of 3 releases, noise 2 clip, 5 of 50 examples."""
+    gaussian = dp_accounting.GaussianDpEvent
+    event, relation = {
+        "client": (gaussian(2.0), RELATION.REPLACE_SPECIAL),
+        "example": (gaussian(2.0), RELATION.REPLACE_SPECIAL),
+        # another example in place of one moves a sum by twice the bound
+        "fixed": (dp_accounting.SampledWithoutReplacementDpEvent(50, 5, gaussian(1.0)), RELATION.REPLACE_ONE),
+        "poisson": (dp_accounting.PoissonSampledDpEvent(0.1, gaussian(2.0)), RELATION.ADD_OR_REMOVE_ONE),
+    }[kind]
+    accountant = RdpAccountant(ORDERS, relation)
+    accountant.compose(event, 21)
+    spent = mechanism(kind, releases=3, delta=1e-6).spent(7)
+    assert spent["epsilon"] == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-6)
+    assert (spent["turns"], spent["releases"], spent["delta"]) == (7, 21, 1e-6)
+    assert spent["adjacency"] == {"fixed": "replace-one", "poisson": "add-or-remove"}.get(kind, "zero-out")
+    assert mechanism(kind).spent(0)["epsilon"] == 0.0
+
+
+@pytest.mark.parametrize("kind", LEVELS_OF)
+def test_the_budget_is_spent_as_far_as_it_goes(kind):
+    one = mechanism(kind, noise=6.0, budget=3.0)
+    most = one.affordable
+    assert most > 1 and one.epsilon(most) <= 3.0 < one.epsilon(most + 1) and one.spent(1)["budget"] == 3.0
+    assert mechanism(kind).affordable is None and mechanism(kind, noise=0.5, budget=0.1).affordable == 0
+
+
+@pytest.mark.parametrize("kind", ["client", "poisson"])
+def test_noise_is_found_for_an_epsilon(kind):
+    settings = mechanism(kind).settings
+    noise = noise_for(2.0, 10, settings, releases=3, batch=5)
+    assert mechanism(kind, noise=noise, releases=3).epsilon(10) <= 2.0 < mechanism(kind, 0.998 * noise, 3).epsilon(10)
+    if kind == "client":
+        with pytest.raises(ValueError, match="takes more noise"):
+            noise_for(1e-9, 10, settings)
+
+
+def gaussian(sigma, shift, far=240):
+    """The odds of shift + Y, at -far ... far."""
+    values = np.arange(-far, far + 1)
+    mass = np.exp(-((values - shift) ** 2) / (2.0 * sigma**2))
+    return mass / np.exp(-(np.arange(-4 * far, 4 * far + 1.0) ** 2) / (2.0 * sigma**2)).sum()
+
+
+def neighbours(kind, sigma, levels):
+    """The exact odds of one release on two neighbouring data sets, for the worst that one may hold."""
+    if kind in ("client", "example"):
+        return gaussian(sigma, 0), gaussian(sigma, levels)
+    if kind == "poisson":  # two examples and one more, each in the batch with probability 1/2
+        with_it, without = np.zeros(481), np.zeros(481)
+        for mine in (0, 1):
+            for others in ((0, 0), (0, 1), (1, 0), (1, 1)):
+                held = gaussian(sigma, levels * (others[0] - others[1] + mine))
+                with_it += held / 8
+                without += 0 if mine else held / 4
+        return with_it, without
+    both = []
+    for third in (levels, -levels):  # two of three examples, of which the third is another one
+        held = (levels, -levels, third)
+        both.append(sum(gaussian(sigma, held[i] + held[j]) for i, j in combinations(range(3), 2)) / 3)
+    return both[0], both[1]
+
+
+def exceeded(first, second, epsilon, times):
+    """The exact probability by which the odds of so many releases exceed e^epsilon times those of the neighbour."""
+    here, there = first, second
+    for _ in range(times - 1):
+        here, there = np.outer(here, first).ravel(), np.outer(there, second).ravel()
+    return float(np.maximum(here - np.exp(epsilon) * there, 0).sum())
+
+
+@pytest.mark.parametrize("kind", LEVELS_OF)
+@pytest.mark.parametrize("times", [1, 2])
+def test_neighbours_are_within_epsilon_exactly(kind, times):
+    """Every outcome's exact odds, with 4 levels in place of 2^24; and the test would see noise of two thirds."""
+    sampled = {"fixed": {"examples": 3}, "poisson": {"examples": 4}}.get(kind, {})
+    delta = 1e-3
+    one = mechanism(kind, noise=4.0, batch=2, levels=4, delta=delta, **sampled)
+    assert one.sigma == 16
+    epsilon = one.epsilon(times)
+    first, second = neighbours(kind, one.sigma, 4)
+    assert max(exceeded(first, second, epsilon, times), exceeded(second, first, epsilon, times)) <= delta
+    if kind in ("client", "example"):
+        first, second = neighbours(kind, 9, 4)
+        assert exceeded(first, second, epsilon, times) > delta
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"level": "example", "sampling": "fixed"}, "needs examples"),
+        ({"level": "example", "sampling": "poisson"}, "needs examples"),
+        ({"level": "example", "examples": 9}, "needs sampling"),
+        ({"level": "client", "sampling": "fixed", "examples": 9}, "takes no sampling"),
+        ({"level": "client", "clip": 0.0}, "greater than 0"),
+        ({"level": "client", "delta": 1.0}, "less than 1"),
+        ({"level": "pupil"}, "'example' or 'client'"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(wrong, text):
+    with pytest.raises(ValueError, match=text):
+        PrivacySettings(**{"clip": 1.0, "noise": 1.0, **wrong})
