@@ -116,6 +116,21 @@ class Coordinator:
         return sorted([i for i in order if alive is None or i in alive][: self.per_round])
 
     @property
+    def private(self) -> bool:
+        """Whether nothing is told of single clients but what the method sends."""
+        return self.method.privacy is not None
+
+    @property
+    def sums(self) -> bool:
+        """Whether it learns sums of answers alone (`fedseed.federation.secure`)."""
+        return False
+
+    @property
+    def taking_part(self) -> Sequence[int]:
+        """The open round's clients."""
+        return self._current().clients
+
+    @property
     def answered(self) -> Collection[int]:
         """The clients whose updates count so far in the open round."""
         return self._current().updates.keys()
@@ -163,13 +178,17 @@ class Coordinator:
                 raise MessageError(f"round {current.number} is being closed")
             if sender in current.updates:
                 raise MessageError(f"client {sender} has answered round {current.number} already")
-            update = self.method.decode_update(self.state, current.number, message.payload)
-            size = update.size(About(self.method, self.state, "update", current.number))
+            update, size = self._read(current, message.payload)
             current.received[sender] = self._content(update, message.payload)
             current.updates[sender], current.sizes[sender] = update, size
         except MessageError as error:
             self.rejected.append(RejectedMessage(current.number, sender, str(error)))
             raise
+
+    def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
+        """An update and its size. Raises MessageError."""
+        update = self.method.decode_update(self.state, current.number, data)
+        return update, update.size(About(self.method, self.state, "update", current.number))
 
     def screen(self) -> dict[int, str]:
         """Refuse the updates that are out of all proportion to the others, once all have come that will be waited for.

@@ -25,6 +25,7 @@ from fedseed.aggregation import AggregationRule
 from fedseed.aggregation.weighting import Weighting
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload
+from fedseed.methods.summands import Summand
 from fedseed.models.adapters import Adapter
 from fedseed.privacy import Mechanism
 from fedseed.renaming import Renamed
@@ -223,6 +224,13 @@ class Method(Renamed, ABC):
     def incomparable(self) -> str | None:
         """Why clients' vectors can't be combined by rules other than the mean; None: they can."""
         return None
+
+    @property
+    def unsummable(self) -> str | None:
+        """Why secure sums can't add up clients' updates; None: they can (`fedseed.methods.summands`)."""
+        if not issubclass(self.update_type, Summand):
+            return "its steps are no sums of vectors of one length, such as coefficients on shared directions"
+        return self.incomparable
 
     @property
     def keeps_small_steps(self) -> bool:

@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
+
 from fedseed.errors import MessageError
 from fedseed.methods.base import State
 from fedseed.methods.payload import About, Floats, Many, Payload, Ragged, Scalar
 from fedseed.methods.sizes import moved
+from fedseed.methods.summands import Summand, Vector, filled
 from fedseed.optimizers.squares import Squares
 
 
@@ -18,7 +21,7 @@ class FerretPlan(Payload):
 
 
 @dataclass(frozen=True)
-class Coefficients(Payload):
+class Coefficients(Summand):
     """One seed, and for each block the coefficients on its directions 0, 1, ...
 
     As an update: a client's projected change. In bytes: 8 for the seed, 4 per block for the counts, 4 per coefficient.
@@ -37,6 +40,30 @@ class Coefficients(Payload):
     def size(self, about: About) -> float:
         """How far it moves the weights, at a global rate of 1."""
         return moved(about.method, about.state.layout, [self.gammas])
+
+    @classmethod
+    def words(cls, about: About) -> int:
+        """All blocks' together."""
+        return sum(summed_counts(about))
+
+    def vector(self, about: About) -> Vector:
+        """Block by block; each as long as any client's can be."""
+        pairs = zip(self.gammas, summed_counts(about), strict=True)
+        return np.concatenate([filled(gamma.astype(np.float64), count) for gamma, count in pairs])
+
+    @classmethod
+    def of(cls, vector: Vector, about: About) -> "Coefficients":
+        """The round's seed, and the blocks without the zeros at their ends."""
+        blocks = np.split(vector, np.cumsum(summed_counts(about))[:-1])
+        gammas = tuple(block[: max(1, np.flatnonzero(block).max(initial=0) + 1)] for block in blocks)
+        return cls(about.lookup("round_seed")(about.state, about.round), gammas)
+
+
+def summed_counts(about: About) -> list[int]:
+    """How many coefficients of each block are summed: what is allocated, or all there can be if a change decides."""
+    if about.lookup("allocation") in ("norm", "sqrt"):
+        return [about.lookup("most")] * about.state.blocks
+    return [int(count) for count in about.lookup("allocate")(about.state)]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.payload import Bits, Nothing, Payload
 from fedseed.methods.population import MOST, Population
 from fedseed.methods.stepwise import StepState, Stepwise
+from fedseed.methods.summands import Summand
 from fedseed.privacy import PrivateSign
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
@@ -37,9 +38,10 @@ Signs = NDArray[np.int8]
 
 
 @dataclass(frozen=True)
-class Votes(Payload):
+class Votes(Summand):
     """A sign (+1 or -1) for each direction of the step: an update, or a step. No signs: a step that nobody voted on."""
 
+    counted: ClassVar[bool] = True
     signs: Annotated[Signs, Bits("per_step")]
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
@@ -134,6 +136,11 @@ class FeedSign(Population, Stepwise):
     def incomparable(self) -> str | None:
         """A majority of bits is the rule already."""
         return "votes are bits, which the majority combines: it is the median already"
+
+    @property
+    def unsummable(self) -> None:
+        """Of the votes the majority needs nothing but their sum."""
+        return None
 
     @property
     def privacy(self) -> PrivateSign | None:

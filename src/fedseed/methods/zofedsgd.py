@@ -26,6 +26,7 @@ from fedseed.methods.payload import About, Array, Nothing, Payload
 from fedseed.methods.population import Population
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
+from fedseed.methods.summands import Summand
 from fedseed.methods.zeroth import check_scalars
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Change, Floats, Term
@@ -60,7 +61,7 @@ def to_byte(values: Floats) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class Projections(Payload):
+class Projections(Summand):
     """Scalars on directions: an update, or a step.
 
     Args:

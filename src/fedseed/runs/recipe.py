@@ -24,11 +24,13 @@ from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
+from fedseed.federation.unfit import unfit
 from fedseed.methods import Method, without_gradients
 from fedseed.methods.base import misfit
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
+from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import Seed
 from fedseed.registry import load_plugin
 from fedseed.renaming import Renamed, changed
@@ -207,6 +209,7 @@ class Recipe(_Table):
         method: which of the methods; the other keys are its settings.
         aggregation: how the answers of a round are combined.
         bounds: how far from the others a client, or a step, may be.
+        secure_sums: the coordinator learns the sum of a round's answers alone; without this table it reads each.
         attack: Byzantine clients.
         reward: what generated answers are rewarded for, in place of a loss.
         evaluation: when and how to evaluate.
@@ -224,6 +227,7 @@ class Recipe(_Table):
     method: AnyMethod
     aggregation: AnyRule = Mean()
     bounds: Bounds = Bounds()
+    secure_sums: SecureSums | None = None
     attack: AttackSettings | None = None
     reward: RewardSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -240,6 +244,10 @@ class Recipe(_Table):
                 )
         if problem := misfit(self.method, self.aggregation):
             raise _told(problem)
+        if self.secure_sums is not None and (
+            problem := unfit(self.secure_sums, self.method, self.aggregation, self.federation.per_round)
+        ):
+            raise _told(problem)
         if self.reward is not None and (problem := self.reward.problem() or without_gradients(self.method)):
             raise _told(problem)
         if self.federation.names_parties and not self.task.own_data:
@@ -253,7 +261,7 @@ class Recipe(_Table):
                 raise _told(f"{key} = {value}: at most {LARGEST:,}")
         if self.stopping is not None and not self.evaluates:
             raise _told(
-                f"stopping: {self.method.name} is private here, and nothing is evaluated; leave it out, or let the "
+                f"stopping: {self.secure_sums and 'a run with secure sums' or self.method.name} is private here, and nothing is evaluated; leave it out, or let the "
                 "validation loss be told with evaluation.disclose = true, which no epsilon counts"
             )
         quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter
@@ -277,8 +285,12 @@ class Recipe(_Table):
 
     @property
     def evaluates(self) -> bool:
-        """Whether anything is evaluated: of a private run only what the recipe discloses."""
-        return self.method.privacy is None or self.evaluation.disclose
+        """Whether anything is evaluated: of a private run only what the recipe discloses.
+
+        With secure sums examples that are nobody's are evaluated on; those that clients hold out are told apart.
+        """
+        theirs = self.secure_sums is not None and self.of_parties and not self.task.shares_evaluation
+        return (self.method.privacy is None and not theirs) or self.evaluation.disclose
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""

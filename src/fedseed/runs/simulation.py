@@ -19,6 +19,7 @@ from fedseed.federation.bounds import Bounds
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
+from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.federation.worker import Answer, cost_of
 from fedseed.methods import Method
 from fedseed.methods.content import Content
@@ -32,6 +33,7 @@ from fedseed.optimizers.schedule import lasting
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
+from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import check_seed
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, shown_by
@@ -41,6 +43,7 @@ from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.orders import Evaluate, Train, Work
 from fedseed.runs.remembering import check_memory, memory_of
 from fedseed.runs.result import RunResult
+from fedseed.runs.secure import SecureRounds
 from fedseed.runs.settings import RunSettings
 from fedseed.runs.store import STORES, StepStore
 from fedseed.runs.threads import limited
@@ -86,6 +89,7 @@ class Simulation(Backend):
             noise of another batch size.
         aggregation: how the clients' answers become one; the weighted mean by default.
         bounds: how far from the others a client, or a step, may be.
+        secure_sums: the coordinator learns sums alone; None: it reads every answer.
         trackers: where else the metrics go.
         digest_kind: how base and weights are hashed (`fedseed.weights.digest`).
         digest_every: rounds between digests of the weights, besides those after evaluations.
@@ -122,6 +126,7 @@ class Simulation(Backend):
         joint: bool = True,
         aggregation: AggregationRule | None = None,
         bounds: Bounds | None = None,
+        secure_sums: SecureSums | None = None,
         trackers: Sequence[Tracker] = (),
         digest_kind: DigestKind = "blake2b",
         digest_every: int = 1,
@@ -151,16 +156,23 @@ class Simulation(Backend):
         )  # fmt: skip
         try:
             sizes = [len(items) for items in self.items]
-            self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round, aggregation, bounds)
+            common = method, self.header.layout, seed, sizes, per_round, aggregation, bounds
+            self.coordinator = Coordinator(*common) if secure_sums is None else SecureCoordinator(secure_sums, *common)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
         self.settings = RunSettings(
             method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text,
             (*notes, *idle(self.prepared)), patience, attack, byzantine, tuple(trackers), digest_every,
+            secure=secure_sums is not None,
         )  # fmt: skip
         self.loop = Loop(self.settings, self, shown_by(progress))
         self.progress = self.loop.progress
+        self.worker.private = self.settings.private
+        self.secure: SecureRounds | None = None
+        if secure_sums is not None and isinstance(self.coordinator, SecureCoordinator):
+            masking = Masking(secure_sums, method, dict(enumerate(sizes)))
+            self.secure = SecureRounds(self.coordinator, masking, self.names, rounds, self.progress)
         self._attack: AttackKind | None = attack
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
         self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
@@ -253,6 +265,11 @@ class Simulation(Backend):
         picked, plans = self._begin(number)
         gathered = Gathered(picked, len(plans[0]) - FRAME_BYTES)
         answers = self._answers(plans, picked)
+        if self.secure is not None:
+            sent = {client: self._sent(client, answer) for client, answer in zip(picked, answers, strict=True)}
+            asked = dict(zip(picked, plans, strict=True))
+            self.secure.gather(gathered, asked, sent, lambda c, why: gathered.skipped.append((c, why)))
+            return gathered
         for client, answer in zip(picked, answers, strict=True):
             name = self.names[client]
             gathered.spent.add(cost_of(answer.cost, counts=answer.message is not None or answer.within is not None))
@@ -264,10 +281,8 @@ class Simulation(Backend):
                 if self.items[client]:  # of those that have no example a note says so, once
                     self.progress.warn(f"round {number}: {name} sends nothing: {answer.reason}")
                 continue
-            message = answer.message
-            attack = self._attack if client in self.settings.attackers else None
-            if attack is not None and attack != "labels":  # flipped labels act through the data
-                message = self.worker.corrupt(message, attack)
+            message = self._sent(client, answer)
+            assert message is not None
             gathered.update_bytes.append(len(message) - FRAME_BYTES)
             try:
                 self.coordinator.receive(message, client)
@@ -278,6 +293,13 @@ class Simulation(Backend):
         if self.team is not None:
             gathered.spent.fit(time.perf_counter() - start)
         return gathered
+
+    def _sent(self, client: int, answer: Answer) -> bytes | None:
+        """What a client sends: of a Byzantine one something else than its answer."""
+        attack = self._attack if client in self.settings.attackers else None
+        if answer.message is None or attack is None or attack == "labels":  # flipped labels act through the data
+            return answer.message
+        return self.worker.corrupt(answer.message, attack)
 
     def _refuse(self, gathered: Gathered, number: int, client: int, reason: str) -> None:
         """A client's update does not count."""

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import keys
 from fedseed.privacy.secure.client import SecureClient
+from fedseed.privacy.secure.errors import TooFewError
 from fedseed.privacy.secure.fixed import FixedPoint
 from fedseed.privacy.secure.messages import Phase, Terms, framed, numbers, round_ask
 from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES, candidates, factors, join, read_share, split
-from fedseed.privacy.secure.summing import TooFewError
 from support.secure import FORM, Room
 
 VALUES = {c: FORM.write(np.array([1.5, -2.25, 1e3 * c, 0.0, -c])) for c in range(9)}

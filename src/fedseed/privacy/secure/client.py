@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import keys
+from fedseed.privacy.secure.errors import OpenedBeforeError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
     Bundle,
@@ -32,10 +33,9 @@ from fedseed.privacy.secure.messages import (
     statement,
     unframed,
 )
+from fedseed.privacy.secure.settings import FEWEST, MOST_ROUNDS
 from fedseed.privacy.secure.shamir import SECRET_BYTES, SHARE_BYTES, read_share, split
 
-FEWEST = 3  # members: of a sum of two, each knows the other's part
-MOST_ROUNDS = 1024  # that keys are made for at once
 KEPT = 4  # setups, and opened rounds, that are remembered
 
 
@@ -244,11 +244,15 @@ class SecureClient:
             raise MessageError(f"round {round}: survivors that are no members, or without this client")
         if len(survivors) < setup.terms.threshold:
             raise MessageError(f"round {round}: {len(survivors)} survivors: {setup.terms.threshold} are needed")
-        if self._opened.get(round, survivors) != survivors:
-            raise MessageError(f"round {round} was opened before, with other survivors: two sums tell their difference")
+        self._once(round, survivors)
         setup.signed[at] = survivors
         text = statement(setup.terms.setup, round, attempt, setup.members, survivors)
         return round_ask(Phase.CONFIRM, setup.terms.setup, round, attempt, self._identity.sign(text))
+
+    def _once(self, round: int, survivors: tuple[int, ...]) -> None:
+        """A round that was opened is opened again for the same survivors only. Raises OpenedBeforeError."""
+        if (before := self._opened.get(round, survivors)) != survivors:
+            raise OpenedBeforeError(round, before)
 
     def _open(self, setup: _Setup, body: bytes) -> bytes:
         """Say shares: of survivors those of their own masks, of the others those of their keys."""
@@ -258,8 +262,7 @@ class SecureClient:
         at = setup.terms.place(round, attempt)
         if at is None or setup.signed.get(at) != survivors:
             raise MessageError(f"round {round}: other survivors than this client has signed")
-        if self._opened.get(round, survivors) != survivors:
-            raise MessageError(f"round {round} was opened before, with other survivors: two sums tell their difference")
+        self._once(round, survivors)
         text = statement(setup.terms.setup, round, attempt, setup.members, survivors)
         signatures = pieces(rest, len(signers), keys.SIGNATURE_BYTES)
         signed = [

@@ -18,10 +18,10 @@ from enum import IntEnum
 
 from fedseed.errors import MessageError
 from fedseed.privacy.secure.keys import KEY_BYTES, SIGNATURE_BYTES
+from fedseed.privacy.secure.settings import MOST_CLIENTS
 from fedseed.privacy.secure.shamir import SHARE_BYTES
 
 SETUP_BYTES = 8
-MOST_CLIENTS = 4096
 _TERMS = struct.Struct("<IHHH")
 _ROUND = struct.Struct("<IH")
 _COUNT = struct.Struct("<I")

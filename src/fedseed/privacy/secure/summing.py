@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from secrets import token_bytes
 from typing import TypeVar
 
+import numpy as np
+
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import keys, shamir
 from fedseed.privacy.secure.client import check_bundle, pair_use
+from fedseed.privacy.secure.errors import TooFewError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
     SETUP_BYTES,
@@ -30,13 +33,10 @@ from fedseed.privacy.secure.messages import (
     unframed,
 )
 
+MOST_ASKED = 700_000  # bytes of everybody's public keys, which all are sent: a message of a usual server
 T = TypeVar("T")
 Fits = Callable[[bytes | None], bool]
 Asking = Generator[dict[int, bytes], dict[int, bytes], T]  # yields asks by client, is sent the answers that came
-
-
-class TooFewError(Exception):
-    """Fewer than the threshold are left, or somebody's secrets are not to be had: this attempt tells nothing."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ class Summing:
         if found is not None and found.terms.place(round, attempt) is not None and found.members == tuple(clients):
             return found
         self.setup = None
-        ahead = self.ahead if count is None else min(count, self.ahead)
-        terms = Terms(token_bytes(SETUP_BYTES), round, attempt, max(1, ahead), self.threshold, tuple(clients))
+        fit = (MOST_ASKED // max(1, len(clients)) - 4 * keys.KEY_BYTES) // (2 * keys.KEY_BYTES)
+        ahead = max(1, min(self.ahead, fit, self.ahead if count is None else count))
+        terms = Terms(token_bytes(SETUP_BYTES), round, attempt, ahead, self.threshold, tuple(clients))
         bundles = self._bundles(terms, (yield dict.fromkeys(clients, terms.encode())))
         ask = share_ask(terms.setup, bundles)
         texts = self._texts(terms, bundles, (yield dict.fromkeys(bundles, ask)))
@@ -114,7 +115,7 @@ class Summing:
         setup = self.setup
         assert setup is not None
         survivors = sorted(vectors)
-        self._enough(survivors, "have sent their vectors")
+        self.enough(survivors, "have sent their vectors")
         name = setup.terms.setup
         ask = round_ask(Phase.CONFIRM, name, round, attempt, numbers(survivors))
         signed = self._signatures(setup, round, attempt, survivors, (yield dict.fromkeys(survivors, ask)))
@@ -123,8 +124,11 @@ class Summing:
         held = self._held(setup, round, attempt, (yield dict.fromkeys(survivors, ask)))
         at = setup.terms.place(round, attempt)
         assert at is not None
-        total = sum(vectors.values(), start=self.form.write([0.0]))
-        return self._unmasked(setup, at, survivors, self._secrets(setup, at, survivors, held), total)
+        secrets = self._secrets(setup, at, survivors, held)
+        if survivors != list(setup.members):
+            self.setup = None  # who comes back may have lost its keys
+        total = np.sum(list(vectors.values()), axis=0, dtype=self.form.dtype)
+        return self._unmasked(setup, at, survivors, secrets, total)
 
     # -- what came back ----------------------------------------------------------------------------------------------
 
@@ -132,7 +136,8 @@ class Summing:
         """A client has broken the rules."""
         self.barred.setdefault(client, reason)
 
-    def _enough(self, clients: Sequence[int] | Mapping[int, object], what: str) -> None:
+    def enough(self, clients: Sequence[int] | Mapping[int, object], what: str) -> None:
+        """Whether so many clients can go on. Raises TooFewError."""
         if len(clients) < self.threshold:
             raise TooFewError(f"{len(clients)} clients {what}: {self.threshold} are needed, nothing is opened")
 
@@ -158,7 +163,7 @@ class Summing:
                 bundles[client] = bundle
             except MessageError as error:
                 self.bar(client, f"its keys: {error}")
-        self._enough(bundles, "have sent keys")
+        self.enough(bundles, "have sent keys")
         return bundles
 
     def _texts(
@@ -175,7 +180,7 @@ class Summing:
                 texts[client] = dict(zip(others, pieces(rest, len(others), size), strict=True))
             except MessageError as error:
                 self.bar(client, f"its shares: {error}")
-        self._enough(texts, "have sent shares")
+        self.enough(texts, "have sent shares")
         return texts
 
     def _accusations(self, terms: Terms, members: Sequence[int], answers: Mapping[int, bytes]) -> None:
@@ -215,7 +220,7 @@ class Summing:
                 found[client] = signature
             except MessageError as error:
                 self.bar(client, f"its signature: {error}")
-        self._enough(found, "have signed who is in the sum")
+        self.enough(found, "have signed who is in the sum")
         return found
 
     def _held(self, setup: Setup, round: int, attempt: int, answers: Mapping[int, bytes]) -> dict[int, list[int]]:
@@ -229,7 +234,7 @@ class Summing:
                 held[client] = [shamir.read_share(share) for share in read_shares(body, len(setup.members))]
             except MessageError as error:
                 self.bar(client, f"its shares of others' secrets: {error}")
-        self._enough(held, "have said their shares")
+        self.enough(held, "have said their shares")
         return held
 
     # -- secrets -----------------------------------------------------------------------------------------------------
