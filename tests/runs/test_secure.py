@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedseed import Ferret, FedKSeed, FeedSign, ZOFedSGD
+from fedseed import FedKSeed, FeedSign, Ferret, ZOFedSGD
 from fedseed.privacy.secure.messages import Phase, unframed
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.runs.recipe import Recipe

@@ -1,8 +1,9 @@
 """Secure sums over a transport: what the coordinator asks is broadcast, what clients say comes back as their answers.
 
     broadcast    K | clients, as in a plan | ask
-    answer       FK | the ask's first 15 bytes | 1, and what is said; 0, and why nothing is;
-                 2, and the survivors that the round was opened with before
+    answer       FK | the ask's first 15 bytes | kind | what is said
+
+A kind is 1: the answer; 0: why there is none; 2: the survivors that the round was opened with before.
 """
 
 from typing import TypeVar

@@ -235,7 +235,7 @@ def host(
     return Hosted(
         names, items, worker, header, evaluate_with(equipment), kind, attackers, notes, party, equipment.processor,
         recipe.secure_sums,
-    )
+    )  # fmt: skip
 
 
 def load_for_worker(text: str) -> Hosted:

@@ -236,9 +236,7 @@ class Loop:
             "refused": gathered.refused,
             "taking_part": count,
             "bytes_up": (sum(gathered.update_bytes) + gathered.secure_up) / max(1, count),
-            "bytes_down": (
-                count * gathered.plan_bytes + sum(part.bytes for part in fetched) + gathered.secure_down
-            )
+            "bytes_down": (count * gathered.plan_bytes + sum(part.bytes for part in fetched) + gathered.secure_down)
             / max(1, count),
             "exchanged": numbers,
             **gathered.spent.about(),

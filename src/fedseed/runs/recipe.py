@@ -260,8 +260,9 @@ class Recipe(_Table):
             if value > LARGEST and key.rpartition(".")[2] != "seed":
                 raise _told(f"{key} = {value}: at most {LARGEST:,}")
         if self.stopping is not None and not self.evaluates:
+            whose = self.method.name if self.secure_sums is None else "what single clients hold out"
             raise _told(
-                f"stopping: {self.secure_sums and 'a run with secure sums' or self.method.name} is private here, and nothing is evaluated; leave it out, or let the "
+                f"stopping: {whose} is private here, and nothing is evaluated; leave it out, or let the "
                 "validation loss be told with evaluation.disclose = true, which no epsilon counts"
             )
         quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter

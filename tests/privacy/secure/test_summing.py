@@ -101,7 +101,7 @@ def test_the_sum_has_the_bits_of_plain_addition(moment, gone):
 def test_below_the_threshold_nothing_is_opened_and_the_round_can_be_repeated(moment):
     room = Room()
     room.gone = {moment: [1, 3, 4]}
-    with pytest.raises(TooFewError, match="2 clients .*: 3 are needed, nothing is opened"):
+    with pytest.raises(TooFewError, match=r"2 clients .*: 3 are needed, nothing is opened"):
         room.total(VALUES)
     if moment is not Phase.OPEN:  # nobody was even asked for a share
         assert not any(phase is Phase.OPEN for _, phase, _ in room.heard)
@@ -194,6 +194,7 @@ def test_who_accuses_everybody_is_left_out():
 
 def deal_badly(room, monkeypatch, dealer, to):
     """Client `dealer` gives `to` shares that are on no polynomial with the others'."""
+
     def bad(secret, at, threshold):
         shares = split(secret, at, threshold)
         for holder in to if room.dealing == dealer else ():
@@ -221,9 +222,7 @@ def test_different_shares_are_found_out_when_they_are_needed(monkeypatch):
 @pytest.mark.parametrize("data", [b"", bytes(5 * SHARE_BYTES - 1), b"\xff" * (5 * SHARE_BYTES)])
 def test_malformed_shares_are_refused_and_named(data):
     room = Room()
-    room.changed = lambda client, phase, answer: (
-        answer[:15] + data if (client, phase) == (0, Phase.OPEN) else answer
-    )
+    room.changed = lambda client, phase, answer: answer[:15] + data if (client, phase) == (0, Phase.OPEN) else answer
     total, survivors = room.total(VALUES)
     assert (total == plain(survivors)).all()
     assert list(room.summing.barred) == [0] and "its shares of others' secrets" in room.summing.barred[0]
@@ -260,7 +259,7 @@ def test_a_coordinator_that_names_different_survivors_to_different_clients_gets_
     for client, survivors, signatures in (
         (3, everybody, first), (3, everybody, {**first, **second}), (3, without, second), (0, everybody, second),
     ):  # fmt: skip
-        with pytest.raises(MessageError, match="must|other survivors than"):
+        with pytest.raises(MessageError, match=r"must|other survivors than"):
             room.clients[client].answer(opening(room, survivors, signatures))
     room.clients[0].answer(opening(room, without, second))  # the one list that three have signed
 

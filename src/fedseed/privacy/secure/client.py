@@ -161,8 +161,8 @@ class SecureClient:
                 f"a threshold of {terms.threshold} of {asked} clients: at least {self.threshold}, a majority, and "
                 f"{FEWEST} clients are needed"
             )
-        seeds = [[token_bytes(SECRET_BYTES) for _ in range(terms.count)] for _ in range(2)]
-        self._setups[terms.setup] = _Setup(terms, X25519PrivateKey.generate(), *seeds)
+        masks, selves = ([token_bytes(SECRET_BYTES) for _ in range(terms.count)] for _ in range(2))
+        self._setups[terms.setup] = _Setup(terms, X25519PrivateKey.generate(), masks, selves)
         while len(self._setups) > KEPT:
             del self._setups[next(iter(self._setups))]
 
@@ -174,7 +174,9 @@ class SecureClient:
             tuple(keys.committed(seed) for seed in setup.selves),
         )
         signature = self._identity.sign(bundle.signed(setup.terms))
-        setup.bundles[self.number] = Bundle(bundle.identity, bundle.sealing, bundle.masks, bundle.commitments, signature)
+        setup.bundles[self.number] = Bundle(
+            bundle.identity, bundle.sealing, bundle.masks, bundle.commitments, signature
+        )
         return framed(Phase.KEYS, setup.terms.setup, setup.bundles[self.number].encode())
 
     def _shares(self, setup: _Setup, body: bytes) -> bytes:
@@ -271,7 +273,9 @@ class SecureClient:
             if signer in survivors and keys.signature_fits(setup.bundles[signer].identity, signature, text)
         ]
         if len(signed) < setup.terms.threshold:
-            raise MessageError(f"round {round}: {len(signed)} have signed these survivors: {setup.terms.threshold} must")
+            raise MessageError(
+                f"round {round}: {len(signed)} have signed these survivors: {setup.terms.threshold} must"
+            )
         self._opened[round] = survivors
         while len(self._opened) > KEPT:
             del self._opened[min(self._opened)]
@@ -285,7 +289,7 @@ def pair_use(terms: Terms, at: int) -> bytes:
 
 
 def check_bundle(client: int, bundle: Bundle, terms: Terms, known: Mapping[int, bytes] | None = None) -> None:
-    """Whether public keys can be used, and are signed by whom they should be. Raises MessageError, which names whose."""
+    """Whether public keys can be used, and are signed by whom they should be. Raises MessageError: whose."""
     if known is not None and known.get(client) != bundle.identity:
         raise MessageError(f"client {client} signs with another key than is known")
     if not keys.signature_fits(bundle.identity, bundle.signature, bundle.signed(terms)):

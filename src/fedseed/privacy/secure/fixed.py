@@ -1,6 +1,6 @@
 """Vectors as whole numbers modulo 2^bits, which add up exactly, in any order.
 
-    q = round(c x 2^fraction), limited to what leaves room for `clients` of them;  x = q / 2^fraction
+q = round(c x 2^fraction), limited to what leaves room for `clients` of them;  x = q / 2^fraction
 """
 
 from dataclasses import dataclass

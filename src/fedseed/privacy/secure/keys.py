@@ -92,7 +92,9 @@ def self_mask(seed: bytes, count: int, form: FixedPoint) -> Words:
     return mask(derived(seed, b"self mask"), count, form)
 
 
-def pair_mask(own: X25519PrivateKey, me: int, other: int, key: bytes, use: bytes, count: int, form: FixedPoint) -> Words:
+def pair_mask(
+    own: X25519PrivateKey, me: int, other: int, key: bytes, use: bytes, count: int, form: FixedPoint
+) -> Words:
     """What a client adds for one other: +PRG(s_uv) if its number is the lower one, else -PRG(s_uv).
 
     Args:

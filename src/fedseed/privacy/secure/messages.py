@@ -113,7 +113,8 @@ class Terms:
         clients, rest = read_numbers(body[_TERMS.size :])
         if rest:
             raise MessageError("terms with something behind them")
-        return cls(setup, *_TERMS.unpack_from(body), clients)
+        number, attempt, count, threshold = _TERMS.unpack_from(body)
+        return cls(setup, number, attempt, count, threshold, clients)
 
     def place(self, round: int, attempt: int) -> int | None:
         """Which of its keys are for this attempt of a round; None: none."""

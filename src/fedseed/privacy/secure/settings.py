@@ -16,7 +16,7 @@ class SecureSums(BaseModel):
 
     Args:
         threshold: clients that must be there to open a sum: more than half of a round's. With fewer nothing is opened,
-            and the round is begun again. A coordinator that works together with fewer clients than this learns no more.
+            and the round is begun again. The more, the more clients may work together with the coordinator in vain.
         fraction_bits: numbers are rounded to multiples of 2^-fraction_bits before they are added up.
         most_clients: the largest number of clients in a round that whole numbers of 64 bits have room for: what a
             client sends, weight included, is limited to 2^(63 - fraction_bits) / most_clients.
@@ -38,7 +38,9 @@ class SecureSums(BaseModel):
         Args:
             counted: whole numbers without weights, such as votes.
         """
-        return FixedPoint(32, 0, self.most_clients) if counted else FixedPoint(64, self.fraction_bits, self.most_clients)
+        return (
+            FixedPoint(32, 0, self.most_clients) if counted else FixedPoint(64, self.fraction_bits, self.most_clients)
+        )
 
     def problem(self, per_round: int) -> str | None:
         """Why so many clients in a round can't be; None: they can."""
