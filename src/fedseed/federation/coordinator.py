@@ -174,10 +174,10 @@ class Coordinator:
                 raise MessageError(f"attempt {current.attempt} is open, this answers attempt {message.attempt}")
             if sender not in current.clients:
                 raise MessageError(f"client {sender} takes no part in round {current.number}")
-            if current.outliers is not None:
-                raise MessageError(f"round {current.number} is being closed")
             if sender in current.updates:
                 raise MessageError(f"client {sender} has answered round {current.number} already")
+            if current.outliers is not None:
+                raise MessageError(f"round {current.number} is being closed")
             update, size = self._read(current, message.payload)
             current.received[sender] = self._content(update, message.payload)
             current.updates[sender], current.sizes[sender] = update, size
