@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedseed import FedKSeed, FeedSign, Ferret, ZOFedSGD
+from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, ZOFedSGD
 from fedseed.privacy.secure.messages import Phase, unframed
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.runs.recipe import Recipe
@@ -19,6 +19,7 @@ METHODS = {
     "feedsign": FeedSign(**QUICK, votes_per_round=3),
     "dp-feedsign": FeedSign(**QUICK, epsilon=4.0),
     "fedkseed": FedKSeed(**QUICK, candidates=32, steps=4),
+    "fedmezo": FedMeZO(**QUICK, steps=3, seeds="shared"),
 }
 SUMS = SecureSums(threshold=3, ahead=2)
 
@@ -56,7 +57,7 @@ def test_steps_have_the_bits_of_fixed_point_in_the_clear(name):
     assert line["train_loss"] is None and line["seconds"]["secure_sums"] > 0
 
 
-@pytest.mark.parametrize("name", ["ferret", "zo-shared", "fedkseed"])
+@pytest.mark.parametrize("name", ["ferret", "zo-shared", "fedkseed", "fedmezo"])
 def test_fixed_point_is_as_good_as_floating_point(name):
     """Near the plain run's weights; of votes the same."""
     secure, plain = ran(METHODS[name], SUMS), ran(METHODS[name], None)
@@ -133,7 +134,8 @@ ZO = {"name": "zo-fedsgd", "seeds": "shared"}
         ({"method": {"name": "ferret"}}, r'ferret: seeds = "per-client".*set method.seeds = "shared"'),
         ({"method": {"name": "fedkseed", "importance": True}}, "importance = true needs every single pair"),
         ({"method": {"name": "fedavg"}}, "fedavg: its steps are no sums of vectors of one length"),
-        ({"method": {"name": "fedmezo"}}, "fedmezo: its steps are no sums"),
+        ({"method": {"name": "fedmezo"}}, r'fedmezo: seeds = "own" with travel = "pairs".*set method.seeds = "shared"'),
+        ({"method": {"name": "fedmezo", "travel": "tensors"}}, "fedmezo: its steps are no sums"),
         ({"secure_sums": {"threshold": 6}}, r"threshold = 6: a round has 5 clients \(federation.per_round\)"),
         ({"secure_sums": {"threshold": 2}}, "more than half of them, 3 or more"),
         ({"federation": {"per_round": 2}, "secure_sums": {"threshold": 2}}, "fewer than 3 each client knows"),
