@@ -206,7 +206,7 @@ def test_two_clients_are_killed(method, problem, network, shared_server):
     hosts = [net.host(n) for n in range(5)]
     from support.network import until
 
-    until(lambda: coordinator.reached(5), 120, "no round")
+    until(lambda: coordinator.reached(5), 300, "no round")
     for host in hosts[3:]:
         host.kill()
     net.check(problem, coordinator, hosts[:3])

@@ -251,6 +251,7 @@ class Rounds:
         except TooFewError as error:
             self.repeated += 1
             self.session.progress.warn(f"round {number}: {error}: it is begun again")
+            await self.session.pause(0.25)
             return False
         return True
 
@@ -365,6 +366,8 @@ class Rounds:
         told = called = 0.0
         while True:
             here = self.roster.present()
+            if self.secure is not None:
+                here -= self.secure.coordinator.summing.barred.keys()
             least = self._least
             grace = self.grace - self.session.clock()
             if len(here) >= (least if grace <= 0 else self.roster.wanted(settings.start_with)):
