@@ -367,7 +367,7 @@ class Rounds:
         while True:
             here = self.roster.present()
             if self.secure is not None:
-                here -= self.secure.coordinator.summing.barred.keys()
+                here = here.difference(self.secure.coordinator.summing.barred)
             least = self._least
             grace = self.grace - self.session.clock()
             if len(here) >= (least if grace <= 0 else self.roster.wanted(settings.start_with)):
