@@ -56,7 +56,7 @@ class Coefficients(Summand):
         """The round's seed, and the blocks without the zeros at their ends."""
         blocks = np.split(vector, np.cumsum(summed_counts(about))[:-1])
         gammas = tuple(block[: max(1, np.flatnonzero(block).max(initial=0) + 1)] for block in blocks)
-        return cls(about.lookup("round_seed")(about.state, about.round), gammas)
+        return cls(about.lookup("round_seed")(about.state, about.round), gammas)  # type: ignore[arg-type]  # doubles
 
 
 def summed_counts(about: About) -> list[int]:
