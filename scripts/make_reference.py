@@ -32,6 +32,7 @@ TABLES = {
     "aggregation": "How the answers of a round are combined.",
     "bounds": "How far from the others a client, or a step, may be (docs/trust.md).",
     "privacy": "Noise for privacy ([privacy](privacy.md)). Without this table there is none but DP-FeedSign's.",
+    "secure_sums": "Sums in place of answers (docs/secure-sums.md). Without this table all are read.",
     "attack": "Byzantine clients, in simulation. Without this table there are none.",
     "reward": "Rewards of generated answers in place of a loss (docs/rewards.md). Without this table there are none.",
     "evaluation": "When and how the model is evaluated.",

@@ -301,3 +301,20 @@ def test_what_is_wrong_is_refused():
 def test_byzantine_pairs(problem):
     summary = problem.federation(FedMeZO(**FAST), attack="sign", attackers=[4], per_round=5).run().summary
     assert summary["attack"] == {"kind": "sign", "clients": 1} and summary["refused"] == 0
+
+
+def test_shared_directions_make_one_branch_which_learns_and_is_replayed(problem, tmp_path):
+    """A step is as long as one client's pairs, whoever answers; and what has no single clients is refused."""
+    summary = run(problem, tmp_path / "run", seeds="shared").summary
+    assert summary["final"]["loss"] < summary["baseline"]["loss"]
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    assert orbit.replay(problem.model()) == summary["weights_digest"]
+    assert {len(record.payload) for record in orbit.records} == {4 + 8 + 4 * 6}
+    method = FedMeZO(**FAST, seeds="shared")
+    state = method.start(problem.federation(method).header.layout, 1)
+    made = [Trace(None, np.full(6, value, dtype=np.float32)) for value in (1.0, 4.0)]
+    step = method.aggregate(state, answers(1, [(0, 0.75, made[0]), (3, 0.25, made[1])]))
+    assert step.branches[0].trace.scalars.tolist() == [1.75] * 6
+    for wrong in ({"travel": "tensors"}, {"combine": "exact"}, {"personal": "loss"}, {"personal": "update"}):
+        with pytest.raises(ValueError, match='seeds = "'):
+            FedMeZO(**FAST, seeds="shared", **wrong)

@@ -247,6 +247,7 @@ def in_process(problem, recipe, per_round=None):
         joint=checked.federation.joint,
         digest_kind=checked.model.digest,
         digest_every=checked.evaluation.digest_every,
+        secure_sums=checked.secure_sums,
     ).run()
     return result
 

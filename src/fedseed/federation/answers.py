@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.cost import Cost, rounding_warning
@@ -16,8 +16,12 @@ from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.replica import Replica
 from fedseed.federation.worker import cost_of
 from fedseed.orbit import NO_DIGEST
+from fedseed.privacy.base import WITHHELD
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd
+
+if TYPE_CHECKING:
+    from fedseed.federation.secure import Masking
 
 MOST_PLANS = 10_000  # that wait to be looked at
 
@@ -42,6 +46,8 @@ class Answers:
         self._thread = thread
         self._progress = progress
         self._plans: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)
+        self._asks: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)  # for secure sums
+        self._masking: Masking | None = None
         self._question: dict[str, Any] | None = None
         self._version = replica.version  # of the weights that these are about:
         self._given: dict[int, bytes | str] = {}  # updates, or reasons for none, by client
@@ -51,6 +57,10 @@ class Answers:
     def take_plan(self, body: bytes) -> None:
         """A plan has come. Raises MessageError."""
         self._plans.append(read_plan(body))
+
+    def take_ask(self, body: bytes) -> None:
+        """Something is asked for a secure sum. Raises MessageError."""
+        self._asks.append(read_plan(body))
 
     def take_question(self, about: dict[str, Any]) -> None:
         """A question about the weights has come; an older one is not answered any more."""
@@ -66,6 +76,35 @@ class Answers:
             self._version = self.replica.version
             self._given = {}
             self._report = None
+
+    # -- secure sums -----------------------------------------------------------------------------------------------
+
+    @property
+    def masking(self) -> "Masking | None":
+        """The hosted clients' secrets, which outlast a reload of the weights; None: nothing is masked."""
+        hosted = self.replica.hosted
+        if self._masking is None and hosted.secure is not None:
+            from fedseed.federation.secure import Masking
+
+            examples = {self.replica.numbers[name]: len(items) for name, items in hosted.items.items()}
+            self._masking = Masking(hosted.secure, hosted.worker.method, examples)
+        return self._masking
+
+    async def try_ask(self) -> bool:
+        """Say what is asked for a secure sum; whether anything was asked."""
+        if not self._asks or not self._ready:
+            self._asks.clear()  # it comes again
+            return False
+        picked, ask = self._asks.popleft()
+        if (masking := self.masking) is None:
+            return True
+        from fedseed.federation.secure_talk import answered
+
+        for name in self.replica.hosted.items:
+            number = self.replica.numbers[name]
+            if picked is None or number in picked:
+                await self.end.send(name, "update", answered(masking, number, ask))
+        return True
 
     # -- plans -----------------------------------------------------------------------------------------------
 
@@ -128,11 +167,13 @@ class Answers:
                 self._given[number] = answer.message
 
     async def _send(self, name: str, answer: bytes | str, plan: Message) -> None:
+        if self.masking is not None:
+            answer = self._masked(self.masking, name, answer, plan)
+        elif plan.attempt and not isinstance(answer, str):
+            answer = replace(Message.decode(answer), attempt=plan.attempt).encode()
         if isinstance(answer, str):
             await self.end.send(name, "update", silent_message(plan.round, plan.attempt, answer))
             return
-        if plan.attempt:
-            answer = replace(Message.decode(answer), attempt=plan.attempt).encode()
         number = self.replica.numbers[name]
         try:
             if len(answer) > self.end.largest and not await self.introduction.ask_for_blobs():
@@ -142,6 +183,15 @@ class Answers:
             self._progress.warn(f"the update of {name} can't be sent now: {error}")
             return
         await self.end.send(name, "update", carried)
+
+    def _masked(self, masking: "Masking", name: str, answer: bytes | str, plan: Message) -> bytes | str:
+        """What is sent in place of an answer, whatever that is; or that there are no keys for it."""
+        update = None if isinstance(answer, str) else answer
+        try:
+            return masking.update(self.replica.hosted.worker.state, plan, self.replica.numbers[name], update)
+        except MessageError as error:
+            self._progress.warn(f"{name} sends nothing: {error}")
+            return WITHHELD
 
     # -- questions -----------------------------------------------------------------------------------------------
 

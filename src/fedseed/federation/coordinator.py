@@ -162,6 +162,21 @@ class Coordinator:
     # -- a round ---------------------------------------------------------------------------------------------------
 
     @property
+    def private(self) -> bool:
+        """Whether nothing is told of single clients but what the method sends."""
+        return self.method.privacy is not None
+
+    @property
+    def sums(self) -> bool:
+        """Whether it learns sums of answers alone (`fedseed.federation.secure`)."""
+        return False
+
+    @property
+    def taking_part(self) -> Sequence[int]:
+        """The open round's clients."""
+        return self._current().clients
+
+    @property
     def answered(self) -> Collection[int]:
         """The clients whose updates count so far in the open round."""
         return self._current().updates.keys()
@@ -205,17 +220,21 @@ class Coordinator:
                 raise MessageError(f"attempt {current.attempt} is open, this answers attempt {message.attempt}")
             if sender not in current.clients:
                 raise MessageError(f"client {sender} takes no part in round {current.number}")
-            if current.outliers is not None:
-                raise MessageError(f"round {current.number} is being closed")
             if sender in current.updates:
                 raise MessageError(f"client {sender} has answered round {current.number} already")
-            update = self.method.decode_update(self.state, current.number, message.payload)
-            size = update.size(About(self.method, self.state, "update", current.number))
+            if current.outliers is not None:
+                raise MessageError(f"round {current.number} is being closed")
+            update, size = self._read(current, message.payload)
             current.received[sender] = self._content(update, message.payload)
             current.updates[sender], current.sizes[sender] = update, size
         except MessageError as error:
             self.rejected.append(RejectedMessage(current.number, sender, str(error)))
             raise
+
+    def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
+        """An update and its size. Raises MessageError."""
+        update = self.method.decode_update(self.state, current.number, data)
+        return update, update.size(About(self.method, self.state, "update", current.number))
 
     def screen(self) -> dict[int, str]:
         """Refuse the updates that are out of all proportion to the others, once all have come that will be waited for.

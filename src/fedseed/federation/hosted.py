@@ -15,6 +15,7 @@ from fedseed.federation.protocol import listed
 from fedseed.federation.worker import Worker
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
+from fedseed.privacy.secure.settings import SecureSums
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Hosted:
         notes: about the data, for a person.
         party: the hosted clients have data of their own, and the coordinator alone knows who else takes part.
         processor: the base's tokenizer or image processor.
+        secure: how answers are masked; None: they are sent as they are.
     """
 
     names: Sequence[str]
@@ -46,8 +48,10 @@ class Hosted:
     notes: Sequence[str] = field(default_factory=tuple)
     party: bool = False
     processor: Any = None
+    secure: SecureSums | None = None
 
     def __post_init__(self) -> None:
+        self.worker.private = self.worker.private or self.secure is not None
         self.worker.apart = True  # every client's answer is its own message
 
     @property

@@ -110,7 +110,7 @@ class Introduction:
     async def _hello(self) -> bool:
         """Say hello once; whether it was answered. Raises FedseedError if this process does not fit."""
         hosted = self.replica.hosted
-        private = hosted.worker.method.privacy is not None  # how many examples there are is not told
+        private = hosted.worker.private  # how many examples there are is not told
         for name, items in hosted.items.items():
             about: dict[str, Any] = {"client": name, "host": hosted.host, "examples": 0 if private else len(items)}
             await self.end.send(name, "attach", json.dumps(about).encode())

@@ -123,6 +123,9 @@ class NetworkClient:
             elif kind == b"P":
                 answers.take_plan(body)
                 self._wake.set()
+            elif kind == b"K":
+                answers.take_ask(body)
+                self._wake.set()
             elif kind == b"A":
                 answers.take_question(read_json(body))
                 self._wake.set()
@@ -136,6 +139,6 @@ class NetworkClient:
                 await replica.advance()
             elif replica.ended and replica.current:
                 return
-            elif not (await answers.try_plan() or await answers.try_question()):
+            elif not (await answers.try_ask() or await answers.try_plan() or await answers.try_question()):
                 await first_of(self._wake, None if replica.current else 1.0)
                 await replica.settle()

@@ -21,6 +21,7 @@ from fedseed.federation.status_answer import status_answer
 from fedseed.federation.step_log import StepLog
 from fedseed.methods import Method
 from fedseed.orbit import Header
+from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import CoordinatorEnd, LogLostError, end_task
@@ -30,6 +31,13 @@ SHOWN = (
 )  # fmt: skip
 MOST_NAMED = 100  # clients in an answer about the status
 LOOK_SECONDS = 2.5  # between looks whether the log is there
+
+
+def summing(settings: SecureSums, common: tuple[Any, ...]) -> Coordinator:
+    """A coordinator that learns sums alone; only then its libraries are loaded. Raises ValueError."""
+    from fedseed.federation.secure import SecureCoordinator
+
+    return SecureCoordinator(settings, *common)
 
 
 class NetworkCoordinator:
@@ -146,7 +154,8 @@ class NetworkCoordinator:
         assert reception.header is not None
         try:
             layout = reception.header.layout
-            made = Coordinator(reception.method, layout, reception.seed, examples, per_round, aggregation, bounds)
+            common = reception.method, layout, reception.seed, examples, per_round, aggregation, bounds
+            made = Coordinator(*common) if (secure := self.session.settings.secure) is None else summing(secure, common)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         reception.coordinator = made

@@ -31,6 +31,7 @@ _MARK = struct.Struct("<I")
 ALL = 0xFFFFFFFF
 SILENT = b"FN"
 STORED = b"FO"
+SAID = b"FK"  # what a client says for a secure sum (`fedseed.federation.secure_talk`)
 MOST_PARTS = 250_000  # values and keys of a message in JSON: a hello of so many clients, a report of their figures
 _REASON_BYTES = 200
 _NAME_CHARACTERS = 100  # of each that is listed

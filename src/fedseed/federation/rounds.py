@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.coordinator import Coordinator
@@ -11,9 +12,13 @@ from fedseed.federation.cost import Cost
 from fedseed.federation.large import attempt_of, carry, fetch, is_stored, round_of
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
-from fedseed.federation.protocol import SILENT, Stored, plan_message, read_silent
+from fedseed.federation.protocol import SAID, SILENT, Stored, plan_message, read_silent
 from fedseed.federation.session import RESEND_SECONDS, Session
 from fedseed.privacy.base import WITHHELD
+from fedseed.privacy.secure.errors import TooFewError
+
+if TYPE_CHECKING:
+    from fedseed.federation.secure_talk import SecureTalk
 
 
 @dataclass
@@ -27,6 +32,8 @@ class Gathered:
         skipped: clients whose update does not count, and why.
         refused: messages that were refused.
         spent: what the clients' work cost, as far as it is known by now.
+        secure_up: bytes that all clients have said for secure sums, besides their updates.
+        secure_down: bytes that all clients were asked.
     """
 
     clients: Sequence[int]
@@ -35,6 +42,8 @@ class Gathered:
     skipped: list[tuple[int, str]] = field(default_factory=list)
     refused: int = 0
     spent: Cost = field(default_factory=Cost)
+    secure_up: int = 0
+    secure_down: int = 0
 
 
 @dataclass
@@ -73,6 +82,17 @@ class LeftOut:
     seconds: float
 
 
+def _secure_talk(session: Session, roster: Roster, coordinator: Coordinator) -> "SecureTalk | None":
+    """What holds the conversations of secure sums, if the run has any; only then its libraries are loaded."""
+    if not coordinator.sums:
+        return None
+    from fedseed.federation.secure import SecureCoordinator
+    from fedseed.federation.secure_talk import SecureTalk
+
+    assert isinstance(coordinator, SecureCoordinator)
+    return SecureTalk(session, roster, coordinator)
+
+
 class Rounds:
     """Opens rounds and takes what clients answer.
 
@@ -95,6 +115,7 @@ class Rounds:
         self._idle: set[int] = set()  # who has sent nothing before
         self._left_out: dict[int, LeftOut] = {}  # who has let a deadline pass since its last answer that counts
         self._fetching: set[asyncio.Task[None]] = set()
+        self.secure = _secure_talk(session, roster, coordinator)
 
     # -- what comes in -----------------------------------------------------------------------------------------------
 
@@ -107,7 +128,9 @@ class Rounds:
         if number is None:
             raise MessageError("this run has no client of this name")
         try:
-            if data[:2] == SILENT:
+            if data[:2] == SAID and self.secure is not None:
+                self.secure.take(number, data)
+            elif data[:2] == SILENT:
                 self._take_silent(number, data)
             elif current is None:
                 about = "" if is_stored(data) else f", this is for round {Message.decode(data).round}"
@@ -183,31 +206,73 @@ class Rounds:
     async def gather(self, number: int) -> Gathered:
         """Open a round, as often as it takes, and gather what counts."""
         minimum, attempt = self.session.settings.minimum, 0
+        if self.secure is not None:
+            self.secure.only, self.secure.up, self.secure.down = None, 0, 0
         while True:
             clients = self.coordinator.open(number, attempt, self._asked(await self._enough()))
             if len(clients) < minimum:  # privacy lets nobody take the place of those that are away
                 await self.session.pause(0.25)
                 continue
-            plans = self.coordinator.plans()
             self._running = True
-            self.open = current = OpenRound(number, attempt, frozenset(clients), len(clients))
+            if self.secure is not None and not await self._agreed(number):
+                attempt += 1
+                continue
+            plans = self.coordinator.plans()
+            asked = self.coordinator.taking_part
+            self.open = current = OpenRound(number, attempt, frozenset(asked), len(asked))
             reason = await self._ask(current, plans)
             outliers = self.coordinator.screen()  # they have answered: asked again they would say the same
             for client, why in outliers.items():
                 del current.bytes_up[client]
                 self._refuse(self.roster.names[client], client, why)
             answered = len(self.coordinator.answered) + len(current.silent) + len(outliers)
-            if answered >= minimum:
+            if answered >= minimum and (self.secure is None or await self._opened(number)):
                 break
             attempt += 1
             self.repeated += 1
-            self.session.progress.warn(f"round {number}: {answered} answers, {minimum} are needed: it is begun again")
+            if answered < minimum:
+                why = f"{answered} answers, {minimum} are needed"
+                self.session.progress.warn(f"round {number}: {why}: it is begun again")
         gathered = Gathered(clients, len(next(iter(plans))) - FRAME_BYTES)
         gathered.skipped = [(client, self._why(current, client, reason)) for client in self._without(current)]
         gathered.update_bytes = [current.bytes_up[client] for client in sorted(current.bytes_up)]
+        gathered.skipped += [(c, "it has sent no keys") for c in clients if c not in current.clients]
         gathered.refused = self.session.rejected.since()
+        if self.secure is not None:
+            gathered.secure_up, gathered.secure_down = self.secure.up, self.secure.down
         self.open = None
         return gathered
+
+    async def _agreed(self, number: int) -> bool:
+        """Agree on keys with the open round's clients; False: too few have."""
+        assert self.secure is not None
+        coordinator = self.secure.coordinator
+        try:
+            if (asking := coordinator.agreeing()) is not None:
+                members = (await self.secure.hold(asking)).members
+                coordinator.without([client for client in coordinator.taking_part if client not in members])
+        except TooFewError as error:
+            self.repeated += 1
+            self.session.progress.warn(f"round {number}: {error}: it is begun again")
+            await self.session.pause(0.25)
+            return False
+        return True
+
+    async def _opened(self, number: int) -> bool:
+        """Open the sum of what has come; False: too few are there to."""
+        assert self.secure is not None
+        try:
+            self.secure.coordinator.take_sum(await self.secure.hold(self.secure.coordinator.opening()))
+        except TooFewError as error:
+            self.session.progress.warn(f"round {number}: {error}: it is begun again")
+            return False
+        return True
+
+    @property
+    def _least(self) -> int:
+        """Clients that a round needs."""
+        sums = 0 if self.secure is None else self.secure.coordinator.secure.threshold
+        return max(self.session.settings.minimum, sums)
 
     def missing(self, current: OpenRound) -> frozenset[int]:
         """The clients that the open round waits for."""
@@ -221,7 +286,7 @@ class Rounds:
         """Why a client's update does not count; it is said aloud, too."""
         name, number = self.roster.names[client], current.number
         if client in current.silent:
-            private = self.coordinator.method.privacy is not None  # a reason would depend on the client's data
+            private = self.coordinator.private  # a reason would depend on the client's data
             why = WITHHELD if private else current.silent[client]
             if self.coordinator.examples[client] or client not in self._idle:  # once, if it has nothing to learn from
                 self.session.progress.warn(f"round {number}: {name} sends nothing: {why}")
@@ -275,8 +340,10 @@ class Rounds:
     def _asked(self, here: frozenset[int]) -> frozenset[int]:
         """Those of the clients that are here who may be drawn: all but those left out, unless too few would be left."""
         now = self.session.clock()
+        if self.secure is not None and self.secure.only is not None:
+            return here & self.secure.only
         out = {client for client in here if client in self._left_out and now < self._left_out[client].until}
-        return here - out if len(here - out) >= self.session.settings.minimum else here
+        return here - out if len(here - out) >= self._least else here
 
     def _leave_out(self, current: OpenRound) -> None:
         """The deadline is over: whoever is there and has sent nothing that counts would cost every round that much.
@@ -302,7 +369,9 @@ class Rounds:
         told = called = 0.0
         while True:
             here = self.roster.present()
-            least = settings.minimum
+            if self.secure is not None:
+                here = here.difference(self.secure.coordinator.summing.barred)
+            least = self._least
             grace = self.grace - self.session.clock()
             if len(here) >= (least if grace <= 0 else self.roster.wanted(settings.start_with)):
                 self.grace = 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fedseed.federation.protocol import call_message
 from fedseed.federation.rejected import Rejected
+from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.layout import DigestKind
@@ -34,6 +35,7 @@ class CoordinatorSettings:
         measures: metrics that an evaluation must have, because the run looks at them.
         check: whether the run can be with so many clients; raises RecipeError.
         weights_digest: digest that the trained tensors must begin with; None: what most clients have.
+        secure: how sums of answers are made in secret; None: every answer is read.
     """
 
     deadline: float = 600.0
@@ -49,6 +51,7 @@ class CoordinatorSettings:
     measures: tuple[str, ...] = ()
     check: Callable[[int], None] = lambda clients: None
     weights_digest: str | None = None
+    secure: SecureSums | None = None
 
 
 @dataclass

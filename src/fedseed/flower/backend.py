@@ -52,6 +52,11 @@ class FlowerBackend(Backend):
         self.settings = RunSettings.of(recipe, out)
         self._asks = _settings(recipe, out)
         self._post = Post(grid)
+        if recipe.secure_sums is not None:
+            raise RecipeError(
+                "secure_sums: not over Flower, whose nodes say nothing between a plan and an update; `fedseed run` and "
+                "`fedseed serve` have them"
+            )
         if recipe.method.remembers:
             raise RecipeError(
                 f"method {recipe.method.name}: a client remembers what it has not sent yet, and nodes of Flower keep "

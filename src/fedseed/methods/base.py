@@ -27,6 +27,7 @@ from fedseed.aggregation.base import Part, Past, spread
 from fedseed.aggregation.weighting import Weighting
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload
+from fedseed.methods.summands import Summand
 from fedseed.models.adapters import Adapter
 from fedseed.privacy import Level, Mechanism, PrivacySettings, PrivateScalars, Required
 from fedseed.renaming import Renamed
@@ -285,6 +286,13 @@ class Method(Renamed, ABC):
     def lasting_entries(self) -> bool:
         """Whether an entry of clients' vectors means the same in every round; not where directions are new."""
         return self.catch_up == "newest"
+
+    @property
+    def unsummable(self) -> str | None:
+        """Why secure sums can't add up clients' updates; None: they can (`fedseed.methods.summands`)."""
+        if not issubclass(self.update_type, Summand):
+            return "its steps are no sums of vectors of one length, such as coefficients on shared directions"
+        return self.incomparable
 
     @property
     def keeps_small_steps(self) -> bool:

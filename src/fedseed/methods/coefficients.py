@@ -1,6 +1,6 @@
 """What travels in Ferret: seeds, and coefficients on their directions, block by block; and what of it is remembered."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from fedseed.errors import MessageError
 from fedseed.methods.base import State
 from fedseed.methods.payload import About, Floats, Many, Payload, Ragged, Scalar
 from fedseed.methods.sizes import moved
+from fedseed.methods.summands import Summand, Vector, filled
 from fedseed.optimizers.squares import Squares
 
 
@@ -21,7 +22,7 @@ class FerretPlan(Payload):
 
 
 @dataclass(frozen=True)
-class Coefficients(Payload):
+class Coefficients(Summand):
     """One seed, and for each block the coefficients on its directions 0, 1, ...
 
     As an update: a client's projected change. In bytes: 8 for the seed, 4 per block for the counts, 4 per coefficient.
@@ -41,16 +42,33 @@ class Coefficients(Payload):
         """How far it moves the weights, at a global rate of 1."""
         return moved(about.method, about.state.layout, [self.gammas])
 
-    def vector(self, about: About) -> Floats:
-        """All blocks, each as long as one can be: coefficients that are not sent are zeros."""
-        most = about.lookup("most")
-        return np.concatenate([np.pad(gamma, (0, most - len(gamma))) for gamma in self.gammas])
+    @classmethod
+    def words(cls, about: About) -> int:
+        """All blocks' together."""
+        return sum(summed_counts(about))
+
+    def vector(self, about: About) -> Vector:
+        """Block by block; each as long as any client's can be."""
+        pairs = zip(self.gammas, summed_counts(about), strict=True)
+        return np.concatenate([filled(gamma.astype(np.float64), count) for gamma, count in pairs])
+
+    @classmethod
+    def of(cls, vector: Vector, about: About) -> "Coefficients":
+        """The round's seed, and the blocks without the zeros at their ends."""
+        blocks = np.split(vector, np.cumsum(summed_counts(about))[:-1])
+        gammas = tuple(block[: max(1, np.flatnonzero(block).max(initial=0) + 1)] for block in blocks)
+        return cls(about.lookup("round_seed")(about.state, about.round), gammas)  # type: ignore[arg-type]  # doubles
 
     def with_vector(self, vector: NDArray[Any], about: About) -> "Coefficients":
         """As many coefficients as reach to the last that is not zero, at least one a block."""
-        blocks = vector.astype(np.float32).reshape(len(self.gammas), -1)
-        ends = [max(1, int(np.flatnonzero(block).max(initial=0)) + 1) for block in blocks]
-        return Coefficients(self.seed, tuple(block[:end] for block, end in zip(blocks, ends, strict=True)))
+        return replace(self.of(vector.astype(np.float32), about), seed=self.seed)
+
+
+def summed_counts(about: About) -> list[int]:
+    """How many coefficients of each block are summed: what is allocated, or all there can be if a change decides."""
+    if about.lookup("allocation") in ("norm", "sqrt"):
+        return [about.lookup("most")] * about.state.blocks
+    return [int(count) for count in about.lookup("allocate")(about.state)]
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,11 @@ class FedKSeed(Population):
         """The model is the base plus the accumulator."""
         return True
 
+    @property
+    def unsummable(self) -> str | None:
+        """Pro counts who used which candidate."""
+        return "importance = true needs every single pair, not their sum" if self.importance else super().unsummable
+
     def figures(self, state: FedKSeedState) -> dict[str, NDArray[Any]]:
         """Pro's probabilities."""
         return {"probabilities": probabilities(state.step)} if self.importance else {}

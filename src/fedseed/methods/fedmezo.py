@@ -26,7 +26,7 @@ from fedseed.methods.payload import Nothing, Payload
 from fedseed.methods.personal import FedMeZOState, Personal, phi
 from fedseed.methods.population import Population, is_usable
 from fedseed.methods.private import answering, noisy, shortened
-from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned, distances, steps_again
+from fedseed.methods.traces import ALL, Branch, Branches, Rate, Trace, Tuned, distances, steps_again
 from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Add, Change, Term
@@ -46,10 +46,13 @@ class FedMeZO(Averaged, Population):
             loss), "loss-5" (its mean over five rounds), "update" (how far the client's last change was from the mean
             change), "random" (uniform, each round anew), "constant".
         alpha: how far rates go from eta_0: from 1 - alpha to 1 + alpha times.
+        seeds: with pairs, "own": each client steps along directions of its own; "shared": a round's clients along the
+            same ones, so that the step is one client's length, and rules and secure sums can combine the pairs.
     """
 
     name: Literal["fedmezo"] = "fedmezo"
     code: ClassVar[int] = 8
+    later: ClassVar[frozenset[str]] = frozenset({"seeds"})
     about: ClassVar[str] = "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
 
     protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
@@ -69,6 +72,7 @@ class FedMeZO(Averaged, Population):
     combine: Literal["sum", "exact"] = "sum"
     personal: Personal = "constant"
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
+    seeds: Literal["own", "shared"] = "own"
 
     @model_validator(mode="after")
     def _pairs_are_averaged(self) -> "FedMeZO":
@@ -79,6 +83,10 @@ class FedMeZO(Averaged, Population):
                 raise ValueError(
                     'small_steps = "stochastic" needs travel = "tensors"; combine = "sum" loses no small steps either'
                 )
+        if self.seeds == "shared" and (self.travel, self.combine) != ("pairs", "sum"):
+            raise ValueError('seeds = "shared" needs travel = "pairs" and combine = "sum": the step is a sum of pairs')
+        if self.seeds == "shared" and self.personal not in ("constant", "random"):
+            raise ValueError(f'personal = "{self.personal}" needs seeds = "own": a sum tells of no single client')
         return self
 
     def start(self, layout: Layout, seed: int) -> FedMeZOState:
@@ -98,7 +106,7 @@ class FedMeZO(Averaged, Population):
 
     def train(self, state: FedMeZOState, plan: Nothing | Rate, client: Client) -> Tuned | Trace:
         """H steps along directions of the client's own seed; a step without a usable loss is left out."""
-        seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
+        seed = self.seed_of(state, client.round, client.number)
         basis = self.directions(seed)
         rate = (plan.rate if isinstance(plan, Rate) else self.learning_rate) * self.factor(client.round)
         losses: list[float] = []
@@ -116,13 +124,23 @@ class FedMeZO(Averaged, Population):
             return Tuned(mean, client.weights())
         return Trace(mean, shortened(self, scalars.reshape(-1), rate / n))
 
+    def seed_of(self, state: FedMeZOState, number: int, client: int) -> int:
+        """Names the directions of a client in a round."""
+        if self.seeds == "shared":
+            return derive(state.seed, Domain.ROUND_SEED, number)
+        return derive(state.seed, Domain.CLIENT_SEED, number, client)
+
     # -- as pairs; as tensors: FedAvg's average ------------------------------------------------------------------------
 
     def aggregate(self, state: FedMeZOState, answers: Answers) -> Any:
-        """The pairs side by side; or the average of the weights."""
+        """The pairs side by side, or their mean if clients share directions; or the average of the weights."""
         if self.travel == "tensors":
             return super().aggregate(state, answers)
         answers = noisy(answers, self.rate(answers.round) / self.population)
+        if self.seeds == "shared" and answers:
+            each = replace(answers, noise=None)  # each has its noise
+            mean = each.combine([update.scalars for update in answers.updates]).astype(np.float32)
+            return Branches((Branch(ALL, 1.0, Trace(None, mean)),))
         return Branches(tuple(Branch(client, weight, update) for client, weight, update in answers))
 
     def change(self, state: FedMeZOState, step: Any) -> Change:
@@ -176,7 +194,9 @@ class FedMeZO(Averaged, Population):
     @property
     def incomparable(self) -> str | None:
         """Pairs on different directions."""
-        return 'travel = "pairs": each client steps along directions of its own' if self.travel == "pairs" else None
+        if self.travel == "tensors" or self.seeds == "shared":
+            return None
+        return 'seeds = "own" with travel = "pairs": each client steps along directions of its own'
 
     @property
     def plan_type(self) -> type[Payload]:  # type: ignore[override]

@@ -25,9 +25,10 @@ from fedseed.attacks.updates import Attack
 from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.payload import About, Bits, Floats, Nothing, Payload
+from fedseed.methods.payload import About, Bits, Nothing, Payload
 from fedseed.methods.population import MOST, Population
 from fedseed.methods.stepwise import StepState, Stepwise
+from fedseed.methods.summands import Summand
 from fedseed.privacy import PrivacySettings, PrivateSign
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
@@ -37,18 +38,15 @@ Signs = NDArray[np.int8]
 
 
 @dataclass(frozen=True)
-class Votes(Payload):
+class Votes(Summand):
     """A sign (+1 or -1) for each direction of the step: an update, or a step. No signs: a step that nobody voted on."""
 
+    counted: ClassVar[bool] = True
     signs: Annotated[Signs, Bits("per_step")]
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Other votes."""
         return Votes(attack.signs(self.signs, drawn))
-
-    def vector(self, about: About) -> Floats:
-        """The votes."""
-        return self.signs.astype(np.float32)
 
     def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
         """Its signs; its own vote where there is none."""
@@ -153,6 +151,11 @@ class FeedSign(Population, Stepwise):
         if self.epsilon is not None:
             return f"method.epsilon = {self.epsilon:g} is DP-FeedSign, with an account of its own: leave out [privacy]"
         return "[privacy] is for scalars, and votes are bits: set method.epsilon, which is DP-FeedSign, in its place"
+
+    @property
+    def unsummable(self) -> None:
+        """Of the votes the majority needs nothing but their sum."""
+        return None
 
     @property
     def privacy(self) -> PrivateSign | None:

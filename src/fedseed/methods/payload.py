@@ -97,7 +97,7 @@ class Payload:
         """
         raise ValueError(f"attack {attack.kind!r} is not simulated for {method.name}")
 
-    def vector(self, about: About) -> Floats:
+    def vector(self, about: About) -> NDArray[np.floating[Any]]:
         """What a Byzantine client can change of an update, in the space in which a rule combines updates.
 
         Returns:

@@ -10,6 +10,7 @@ from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.methods.payload import About, Array, Floats, Payload, Scalar
 from fedseed.methods.sizes import largest
+from fedseed.methods.summands import Summand, Vector
 from fedseed.methods.zeroth import check_scalars
 
 Uses = NDArray[np.uint32]
@@ -25,7 +26,7 @@ class Pool(Payload):
 
 
 @dataclass(frozen=True)
-class Pairs(Payload):
+class Pairs(Summand):
     """An update: (candidate, rho) of each local step, n of them with a population of n. 8 bytes each."""
 
     indices: Annotated[Uses, Array("u4", "n")]
@@ -44,22 +45,31 @@ class Pairs(Payload):
         """That of the largest projection."""
         return largest(self.scalars)
 
+    @classmethod
+    def words(cls, about: About) -> int:
+        """K."""
+        return int(about.lookup("candidates"))
+
+    def vector(self, about: About) -> Vector:
+        """What they add to the accumulator: of each candidate the sum of its scalars."""
+        sums = np.zeros(self.words(about))
+        np.add.at(sums, self.indices, self.scalars.astype(np.float64))
+        return sums
+
+    @classmethod
+    def of(cls, vector: Vector, about: About) -> "Pairs":
+        """Every candidate once."""
+        return cls(np.arange(len(vector), dtype=np.uint32), vector)  # type: ignore[arg-type]  # in full precision
+
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Other projections on the same candidates."""
         return replace(self, scalars=attack.scalars(self.scalars, drawn))
 
-    def vector(self, about: About) -> Floats:
-        """What it adds to the accumulator, for a weight of 1."""
-        dense = np.zeros(about.lookup("candidates"))
-        np.add.at(dense, self.indices, self.scalars.astype(np.float64) / about.lookup("population"))
-        return dense.astype(np.float32)
-
     def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
         """The largest of its entries: as many as a client may send."""
-        n = about.lookup("population")
-        largest_first = np.argsort(-np.abs(vector), kind="stable")[: about.lookup("steps") * n]
-        chosen = np.sort(largest_first).astype(np.uint32)
-        return Pairs(chosen, (vector[chosen] * n).astype(np.float32))
+        most = about.lookup("steps") * about.lookup("population")
+        chosen = np.sort(np.argsort(-np.abs(vector), kind="stable")[:most]).astype(np.uint32)
+        return Pairs(chosen, vector[chosen].astype(np.float32))
 
 
 @dataclass(frozen=True)

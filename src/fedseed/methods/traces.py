@@ -7,7 +7,7 @@ w <- w - sum_i c_i sum_t eta_i rho_{i,t} z_{i,t}
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +20,16 @@ from fedseed.methods.dense import flat, unflat
 from fedseed.methods.payload import About, Array, Floats, Many, Nested, Payload, Scalar, Tensors
 from fedseed.methods.personal import distances_of_norms
 from fedseed.methods.sizes import distance, largest
+from fedseed.methods.summands import Summand, Vector
 from fedseed.methods.zeroth import check_scalars
-from fedseed.randomness import Domain, derive
 from fedseed.weights.change import NOTHING, Add, Average, Change, Term
 
 if TYPE_CHECKING:
     from fedseed.methods.fedmezo import FedMeZO
     from fedseed.methods.personal import FedMeZOState
+
+ALL = 0xFFFFFFFF  # in place of a client: the one branch of clients that share directions
+
 
 Loss = Annotated[float | None, Scalar("f4", when="losses_travel")]
 
@@ -67,7 +70,7 @@ class Tuned(Payload):
 
 
 @dataclass(frozen=True)
-class Trace(Payload):
+class Trace(Summand):
     """An update as pairs: the same loss, and eta_i rho_t of each local step (0: skipped), float32, shape (H,).
 
     The directions follow from round and client. With a population of n: eta_i rho_{t,j} / n, shape (H n,).
@@ -84,6 +87,15 @@ class Trace(Payload):
     def size(self, about: About) -> float:
         """That of the largest projection."""
         return largest(self.scalars / np.float64(about.lookup("learning_rate") / about.lookup("population")))
+
+    @classmethod
+    def of(cls, vector: Vector, about: About) -> "Trace":
+        """Without a loss."""
+        return cls(None, vector)  # type: ignore[arg-type]  # in full precision
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
+        """Others on the same directions."""
+        return replace(self, scalars=vector.astype(np.float32))
 
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Other scalars on the same directions."""
@@ -128,7 +140,7 @@ def steps_again(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Cha
     """The change of a step as pairs."""
     if not step.branches:
         return NOTHING
-    bases = [method.directions(derive(state.seed, Domain.CLIENT_SEED, state.done + 1, b.client)) for b in step.branches]
+    bases = [method.directions(method.seed_of(state, state.done + 1, b.client)) for b in step.branches]
     both = list(zip(step.branches, bases, strict=True))
     if method.combine == "exact":
         n = method.population

@@ -28,6 +28,7 @@ from fedseed.methods.population import Population
 from fedseed.methods.private import NO_SUM, answering, shortened
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
+from fedseed.methods.summands import Summand
 from fedseed.methods.zeroth import check_scalars
 from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
@@ -35,7 +36,7 @@ from fedseed.weights.change import Change, Floats, Term
 
 
 @dataclass(frozen=True)
-class Projections(Payload):
+class Projections(Summand):
     """Scalars on directions: an update, or a step.
 
     Args:
@@ -67,10 +68,6 @@ class Projections(Payload):
     def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
         """Another projection on the same direction."""
         return replace(self, scalars=attack.scalars(self.scalars, drawn))
-
-    def vector(self, about: About) -> Floats:
-        """rho."""
-        return self.scalars
 
     def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
         """Others on the same directions."""

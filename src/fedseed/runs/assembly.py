@@ -184,6 +184,7 @@ def _put_together(
         joint=recipe.federation.joint,
         aggregation=recipe.aggregation,
         bounds=recipe.bounds,
+        secure_sums=recipe.secure_sums,
         trackers=recipe.tracking,
         digest_kind=settings.digest,
         digest_every=recipe.evaluation.digest_every,
@@ -238,8 +239,9 @@ def host(
     kind = None if recipe.attack is None or recipe.attack.kind not in SINGLE else recipe.attack.kind
     notes = (*data.notes, *idle(prepared), *about(prepared, equipment.limit))
     return Hosted(
-        names, items, worker, header, evaluate_with(equipment), kind, attackers, notes, party, equipment.processor
-    )
+        names, items, worker, header, evaluate_with(equipment), kind, attackers, notes, party, equipment.processor,
+        recipe.secure_sums,
+    )  # fmt: skip
 
 
 def load_for_worker(text: str) -> Hosted:

@@ -173,4 +173,5 @@ def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:
     return Hosted(
         simulation.names, items, simulation.worker, simulation.header, simulation.evaluate, attack,
         simulation.settings.attackers, simulation.notes,
+        secure=None if simulation.secure is None else simulation.secure.coordinator.secure,
     )  # fmt: skip

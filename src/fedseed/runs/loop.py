@@ -255,8 +255,9 @@ class Loop:
             "skipped": [{"client": self.backend.names[c], "reason": reason} for c, reason in gathered.skipped],
             "refused": gathered.refused,
             "taking_part": count,
-            "bytes_up": sum(gathered.update_bytes) / max(1, count),
-            "bytes_down": (count * gathered.plan_bytes + sum(part.bytes for part in fetched)) / max(1, count),
+            "bytes_up": (sum(gathered.update_bytes) + gathered.secure_up) / max(1, count),
+            "bytes_down": (count * gathered.plan_bytes + sum(part.bytes for part in fetched) + gathered.secure_down)
+            / max(1, count),
             "exchanged": numbers,
             **gathered.spent.about(),
             "attacked": [self.backend.names[c] for c in gathered.clients if c in self.settings.attackers],

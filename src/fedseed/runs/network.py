@@ -118,7 +118,7 @@ class NetworkBackend(Backend):
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation,
             () if self.settings.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
-            weights_digest=wanted.weights_digest,
+            weights_digest=wanted.weights_digest, secure=recipe.secure_sums,
         )  # fmt: skip
         end = await transport.coordinator(self._refused)
         if end.unproven is not None:

@@ -26,12 +26,14 @@ from fedseed.attacks.settings import AttackSettings
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
 from fedseed.federation.byzantine import attack_problem
+from fedseed.federation.unfit import unfit
 from fedseed.methods import Method, protected, without_gradients
 from fedseed.methods.base import misfit, too_few
 from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings
+from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import Seed
 from fedseed.registry import load_plugin
 from fedseed.renaming import Renamed, changed
@@ -197,6 +199,7 @@ class Recipe(_Table):
         aggregation: how the answers of a round are combined.
         bounds: how far from the others a client, or a step, may be.
         privacy: differential privacy of what clients send; without this table there is none but DP-FeedSign's.
+        secure_sums: the coordinator learns the sum of a round's answers alone; without this table it reads each.
         attack: Byzantine clients.
         reward: what generated answers are rewarded for, in place of a loss.
         evaluation: when and how to evaluate.
@@ -215,6 +218,7 @@ class Recipe(_Table):
     aggregation: AnyRule = Mean()
     bounds: Bounds = Bounds()
     privacy: PrivacySettings | None = None
+    secure_sums: SecureSums | None = None
     attack: AttackSettings | None = None
     reward: RewardSettings | None = None
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -237,6 +241,10 @@ class Recipe(_Table):
             raise _told(problem)
         if self.attack is not None and (problem := attack_problem(self.method, self.attack.kind)):
             raise _told(problem)
+        if self.secure_sums is not None and (
+            problem := unfit(self.secure_sums, self.method, self.aggregation, self.federation.per_round)
+        ):
+            raise _told(problem)
         if self.reward is not None and (problem := self.reward.problem() or without_gradients(self.method)):
             raise _told(problem)
         if self.federation.names_parties and not self.task.own_data:
@@ -249,8 +257,9 @@ class Recipe(_Table):
             if value > LARGEST and key.rpartition(".")[2] != "seed":
                 raise _told(f"{key} = {value}: at most {LARGEST:,}")
         if self.stopping is not None and not self.evaluates:
+            whose = self.method.name if self.secure_sums is None else "what single clients hold out"
             raise _told(
-                f"stopping: {self.method.name} is private here, and nothing is evaluated; leave it out, or let the "
+                f"stopping: {whose} is private here, and nothing is evaluated; leave it out, or let the "
                 "validation loss be told with evaluation.disclose = true, which no epsilon counts"
             )
         quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter
@@ -297,8 +306,12 @@ class Recipe(_Table):
 
     @property
     def evaluates(self) -> bool:
-        """Whether anything is evaluated: of a private run only what the recipe discloses."""
-        return self.method.privacy is None or self.evaluation.disclose
+        """Whether anything is evaluated: of a private run only what the recipe discloses.
+
+        With secure sums examples that are nobody's are evaluated on; those that clients hold out are told apart.
+        """
+        theirs = self.secure_sums is not None and self.of_parties and not self.task.shares_evaluation
+        return (self.method.privacy is None and not theirs) or self.evaluation.disclose
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""

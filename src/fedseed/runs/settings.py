@@ -32,6 +32,7 @@ class RunSettings:
         trackers: where else the metrics go.
         digest_every: rounds between digests of the weights, besides those after evaluations.
         measures: whether evaluations measure anything; of a private run only if the recipe discloses it.
+        secure: whether the coordinator learns sums of answers alone.
     """
 
     method: Method
@@ -47,6 +48,7 @@ class RunSettings:
     trackers: Sequence[Tracker] = ()
     digest_every: int = 1
     measures: bool = True
+    secure: bool = False
 
     @classmethod
     def of(cls, recipe: "Recipe", out: Path | None) -> "RunSettings":
@@ -71,12 +73,13 @@ class RunSettings:
             trackers=recipe.tracking,
             digest_every=recipe.evaluation.digest_every,
             measures=recipe.evaluates,
+            secure=recipe.secure_sums is not None,
         )  # fmt: skip
 
     @property
     def private(self) -> bool:
         """Whether nothing is told that depends on clients' data, but what the method makes private."""
-        return self.method.privacy is not None
+        return self.secure or self.method.privacy is not None
 
     def evaluates(self, number: int) -> bool:
         """Whether there is an evaluation after a round."""

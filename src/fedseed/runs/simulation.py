@@ -20,6 +20,7 @@ from fedseed.federation.byzantine import Byzantine
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
+from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.federation.worker import Answer, cost_of
 from fedseed.methods import Method, protected
 from fedseed.methods.content import Content
@@ -34,6 +35,7 @@ from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
 from fedseed.privacy import PrivacySettings
+from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import check_seed
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, shown_by
@@ -43,6 +45,7 @@ from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.orders import Evaluate, Train, Work
 from fedseed.runs.remembering import check_memory, memory_of
 from fedseed.runs.result import RunResult
+from fedseed.runs.secure import SecureRounds
 from fedseed.runs.settings import RunSettings
 from fedseed.runs.store import STORES, StepStore
 from fedseed.runs.threads import limited
@@ -89,6 +92,7 @@ class Simulation(Backend):
             noise of another batch size.
         aggregation: how the clients' answers become one; the weighted mean by default.
         bounds: how far from the others a client, or a step, may be.
+        secure_sums: the coordinator learns sums alone; None: it reads every answer.
         trackers: where else the metrics go.
         digest_kind: how base and weights are hashed (`fedseed.weights.digest`).
         digest_every: rounds between digests of the weights, besides those after evaluations.
@@ -127,6 +131,7 @@ class Simulation(Backend):
         joint: bool = True,
         aggregation: AggregationRule | None = None,
         bounds: Bounds | None = None,
+        secure_sums: SecureSums | None = None,
         trackers: Sequence[Tracker] = (),
         digest_kind: DigestKind = "blake2b",
         digest_every: int = 1,
@@ -159,7 +164,8 @@ class Simulation(Backend):
         )  # fmt: skip
         try:
             sizes = [len(items) for items in self.items]
-            self.coordinator = Coordinator(method, self.header.layout, seed, sizes, per_round, aggregation, bounds)
+            common = method, self.header.layout, seed, sizes, per_round, aggregation, bounds
+            self.coordinator = Coordinator(*common) if secure_sums is None else SecureCoordinator(secure_sums, *common)
             self.byzantine = None if attack is None else Byzantine(self.coordinator, attack, byzantine, attack_strength)
         except ValueError as error:
             raise RecipeError(str(error)) from error
@@ -167,9 +173,15 @@ class Simulation(Backend):
         self.settings = RunSettings(
             method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text,
             (*notes, *idle(self.prepared)), patience, attack, byzantine, tuple(trackers), digest_every,
+            secure=secure_sums is not None,
         )  # fmt: skip
         self.loop = Loop(self.settings, self, shown_by(progress))
         self.progress = self.loop.progress
+        self.worker.private = self.settings.private
+        self.secure: SecureRounds | None = None
+        if secure_sums is not None and isinstance(self.coordinator, SecureCoordinator):
+            masking = Masking(secure_sums, method, dict(enumerate(sizes)))
+            self.secure = SecureRounds(self.coordinator, masking, self.names, rounds, self.progress)
         self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
         self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
         self.threads = workers.threads if threads is None and workers is not None else threads
@@ -263,6 +275,12 @@ class Simulation(Backend):
         answers = self._answers(plans, picked)
         honest = {c: answer.message for c, answer in zip(picked, answers, strict=True) if answer.message is not None}
         sent = honest if self.byzantine is None else self.byzantine.sent(number, honest, self.worker.corrupt)
+        if self.secure is not None:
+            asked = dict(zip(picked, plans, strict=True))
+            self.secure.gather(
+                gathered, asked, {c: sent.get(c) for c in picked}, lambda c, why: gathered.skipped.append((c, why))
+            )
+            return gathered
         for client, answer in zip(picked, answers, strict=True):
             name = self.names[client]
             gathered.spent.add(cost_of(answer.cost, counts=answer.message is not None or answer.within is not None))

@@ -1,6 +1,6 @@
 """What a canary test says, for people and programs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,7 +169,7 @@ def _bounds(test: CanaryTest) -> Panel:
 
 def _table(test: CanaryTest) -> Sheet:
     rows = []
-    control = test.ranks_control or [None] * len(test.games)
+    control: Sequence[int | None] = test.ranks_control or [None] * len(test.games)
     places_of = zip(test.ranks, test.ranks_alone, control, strict=True)
     for number, (game, places) in enumerate(zip(test.games, places_of, strict=True), start=1):
         j = game.planted

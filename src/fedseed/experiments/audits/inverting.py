@@ -36,9 +36,9 @@ def estimated_gradient(seen: Observation) -> Array:
         return seen.values
     along = seen.directions
     if seen.votes:
-        return (seen.values.astype(np.float32) @ along).astype(np.float64) / len(seen.values)
+        return np.asarray((seen.values.astype(np.float32) @ along).astype(np.float64) / len(seen.values))
     if along.size <= DIRECT or len(along) >= along.shape[1]:
-        solution: Array = np.linalg.lstsq(along.astype(np.float64), seen.values, rcond=1e-6)[0]
+        solution: Array = np.asarray(np.linalg.lstsq(along.astype(np.float64), seen.values, rcond=1e-6)[0], np.float64)
         return solution
     gram = np.zeros((len(along), len(along)))
     for at in range(0, along.shape[1], PIECE):

@@ -1,0 +1,235 @@
+"""Secure sums in a federation: what a coordinator does with a sum in place of answers, and how clients mask theirs.
+
+    client        update -> vector -> whole numbers -> masked words -> an update message
+    coordinator   masked words -> their sum -> one update that stands for all -> method.aggregate
+
+The cryptography is `fedseed.privacy.secure`'s. Free of torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedseed.aggregation import AggregationRule
+from fedseed.errors import MessageError
+from fedseed.federation.bounds import Bounds
+from fedseed.federation.coordinator import Coordinator, Round
+from fedseed.federation.messages import EVERYBODY, Message, MessageKind
+from fedseed.federation.unfit import unfit
+from fedseed.methods import Method
+from fedseed.methods.base import Answer, Answers, State
+from fedseed.methods.payload import About, Array, Payload, Scalar
+from fedseed.methods.summands import Summand
+from fedseed.privacy.secure.client import SecureClient
+from fedseed.privacy.secure.fixed import FixedPoint, Words
+from fedseed.privacy.secure.messages import SETUP_BYTES
+from fedseed.privacy.secure.settings import SecureSums
+from fedseed.privacy.secure.summing import Asking, Setup, Summing
+from fedseed.weights.layout import Layout
+
+
+def summand(method: Method) -> type[Summand]:
+    """What a method's updates are. The method can be summed (`unfit`)."""
+    assert issubclass(method.update_type, Summand)
+    return method.update_type
+
+
+def form_of(settings: SecureSums, method: Method) -> FixedPoint:
+    """How the words of a method's updates are written."""
+    return settings.form(summand(method).counted)
+
+
+def count_words(method: Method, state: State) -> int:
+    """How many words a client sends: its vector, and its weight unless votes are counted."""
+    kind = summand(method)
+    return kind.words(About(method, state, "update")) + (not kind.counted)
+
+
+@dataclass(frozen=True)
+class Masked(Payload):
+    """An update as the coordinator gets it.
+
+    Args:
+        setup: names the keys; zeros where nothing is masked.
+        words: the vector and the weight, added to masks.
+    """
+
+    setup: Annotated[int, Scalar("u8")]
+    words: Annotated[Words, Array("u8", "words")]
+
+    @classmethod
+    def take(cls, data: bytes, form: FixedPoint, count: int) -> "Masked":
+        """Such an update. Raises MessageError."""
+        size = SETUP_BYTES + count * form.dtype.itemsize
+        if len(data) != size:
+            raise MessageError(f"{len(data)} bytes of masked words: {count} words take {size}")
+        return cls(_name(data[:SETUP_BYTES]), np.frombuffer(data[SETUP_BYTES:], form.dtype))
+
+
+class SecureCoordinator(Coordinator):
+    """A coordinator that gets masked words. A round goes on after the last answer: `opening` says how.
+
+    Args: those of `Coordinator`, and
+        settings: the recipe's.
+
+    Raises:
+        ValueError: that can't be (`unfit`).
+    """
+
+    def __init__(
+        self, settings: SecureSums, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int,
+        aggregation: AggregationRule | None = None, bounds: Bounds | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(method, layout, seed, [0] * len(examples), per_round, aggregation, bounds)
+        if problem := unfit(settings, method, self.aggregation, per_round):
+            raise ValueError(problem)
+        self.secure = settings
+        self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead)
+        self._sum: Words | None = None  # of the open round
+
+    @property
+    def private(self) -> bool:
+        """Nothing is told of single clients."""
+        return True
+
+    @property
+    def sums(self) -> bool:
+        """Yes."""
+        return True
+
+    def open(self, number: int, attempt: int = 0, alive: Any = None) -> list[int]:
+        """Begin a round, or begin it again; who has broken the rules takes no part."""
+        self._sum = None
+        if self.summing.barred:
+            alive = set(range(len(self.examples)) if alive is None else alive) - self.summing.barred.keys()
+        return super().open(number, attempt, alive)
+
+    def agreeing(self, rounds: int | None = None) -> Asking[Setup] | None:
+        """The conversation before the plans of the open round go out; None: there is nothing to agree on.
+
+        Args:
+            rounds: how many are left, this one included.
+        """
+        if not self.secure.masks:
+            return None
+        current = self._current()
+        return self.summing.prepare(current.number, current.attempt, current.clients, rounds)
+
+    def without(self, missing: Sequence[int]) -> None:
+        """These of the open round's clients have sent no keys: they are not asked for an update."""
+        current = self._current()
+        current.clients = [client for client in current.clients if client not in missing]
+
+    def opening(self) -> Asking[Words]:
+        """The conversation after the last answer has come; `take_sum` takes what comes of it."""
+        current = self._current()
+        vectors = {client: update.words for client, update in current.updates.items()}
+        if self.secure.masks:
+            return self.summing.open(current.number, current.attempt, vectors)
+        return self._plain(vectors)
+
+    def _plain(self, vectors: Mapping[int, Words]) -> Asking[Words]:
+        """Nothing is masked: nothing need be said. Raises TooFewError."""
+        yield from ()
+        self.summing.enough(vectors, "have sent their vectors")
+        return np.sum(list(vectors.values()), axis=0, dtype=self.summing.form.dtype)
+
+    def take_sum(self, words: Words) -> None:
+        """The sum of the open round's vectors and weights: `close` makes the step of it."""
+        self._sum = words
+
+    # -- in place of answers -----------------------------------------------------------------------------------------
+
+    def _read(self, current: Round, data: bytes) -> tuple[Any, float]:
+        update = Masked.take(data, self.summing.form, count_words(self.method, self.state))
+        if self.secure.masks:
+            assert self.summing.setup is not None
+            if update.setup != _name(self.summing.setup.terms.setup):
+                raise MessageError("it is masked with other keys than those of this attempt")
+        return update, 0.0
+
+    def _weighted(self, current: Round) -> Answers:
+        """One answer that stands for all of them; none, if nobody had anything to send."""
+        kind, form, answers = summand(self.method), self.summing.form, Answers(current.number, (), self.aggregation)
+        if not current.updates:
+            return answers
+        if self._sum is None:
+            raise RuntimeError("the round's sum was not opened")
+        about = About(self.method, self.state, "update", current.number)
+        if kind.counted:
+            vector = form.read(self._sum)
+        else:
+            weight = int(self._sum[-1])
+            if weight == 0:
+                return answers
+            vector = form.read(self._sum[:-1]) / weight
+        return replace(answers, answers=(Answer(EVERYBODY, 1.0, kind.of(vector, about)),))
+
+
+class Masking:
+    """The clients of one process: their secrets, and what becomes of their updates.
+
+    Args:
+        settings: the recipe's.
+        method: the method.
+        examples: how many examples each client has, by number.
+        identity: signs for all of them; None: each has a new key.
+        known: the public keys that sign for others, by number; None: whatever the coordinator says.
+    """
+
+    def __init__(
+        self,
+        settings: SecureSums,
+        method: Method,
+        examples: Mapping[int, int],
+        identity: Ed25519PrivateKey | None = None,
+        known: Mapping[int, bytes] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.method = method
+        self.form = form_of(settings, method)
+        self._examples = examples
+        self._clients = {
+            number: SecureClient(number, settings.threshold, self.form, identity, known) for number in examples
+        }
+
+    def answer(self, client: int, ask: bytes) -> bytes:
+        """What a client says to an ask of the coordinator's. Raises MessageError: nothing, and why."""
+        return self._clients[client].answer(ask)
+
+    def update(self, state: State, plan: Message, client: int, update: bytes | None) -> bytes:
+        """The message that a client sends in place of its update.
+
+        Args:
+            state: the one before the round's step.
+            plan: what it answers.
+            client: its number.
+            update: its update message; None: it has nothing to send, which is not told either.
+
+        Raises:
+            MessageError: no keys were agreed on for this attempt.
+        """
+        words = self._words(state, plan.round, client, update)
+        payload = bytes(SETUP_BYTES) + words.tobytes()
+        if self.settings.masks:
+            payload = self._clients[client].masked(plan.round, plan.attempt, words)
+        return Message(MessageKind.UPDATE, self.method.code, plan.round, client, payload, plan.attempt).encode()
+
+    def _words(self, state: State, number: int, client: int, update: bytes | None) -> Words:
+        """weight * vector and the weight, as whole numbers; zeros where there is nothing."""
+        kind, about = summand(self.method), About(self.method, state, "update", number)
+        if update is None:
+            return np.zeros(count_words(self.method, state), self.form.dtype)
+        payload = Message.decode(update).payload
+        vector = self.method.decode_update(state, number, payload).vector(about)
+        if kind.counted:
+            return self.form.write(vector)
+        weight = self._examples[client] if self.method.weighting == "examples" else 1
+        return np.append(self.form.write(vector, weight), self.form.dtype.type(weight))
+
+
+def _name(setup: bytes) -> int:
+    return int.from_bytes(setup, "little")

@@ -1,0 +1,30 @@
+"""Which methods and rules go with secure sums."""
+
+from fedseed.aggregation import AggregationRule, Mean
+from fedseed.methods import Method
+from fedseed.privacy.secure.settings import SecureSums
+
+
+def unfit(settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None = None) -> str | None:
+    """Why secure sums can't be had; None: they can.
+
+    Args:
+        settings: the recipe's.
+        method: the method.
+        rule: how vectors of the clients become one.
+        per_round: clients in a round; None: not known yet.
+    """
+    if not getattr(rule, "linear", isinstance(rule, Mean)):
+        return (
+            f'secure_sums: aggregation.name = "{rule.name}" looks at single answers, and nobody sees any; leave one of '
+            "them out"
+        )
+    if method.level == "client":
+        return (
+            'secure_sums: privacy.level = "client": the coordinator would have to bound each answer, and reads none; '
+            'take privacy.level = "example", or leave one of them out'
+        )
+    if (why := method.unsummable) is not None:
+        remedy = '; set method.seeds = "shared"' if why.startswith("seeds") else ""
+        return f"secure_sums: {method.name}: {why}{remedy}"
+    return None if per_round is None else settings.problem(per_round)

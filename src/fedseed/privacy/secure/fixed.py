@@ -1,0 +1,58 @@
+"""Vectors as whole numbers modulo 2^bits, which add up exactly, in any order.
+
+q = round(c x 2^fraction), limited to what leaves room for `clients` of them;  x = q / 2^fraction
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How numbers are written.
+
+    Args:
+        bits: of a word: 32 or 64.
+        fraction: bits behind the point; 0: whole numbers.
+        clients: how many summands a sum may have without an overflow.
+    """
+
+    bits: int
+    fraction: int
+    clients: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """A word's, little-endian."""
+        return np.dtype(f"<u{self.bits // 8}")
+
+    @property
+    def most(self) -> float:
+        """The largest absolute value of one client, weight included: larger ones become this one."""
+        return self._limit / 2.0**self.fraction
+
+    @property
+    def _limit(self) -> float:
+        return float(np.nextafter((2.0 ** (self.bits - 1) - 1) / self.clients, 0))
+
+    def write(self, values: NDArray[np.floating[Any]], weight: int = 1) -> Words:
+        """Words for weight * values.
+
+        Args:
+            values: finite numbers, 1-D.
+            weight: what they are multiplied by.
+        """
+        with np.errstate(over="ignore"):  # what overflows is limited like all that is too large
+            scaled = np.rint(np.asarray(values, dtype=np.float64) * (weight * 2.0**self.fraction))
+        limited = np.clip(scaled, -np.floor(self._limit), np.floor(self._limit))
+        return limited.astype(np.int64).astype(self.dtype)
+
+    def read(self, words: Words) -> NDArray[np.float64]:
+        """The numbers that a sum of words stands for."""
+        signed = words.astype(self.dtype).view(self.dtype.str.replace("u", "i"))
+        return signed.astype(np.float64) / 2.0**self.fraction

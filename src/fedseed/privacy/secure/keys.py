@@ -1,0 +1,127 @@
+"""What secrets are made of: X25519 and HKDF agree on keys, AES-GCM encrypts shares, AES-CTR makes masks.
+
+Everything comes from `cryptography`; each key is used for one thing, and says so in HKDF's info.
+"""
+
+from hashlib import sha256
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedseed.errors import MessageError
+from fedseed.privacy.secure.fixed import FixedPoint, Words
+
+KEY_BYTES = 32
+TAG_BYTES = 16  # that encryption adds
+SIGNATURE_BYTES = 64
+_NONCE = bytes(12)  # each key encrypts one message
+
+
+def derived(secret: bytes, use: bytes, length: int = KEY_BYTES) -> bytes:
+    """A key for one use. HKDF with SHA-256."""
+    return HKDF(algorithm=SHA256(), length=length, salt=None, info=b"fedseed secure sums: " + use).derive(secret)
+
+
+def private(seed: bytes) -> X25519PrivateKey:
+    """The key pair that a seed of 16 bytes names: whoever has put the seed together has the key."""
+    return X25519PrivateKey.from_private_bytes(derived(seed, b"mask key"))
+
+
+def public(key: X25519PrivateKey) -> bytes:
+    """Its public half, 32 bytes."""
+    return key.public_key().public_bytes_raw()
+
+
+def committed(seed: bytes) -> bytes:
+    """What tells the self mask's seed when it is put together, and nothing before: 128 bits can't be guessed."""
+    return sha256(b"fedseed secure sums: self mask" + seed).digest()
+
+
+def check_public(data: bytes) -> None:
+    """Whether a public key can be used. Raises MessageError: a point of small order, whose secrets everybody knows."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(data))
+    except ValueError as error:
+        raise MessageError("a public key that no secret key has") from error
+
+
+def agreed(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
+    """The key that two agree on, for one use.
+
+    Args:
+        own: a private key.
+        other: the other side's public key.
+        use: what for; both sides say the same.
+
+    Raises:
+        MessageError: the public key can't be used.
+    """
+    try:
+        return derived(own.exchange(X25519PublicKey.from_public_bytes(other)), use)
+    except ValueError as error:
+        raise MessageError("a public key that no secret key has") from error
+
+
+def seal(key: bytes, text: bytes, about: bytes) -> bytes:
+    """Encrypt; `about` is bound to it and not hidden. The key must never encrypt anything else."""
+    return AESGCM(key).encrypt(_NONCE, text, about)
+
+
+def unseal(key: bytes, data: bytes, about: bytes) -> bytes:
+    """The inverse of `seal`. Raises MessageError: not what was encrypted with this key about this."""
+    try:
+        return AESGCM(key).decrypt(_NONCE, data, about)
+    except InvalidTag as error:
+        raise MessageError("it is not encrypted with the key that was agreed on") from error
+
+
+def mask(key: bytes, count: int, form: FixedPoint) -> Words:
+    """`count` words that nobody without the key tells from random ones: AES-256 in counter mode, from 0."""
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(stream.update(bytes(count * form.dtype.itemsize)), dtype=form.dtype)
+
+
+def self_mask(seed: bytes, count: int, form: FixedPoint) -> Words:
+    """PRG(b_u)."""
+    return mask(derived(seed, b"self mask"), count, form)
+
+
+def pair_mask(
+    own: X25519PrivateKey, me: int, other: int, key: bytes, use: bytes, count: int, form: FixedPoint
+) -> Words:
+    """What a client adds for one other: +PRG(s_uv) if its number is the lower one, else -PRG(s_uv).
+
+    Args:
+        own: the client's private key of the round.
+        me: its number.
+        other: the other's.
+        key: the other's public key of the round.
+        use: names the round; both sides say the same.
+        count: how many words.
+        form: how words are written.
+
+    Raises:
+        MessageError: the public key can't be used.
+    """
+    found = mask(agreed(own, key, b"pair mask" + use), count, form)
+    return found if me < other else np.zeros(1, form.dtype) - found
+
+
+def signature_fits(key: bytes, signature: bytes, text: bytes) -> bool:
+    """Whether it is this key's signature of this text."""
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def identity_bytes(key: Ed25519PrivateKey) -> bytes:
+    """The public half of a key that signs, 32 bytes."""
+    return key.public_key().public_bytes_raw()

@@ -1,0 +1,200 @@
+"""What coordinator and clients say to each other besides plans and masked vectors. Little-endian, no padding.
+
+    ask      phase u8 | setup 8 bytes | ...                    answer   the same phase and setup | ...
+    KEYS     round u32, attempt u16, count u16, threshold u16, clients        a `Bundle`
+    SHARES   the bundles of all                                               a sealed text for each of the others
+    DELIVER  members, and the others' sealed texts                            whose can't be read
+    CONFIRM  round, attempt, survivors                                        a signature of members and survivors
+    OPEN     round, attempt, survivors, and their signatures                  a share of one secret of each member
+
+A setup has keys and shares for `count` rounds: the attempt of a round that it was made for, and the first attempts of
+the rounds after it.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fedseed.errors import MessageError
+from fedseed.privacy.secure.keys import KEY_BYTES, SIGNATURE_BYTES
+from fedseed.privacy.secure.settings import MOST_CLIENTS
+from fedseed.privacy.secure.shamir import SHARE_BYTES
+
+SETUP_BYTES = 8
+_TERMS = struct.Struct("<IHHH")
+_ROUND = struct.Struct("<IH")
+_COUNT = struct.Struct("<I")
+
+
+class Phase(IntEnum):
+    """What is asked for."""
+
+    KEYS = 1
+    SHARES = 2
+    DELIVER = 3
+    CONFIRM = 4
+    OPEN = 5
+
+
+def framed(phase: Phase, setup: bytes, body: bytes = b"") -> bytes:
+    """An ask or an answer."""
+    return bytes([phase]) + setup + body
+
+
+def unframed(data: bytes) -> tuple[Phase, bytes, bytes]:
+    """Phase, setup and body. Raises MessageError."""
+    if len(data) < 1 + SETUP_BYTES or data[0] not in Phase.__members__.values():
+        raise MessageError("not a message of secure sums")
+    return Phase(data[0]), data[1 : 1 + SETUP_BYTES], data[1 + SETUP_BYTES :]
+
+
+def numbers(clients: Sequence[int]) -> bytes:
+    """Clients' numbers, and how many."""
+    return struct.pack(f"<I{len(clients)}I", len(clients), *clients)
+
+
+def read_numbers(data: bytes) -> tuple[tuple[int, ...], bytes]:
+    """Numbers in ascending order, and what follows them. Raises MessageError."""
+    count = _COUNT.unpack_from(data)[0] if len(data) >= _COUNT.size else MOST_CLIENTS + 1
+    stop = _COUNT.size * (1 + count)
+    if count > MOST_CLIENTS or len(data) < stop:
+        raise MessageError("a list of clients that is cut short, or too long")
+    found = struct.unpack_from(f"<{count}I", data, _COUNT.size)
+    if list(found) != sorted(set(found)):
+        raise MessageError("a list of clients that is not in order")
+    return tuple(found), data[stop:]
+
+
+def pieces(data: bytes, count: int, size: int | None = None) -> list[bytes]:
+    """So many pieces of equal length. Raises MessageError.
+
+    Args:
+        data: all of them.
+        count: how many.
+        size: bytes of each; None: whatever there is of each.
+    """
+    size = len(data) // max(1, count) if size is None else size
+    if len(data) != count * size:
+        raise MessageError(f"{len(data)} bytes where {count} pieces of {size} were expected")
+    return [data[at * size : (at + 1) * size] for at in range(count)]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What keys are asked for.
+
+    Args:
+        setup: names it.
+        round: the first round.
+        attempt: of that round.
+        count: rounds.
+        threshold: how many clients open a sum together.
+        clients: who is asked.
+    """
+
+    setup: bytes
+    round: int
+    attempt: int
+    count: int
+    threshold: int
+    clients: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        """The ask."""
+        about = _TERMS.pack(self.round, self.attempt, self.count, self.threshold)
+        return framed(Phase.KEYS, self.setup, about + numbers(self.clients))
+
+    @classmethod
+    def decode(cls, setup: bytes, body: bytes) -> "Terms":
+        """The inverse of `encode`. Raises MessageError."""
+        if len(body) < _TERMS.size:
+            raise MessageError("terms that are cut short")
+        clients, rest = read_numbers(body[_TERMS.size :])
+        if rest:
+            raise MessageError("terms with something behind them")
+        number, attempt, count, threshold = _TERMS.unpack_from(body)
+        return cls(setup, number, attempt, count, threshold, clients)
+
+    def place(self, round: int, attempt: int) -> int | None:
+        """Which of its keys are for this attempt of a round; None: none."""
+        at = round - self.round
+        fits = attempt == self.attempt if at == 0 else attempt == 0
+        return at if fits and 0 <= at < self.count else None
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A client's public keys for a setup, signed.
+
+    Args:
+        identity: the key that it signs with.
+        sealing: the key that shares for it are encrypted for.
+        masks: for each round, the key that masks are agreed on with.
+        commitments: for each round, that of its own mask.
+        signature: over the terms and all of these.
+    """
+
+    identity: bytes
+    sealing: bytes
+    masks: tuple[bytes, ...]
+    commitments: tuple[bytes, ...]
+    signature: bytes = b""
+
+    def signed(self, terms: Terms) -> bytes:
+        """What the signature covers."""
+        keys = (self.identity, self.sealing, *self.masks, *self.commitments)
+        return b"fedseed secure sums: keys" + terms.encode() + b"".join(keys)
+
+    def encode(self) -> bytes:
+        """As it travels."""
+        return b"".join((self.identity, self.sealing, *self.masks, *self.commitments, self.signature))
+
+    @classmethod
+    def decode(cls, data: bytes, count: int) -> "Bundle":
+        """The inverse of `encode`, for so many rounds. Raises MessageError."""
+        keys = pieces(data[:-SIGNATURE_BYTES], 2 + 2 * count, KEY_BYTES)
+        return cls(
+            keys[0], keys[1], tuple(keys[2 : 2 + count]), tuple(keys[2 + count :]), data[-SIGNATURE_BYTES:]
+        )  # fmt: skip
+
+
+def share_ask(setup: bytes, bundles: Mapping[int, Bundle]) -> bytes:
+    """Everybody's public keys."""
+    parts = b"".join(bundle.encode() for bundle in bundles.values())
+    return framed(Phase.SHARES, setup, numbers(list(bundles)) + parts)
+
+
+def read_bundles(body: bytes, count: int) -> dict[int, Bundle]:
+    """The keys in such an ask. Raises MessageError."""
+    clients, rest = read_numbers(body)
+    return {c: Bundle.decode(data, count) for c, data in zip(clients, pieces(rest, len(clients)), strict=True)}
+
+
+def listed(setup: bytes, phase: Phase, members: Sequence[int], texts: Sequence[bytes]) -> bytes:
+    """Clients and a text for, or from, some of them, of equal lengths."""
+    return framed(phase, setup, numbers(members) + b"".join(texts))
+
+
+def round_ask(phase: Phase, setup: bytes, round: int, attempt: int, body: bytes) -> bytes:
+    """About an attempt of a round, an ask or an answer."""
+    return framed(phase, setup, _ROUND.pack(round, attempt) + body)
+
+
+def read_round(body: bytes) -> tuple[int, int, bytes]:
+    """Round, attempt, and what follows. Raises MessageError."""
+    if len(body) < _ROUND.size:
+        raise MessageError("a message of secure sums that is cut short")
+    number, attempt = _ROUND.unpack_from(body)
+    return number, attempt, body[_ROUND.size :]
+
+
+def statement(setup: bytes, round: int, attempt: int, members: Sequence[int], survivors: Sequence[int]) -> bytes:
+    """What a client signs before anything is opened: who was masked against, and whose vectors are in the sum."""
+    about = setup + _ROUND.pack(round, attempt)
+    return b"fedseed secure sums: survivors" + about + numbers(members) + numbers(survivors)
+
+
+def read_shares(body: bytes, members: int) -> list[bytes]:
+    """A share of each member. Raises MessageError."""
+    return pieces(body, members, SHARE_BYTES)

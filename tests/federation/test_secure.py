@@ -1,0 +1,215 @@
+"""Secure sums over a transport: as in one process, whoever goes, and whatever a coordinator forgets."""
+
+import json
+import threading
+
+import pytest
+import torch
+
+from fedseed.federation import secure_talk
+from fedseed.federation.messages import FRAME_BYTES
+from fedseed.federation.network_client import NetworkClient
+from fedseed.federation.protocol import SAID
+from fedseed.privacy.secure.messages import Phase
+from fedseed.reports.progress import Silent
+from fedseed.runs.joining import part_of
+from fedseed.runs.network import coordinate
+from fedseed.runs.recipe import Recipe
+from fedseed.transport.memory import Hub, MemoryClient
+from support.network import in_process, repeats
+from support.problem import Problem
+from support.tiers import mark
+
+pytestmark = pytest.mark.usefixtures("quickly")
+
+TRAINING = {"learning_rate": 0.3, "batch": 8, "accumulation": 2, "steps": 5}
+METHODS = {
+    "ferret": {"name": "ferret", "directions": 60, "blocks": "tensor", "seeds": "shared", "allocation": "previous",
+               "training": TRAINING},
+    "zo-fedsgd": {"name": "zo-fedsgd", "basis": "rademacher", "seeds": "shared", "learning_rate": 1e-2, "batch": 8},
+    "feedsign": {"name": "feedsign", "basis": "rademacher", "learning_rate": 1e-2, "batch": 8},
+    "fedkseed": {"name": "fedkseed", "candidates": 64, "steps": 4, "learning_rate": 1e-2, "batch": 8},
+}  # fmt: skip
+HOSTS = (("client-0", "client-3"), ("client-1",), ("client-2", "client-4"))
+
+
+def recipe(method, rounds=4, **more):
+    federation = {"joint": False, "dead_after": 30.0}
+    sums = {"threshold": 3, "ahead": 2, **more.pop("secure_sums", {})}
+    return Recipe.model_validate({
+        "seed": 3, "rounds": rounds, "evaluation": {"every": rounds}, "method": METHODS[method],
+        "federation": federation, "secure_sums": sums, **more,
+    })  # fmt: skip
+
+
+class Told(Silent):
+    """Remembers warnings; ends the coordinator when a text comes in one, or after a round."""
+
+    def __init__(self, ends=None):
+        self.texts, self.ends = [], ends
+
+    def warn(self, text):
+        self.texts.append(text)
+
+
+class Run:
+    """Clients in threads, and what they send, over a hub."""
+
+    def __init__(self, checked, problem, monkeypatch=None):
+        self.checked, self.hub, self.digests, self.sent = checked, Hub(), [], []
+        federations = {
+            names: problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False,
+                                      per_round=5, secure_sums=checked.secure_sums)
+            for names in HOSTS
+        }  # fmt: skip
+        self.threads = [threading.Thread(target=self._live, args=(federations[n], n), daemon=True) for n in HOSTS]
+        if monkeypatch is not None:
+            send = MemoryClient.send
+
+            async def spied(end, client, what, data):
+                self.sent.append((client, what, bytes(data)))
+                await send(end, client, what, data)
+
+            monkeypatch.setattr(MemoryClient, "send", spied)
+
+    def _live(self, federation, names):
+        torch.set_num_threads(1)
+        client = NetworkClient(self.hub.transport("run"), "run", lambda: part_of(federation, names), 4)
+        self.digests.append(client.run())
+
+    def coordinate(self, out, progress=None):
+        if not self.threads[0].is_alive():
+            for thread in self.threads:
+                thread.start()
+        return coordinate(self.checked, "run", self.hub.transport("run"), out, progress=progress)
+
+    def end(self):
+        for thread in self.threads:
+            thread.join()
+        (digest,) = set(self.digests)
+        return digest
+
+
+def alone(checked, problem):
+    return in_process(problem, checked.model_dump(exclude_none=True))
+
+
+@pytest.mark.parametrize("method", mark(METHODS, lambda name: name != "ferret"))
+def test_the_result_is_that_of_one_process(method, problem, tmp_path):
+    checked = recipe(method)
+    expected, run = alone(checked, problem), Run(checked, problem)
+    result = run.coordinate(tmp_path / "run")
+    assert run.end() == expected.summary["weights_digest"] == result.summary["weights_digest"]
+    assert repeats(result.summary["refusals"]) and result.summary["repeated_rounds"] == 0
+    for key in ("bytes_up", "bytes_down", "skipped", "train_loss"):
+        assert [line.get(key) for line in result.metrics[1:]] == [line.get(key) for line in expected.metrics[1:]]
+
+
+@pytest.mark.parametrize("gone", [(3, 4), (2, 3, 4)], ids=["two", "three"])
+def test_who_says_nothing_when_the_sum_is_opened_is_in_it_all_the_same(gone, problem, tmp_path, monkeypatch):
+    """Two of five in each round; three are too many: the round is begun again, until fewer are silent."""
+    answered, silent = secure_talk.answered, []
+
+    def fails(masking, client, ask):
+        said = answered(masking, client, ask)
+        if client not in gone or ask[0] != Phase.OPEN or len(silent) >= 3:
+            return said
+        silent.append(client)
+        return said[:17] + b"\0gone"
+
+    monkeypatch.setattr(secure_talk, "answered", fails)
+    checked = recipe("zo-fedsgd")
+    expected, run, told = alone(checked, problem), Run(checked, problem), Told()
+    result = run.coordinate(tmp_path / "run", told)
+    assert run.end() == expected.summary["weights_digest"]
+    assert result.summary["repeated_rounds"] == (len(gone) == 3) and len(silent) == 3
+    assert any("says nothing for a secure sum: gone" in text for text in told.texts)
+    if len(gone) == 3:
+        assert any("3 are needed, nothing is opened" in text for text in told.texts)
+
+
+def test_a_coordinator_that_ends_within_a_round_and_one_that_goes_on(problem, tmp_path, monkeypatch):
+    """It ends when round 2 was opened and its step not written: the next one asks for the same survivors again."""
+    checked, steps = recipe("feedsign"), []
+    expected, run = alone(checked, problem), Run(checked, problem)
+    from fedseed.federation.secure import SecureCoordinator
+
+    close = SecureCoordinator.close
+
+    def ends(self):
+        steps.append(self)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return close(self)
+
+    monkeypatch.setattr(SecureCoordinator, "close", ends)
+    with pytest.raises(KeyboardInterrupt):
+        run.coordinate(tmp_path / "run")
+    result = run.coordinate(tmp_path / "run")
+    assert run.end() == expected.summary["weights_digest"] == result.summary["weights_digest"]
+    assert result.summary["rounds"] == 4 and steps[0] is not steps[2]
+
+
+CHANCE = {"time", "epoch", "at"}
+PUBLIC = {"digest", "ratio", "metrics"}  # of the weights, which everybody has
+
+
+def test_nothing_but_masked_words_depends_on_a_clients_data(tmp_path):
+    """All that leaves clients, with plain data, and with other data: fewer examples, and losses that are no numbers."""
+    found = {}
+    for kind in ("plain", "odd"):
+        problem = Problem()
+        if kind == "odd":
+            problem.clients[1] = [(x * 3, y) for x, y in problem.clients[1][:9]]
+            problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
+        with pytest.MonkeyPatch.context() as patch:
+            run = Run(recipe("zo-fedsgd"), problem, patch)
+            run.coordinate(tmp_path / kind)
+            run.end()
+        said = set()
+        for client, what, data in run.sent:
+            if what == "update" and data[:2] == SAID:
+                said.add((client, "said", data[2], data[17], len(data)))
+            elif what == "update":
+                assert len(data) == FRAME_BYTES + 8 + 2 * 8  # the setup, one projection, the weight
+                said.add((client, what, data[: FRAME_BYTES - 4]))
+            else:
+                about = json.loads(data)
+                fixed = {key: value for key, value in about.items() if key not in CHANCE | PUBLIC}
+                if what == "report":
+                    assert fixed.keys() <= {"round", "spent", "by_client", "seconds"} and not fixed.get("by_client")
+                    spent = fixed["spent"]  # to apply steps, which everybody has; nothing of local work
+                    assert not any(value for key, value in spent.items() if key != "seconds")
+                    assert spent.get("seconds", {}).keys() <= {"rebuild"}
+                    fixed = {"round": fixed["round"]}
+                said.add((client, what, json.dumps(fixed, sort_keys=True)))
+        found[kind] = said
+    assert {one for _, one, *_ in found["plain"]} >= {"said", "update", "report", "beat", "attach"}
+    assert found["plain"] == found["odd"]
+    attached = {json.loads(text)["examples"] for _, what, *rest in found["odd"] for text in rest if what == "attach"}
+    assert attached == {0}
+
+
+# -- over a real server ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_two_clients_are_killed(method, problem, network, shared_server):
+    """Five processes, three open a sum: two are killed, the run goes on with the others."""
+    table = {
+        "method": METHODS[method], "secure_sums": {"threshold": 3, "ahead": 4}, "rounds": 30,
+        "evaluation": {"every": 5}, "federation": {"dead_after": 1.5},
+    }  # fmt: skip
+    net = network(shared_server, table)
+    coordinator = net.coordinator()
+    hosts = [net.host(n) for n in range(5)]
+    from support.network import until
+
+    until(lambda: coordinator.reached(5), 300, "no round")
+    for host in hosts[3:]:
+        host.kill()
+    net.check(problem, coordinator, hosts[:3])
+    lines = net.lines()
+    assert {name for line in lines[1:] for name in line["clients"]} == {f"client-{n}" for n in range(5)}
+    assert lines[-1]["clients"] == ["client-0", "client-1", "client-2"]

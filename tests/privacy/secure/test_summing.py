@@ -1,0 +1,369 @@
+"""Secure sums without a federation: what comes out, with whom gone; who is refused; what the coordinator hears."""
+
+import struct
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedseed.errors import MessageError
+from fedseed.privacy.secure import keys
+from fedseed.privacy.secure.client import SecureClient
+from fedseed.privacy.secure.errors import TooFewError
+from fedseed.privacy.secure.fixed import FixedPoint
+from fedseed.privacy.secure.messages import Phase, Terms, framed, numbers, round_ask
+from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES, candidates, factors, join, read_share, split
+from support.secure import FORM, Room
+
+VALUES = {c: FORM.write(np.array([1.5, -2.25, 1e3 * c, 0.0, -c])) for c in range(9)}
+
+
+def plain(clients):
+    return sum((VALUES[c] for c in clients), start=np.zeros(5, FORM.dtype))
+
+
+# -- the parts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("holders", "threshold"), [(3, 2), (5, 3), (9, 9), (4, 1)])
+def test_threshold_shares_give_the_secret_back_and_fewer_nothing(holders, threshold):
+    secret = bytes(range(16))
+    shares = dict(zip(range(1, holders + 1), map(read_share, split(secret, range(1, holders + 1), threshold)),
+                      strict=True))  # fmt: skip
+    chosen = list(shares)[-threshold:]
+    assert join({x: shares[x] for x in chosen}) == secret
+    assert join({x: shares[x] for x in chosen}, factors(chosen)) == secret
+    if threshold > 1:
+        assert join({x: shares[x] for x in chosen[1:]}) != secret
+    wrong = {**shares, 1: (shares[1] + 1) % PRIME}
+    if holders > threshold > 1:
+        assert secret in {found for who, found in candidates(wrong, threshold) if 1 not in who}
+
+
+def test_what_is_no_share_is_refused():
+    for data in (b"", bytes(16), PRIME.to_bytes(SHARE_BYTES, "little"), b"\xff" * SHARE_BYTES):
+        with pytest.raises(MessageError, match="a share that is no number"):
+            read_share(data)
+    for at, threshold in (((1, 1), 1), ((0, 1), 1), ((1, 2), 3), ((1, 2), 0)):
+        with pytest.raises(ValueError, match="can't be"):
+            split(bytes(16), at, threshold)
+
+
+@pytest.mark.parametrize("form", [FixedPoint(64, 32, 128), FixedPoint(64, 20, 3), FixedPoint(32, 0, 1000)])
+def test_words_add_up_exactly_and_never_over(form):
+    random = np.random.default_rng(1)
+    made = random.normal(size=50) * 100
+    assert np.abs(form.read(form.write(made)) - made).max() <= 0.5 / 2**form.fraction
+    assert (form.read(form.write(made, 3)) == np.rint(made * 3 * 2.0**form.fraction) / 2**form.fraction).all()
+    huge = np.array([np.finfo(float).max, -np.finfo(float).max, form.most * 2])
+    total = sum((form.write(huge) for _ in range(form.clients)), start=np.zeros(3, form.dtype))
+    assert (np.sign(form.read(total)) == [1, -1, 1]).all()
+    assert np.allclose(np.abs(form.read(total)), form.most * form.clients, rtol=1e-2)
+
+
+def test_masks_cancel_and_a_key_is_needed():
+    one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    up = keys.pair_mask(one, 1, 2, keys.public(other), b"r", 7, FORM)
+    down = keys.pair_mask(other, 2, 1, keys.public(one), b"r", 7, FORM)
+    assert not (up + down).any() and up.any()
+    assert (up != keys.pair_mask(one, 1, 2, keys.public(other), b"s", 7, FORM)).any()
+    with pytest.raises(MessageError, match="no secret key has"):
+        keys.check_public(bytes(32))
+    key = bytes(32)
+    assert keys.unseal(key, keys.seal(key, b"text", b"about"), b"about") == b"text"
+    for wrong in ((bytes(31) + b"1", b"about"), (key, b"other")):
+        with pytest.raises(MessageError, match="not encrypted"):
+            keys.unseal(wrong[0], keys.seal(key, b"text", b"about"), wrong[1])
+
+
+# -- sums, whoever goes when -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+@pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector", Phase.CONFIRM, Phase.OPEN])
+def test_the_sum_has_the_bits_of_plain_addition(moment, gone):
+    """Five clients, three of which open: two may go at any moment."""
+    room = Room()
+    room.gone = {moment: range(4, 4 - gone, -1)}
+    if moment in (Phase.DELIVER, Phase.CONFIRM):  # and do not come back
+        room.gone[Phase.OPEN] = room.gone[moment]
+    if moment is Phase.DELIVER:
+        room.gone["vector"] = room.gone[moment]
+    total, survivors = room.total(VALUES)
+    before = moment in (Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector")
+    assert survivors == list(range(5 - gone if before else 5))
+    assert (total == plain(survivors)).all() and not room.summing.barred
+
+
+@pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, "vector", Phase.CONFIRM, Phase.OPEN])
+def test_below_the_threshold_nothing_is_opened_and_the_round_can_be_repeated(moment):
+    room = Room()
+    room.gone = {moment: [1, 3, 4]}
+    with pytest.raises(TooFewError, match=r"2 clients .*: 3 are needed, nothing is opened"):
+        room.total(VALUES)
+    if moment is not Phase.OPEN:  # nobody was even asked for a share
+        assert not any(phase is Phase.OPEN for _, phase, _ in room.heard)
+    room.gone = {}
+    total, survivors = room.total(VALUES, attempt=1)
+    assert survivors == [0, 1, 2, 3, 4] and (total == plain(survivors)).all()
+
+
+def test_keys_last_for_some_rounds_and_serve_once():
+    room = Room(ahead=3)
+    setups = set()
+    for round in range(1, 8):
+        room.gone = {"vector": [2]} if round == 2 else {}
+        setups.add(room.prepare(round).terms.setup)
+        total, survivors = room.total(VALUES, round)
+        assert (total == plain(survivors)).all()
+        assert (room.summing.setup is None) == (round == 2)  # whoever comes back may have lost its keys
+    assert len(setups) == 3
+    with pytest.raises(MessageError, match="another vector was masked"):
+        room.clients[0].masked(7, 0, VALUES[1])
+    assert room.clients[0].masked(7, 0, VALUES[0]) == room.clients[0].masked(7, 0, VALUES[0])
+    total, survivors = room.total(VALUES, 8, clients=[0, 2, 3])  # others: new keys, though there were some left
+    assert survivors == [0, 2, 3] and room.summing.setup.terms.setup not in setups
+
+
+# -- who breaks the rules --------------------------------------------------------------------------------------------
+
+
+def flip(data, at):
+    at %= len(data)
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [(0, "not a message"), (3, "another setup"), (9, "has not signed its keys"), (-1, "has not signed its keys")],
+)
+def test_wrong_keys_are_refused_and_named(at, why):
+    room = Room()
+    room.changed = lambda client, phase, answer: flip(answer, at) if (client, phase) == (2, Phase.KEYS) else answer
+    if at == 0:
+        room.changed = lambda client, phase, answer: b"\0" if (client, phase) == (2, Phase.KEYS) else answer
+    total, survivors = room.total(VALUES)
+    assert survivors == [0, 1, 3, 4] and (total == plain(survivors)).all()
+    assert list(room.summing.barred) == [2] and why in room.summing.barred[2]
+
+
+def test_a_key_of_small_order_and_anothers_key_are_refused(monkeypatch):
+    room = Room()
+    room.changed = lambda client, phase, answer: (
+        room.clients[1].answer(room.last) if (client, phase) == (2, Phase.KEYS) else answer
+    )
+    room.asked = lambda client, phase, ask: setattr(room, "last", ask) or ask
+    room.prepare()
+    assert room.summing.setup.members == (0, 1, 3, 4) and "another client's" in room.summing.barred[2]
+    public, room = keys.public, Room()
+    say = room.say
+
+    def weak(client, ask):
+        monkeypatch.setattr(keys, "public", (lambda key: bytes(32)) if client == 2 and ask[0] == 1 else public)
+        return say(client, ask)
+
+    room.say = weak
+    room.summing.ahead = 1
+    room.prepare()
+    assert "key" in room.summing.barred[2] and room.summing.setup.members == (0, 1, 3, 4)
+
+
+def test_shares_that_cant_be_read_name_who_sealed_them():
+    room = Room()
+    room.changed = lambda client, phase, answer: (
+        flip(flip(answer, -5), -60) if (client, phase) == (3, Phase.SHARES) else answer
+    )
+    with pytest.raises(TooFewError, match=r"clients \[3\] are left out: the shares that it has sealed can't be read"):
+        room.prepare()
+    room.changed = lambda client, phase, answer: answer
+    total, survivors = room.total(VALUES, attempt=1, clients=[0, 1, 2, 4])
+    assert (total == plain(survivors)).all()
+
+
+def test_who_accuses_everybody_is_left_out():
+    room = Room()
+    lie = numbers([0, 1, 3])
+    room.changed = lambda client, phase, answer: (
+        framed(phase, room.terms(answer), lie) if (client, phase) == (2, Phase.DELIVER) else answer
+    )
+    room.terms = lambda answer: answer[1:9]
+    with pytest.raises(TooFewError, match=r"clients \[2\] are left out: it says of others' shares what is not so"):
+        room.prepare()
+
+
+def deal_badly(room, monkeypatch, dealer, to):
+    """Client `dealer` gives `to` shares that are on no polynomial with the others'."""
+
+    def bad(secret, at, threshold):
+        shares = split(secret, at, threshold)
+        for holder in to if room.dealing == dealer else ():
+            shares[holder] = (int.from_bytes(shares[holder], "little") ^ 7).to_bytes(SHARE_BYTES, "little")
+        return shares
+
+    monkeypatch.setattr("fedseed.privacy.secure.client.split", bad)
+    room.asked = lambda client, phase, ask: setattr(room, "dealing", client) or ask
+
+
+def test_different_shares_are_found_out_when_they_are_needed(monkeypatch):
+    """All wrong: the dealer is named, nothing is opened. One wrong: the sum is right all the same, and it is named who
+    says another share than fits, for the coordinator can't know who has changed it."""
+    room = Room()
+    deal_badly(room, monkeypatch, 1, [0, 2, 3, 4])
+    with pytest.raises(TooFewError, match="client 1 is left out: the shares that it dealt do not fit the keys"):
+        room.total(VALUES)
+    room = Room()
+    deal_badly(room, monkeypatch, 1, [0])
+    total, survivors = room.total(VALUES)
+    assert (total == plain(survivors)).all()
+    assert room.summing.barred == {0: "it says another share of a secret than it was dealt"}
+
+
+@pytest.mark.parametrize("data", [b"", bytes(5 * SHARE_BYTES - 1), b"\xff" * (5 * SHARE_BYTES)])
+def test_malformed_shares_are_refused_and_named(data):
+    room = Room()
+    room.changed = lambda client, phase, answer: answer[:15] + data if (client, phase) == (0, Phase.OPEN) else answer
+    total, survivors = room.total(VALUES)
+    assert (total == plain(survivors)).all()
+    assert list(room.summing.barred) == [0] and "its shares of others' secrets" in room.summing.barred[0]
+
+
+# -- what a client does, whoever asks --------------------------------------------------------------------------------
+
+
+def ready(**settings):
+    room = Room(**settings)
+    room.prepare()
+    return room, room.vectors(VALUES)
+
+
+def signed_by(room, who, survivors):
+    """Signatures of clients' own, as a coordinator gets them that asks each of them."""
+    name = room.summing.setup.terms.setup
+    ask = round_ask(Phase.CONFIRM, name, 1, 0, numbers(survivors))
+    return {client: room.clients[client].answer(ask)[15:] for client in who}
+
+
+def opening(room, survivors, signatures):
+    body = numbers(survivors) + numbers(sorted(signatures)) + b"".join(signatures[c] for c in sorted(signatures))
+    return round_ask(Phase.OPEN, room.summing.setup.terms.setup, 1, 0, body)
+
+
+def test_a_coordinator_that_names_different_survivors_to_different_clients_gets_no_share():
+    """With both lists it would have shares of both secrets of client 4."""
+    room, _ = ready()
+    everybody, without = [0, 1, 2, 3, 4], [0, 1, 2]
+    first, second = signed_by(room, [3, 4], everybody), signed_by(room, [0, 1, 2], without)
+    with pytest.raises(MessageError, match="asked for otherwise before"):
+        signed_by(room, [0], everybody)
+    for client, survivors, signatures in (
+        (3, everybody, first), (3, everybody, {**first, **second}), (3, without, second), (0, everybody, second),
+    ):  # fmt: skip
+        with pytest.raises(MessageError, match=r"must|other survivors than"):
+            room.clients[client].answer(opening(room, survivors, signatures))
+    room.clients[0].answer(opening(room, without, second))  # the one list that three have signed
+
+
+def test_signatures_are_of_this_round_and_of_its_members():
+    room, _ = ready()
+    everybody = [0, 1, 2, 3, 4]
+    signatures = signed_by(room, everybody, everybody)
+    stranger = Ed25519PrivateKey.generate().sign(b"anything")
+    for wrong in ({0: signatures[0], 1: signatures[0], 2: signatures[0]}, {0: signatures[0], 1: stranger, 2: stranger}):
+        with pytest.raises(MessageError, match="1 have signed these survivors: 3 must"):
+            room.clients[0].answer(opening(room, everybody, wrong))
+
+
+def test_a_round_is_opened_again_for_the_same_survivors_alone():
+    room, vectors = ready()
+    assert (room.open(vectors) == plain(range(5))).all()
+    room.prepare(1, 1)
+    again = room.vectors(VALUES, 1, 1)
+    del again[4]
+    with pytest.raises(MessageError, match="two sums tell their difference"):
+        room.open(again, 1, 1)
+    room.prepare(1, 2)
+    assert (room.open(room.vectors(VALUES, 1, 2), 1, 2) == plain(range(5))).all()
+
+
+@pytest.mark.parametrize(
+    ("clients", "threshold", "asked"), [(5, 3, 2), (6, 3, 3), (2, 2, 2), (5, 3, 6)], ids=["own", "half", "two", "all"]
+)
+def test_terms_that_protect_too_little_are_refused(clients, threshold, asked):
+    """Below the client's own threshold, no majority, of two, above all of them."""
+    terms = Terms(bytes(8), 1, 0, 1, asked, tuple(range(clients)))
+    with pytest.raises(MessageError, match="a majority, and 3 clients are needed"):
+        SecureClient(0, threshold, FORM).answer(terms.encode())
+
+
+def test_known_identities_stop_a_coordinator_that_speaks_for_the_others():
+    """A coordinator between the clients has keys of its own for each; only who knows theirs can tell."""
+    identities = [Ed25519PrivateKey.generate() for _ in range(3)]
+    known = {n: keys.identity_bytes(key) for n, key in enumerate(identities)}
+    room = Room(3, 2)
+    room.clients = {n: SecureClient(n, 2, FORM, key, known) for n, key in enumerate(identities)}
+    total, survivors = room.total(VALUES)
+    assert (total == plain(survivors)).all()
+    room.clients[2] = SecureClient(2, 2, FORM)
+    with pytest.raises(MessageError, match="client 2 signs with another key than is known"):
+        room.total(VALUES, 2)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [b"", b"\x09" + bytes(8), framed(Phase.KEYS, bytes(8)), framed(Phase.SHARES, bytes(8)),
+     framed(Phase.KEYS, bytes(8), struct.pack("<IHHH", 1, 0, 5000, 3) + numbers([0, 1, 2])),
+     framed(Phase.KEYS, bytes(8), struct.pack("<IHHH", 1, 0, 1, 3) + struct.pack("<I", 1 << 30))],
+)  # fmt: skip
+def test_asks_that_are_none_are_refused(ask):
+    with pytest.raises(MessageError):
+        SecureClient(0, 3, FORM).answer(ask)
+
+
+# -- what the coordinator hears --------------------------------------------------------------------------------------
+
+
+FORM8 = FixedPoint(64, 8, 8)
+
+
+def world(first, second, rounds):
+    """Mean bits of all that came from clients 0 and 1, by client and phase; the same had nobody masked; and vectors.
+
+    Client 2 has nothing to add, and two of three open a sum.
+    """
+    room, bits, seen = Room(3, 2, FORM8, ahead=100), defaultdict(list), []
+    for round in range(1, rounds + 1):
+        values = {0: first, 1: second, 2: FORM8.write(np.zeros(2))}
+        room.heard = []
+        total, _ = room.total(values, round)
+        assert (total == FORM8.write(np.array([1.0, -1.0]))).all()
+        for client, phase, data in room.heard:
+            if client == 2 or phase not in ("vector", Phase.CONFIRM, Phase.OPEN):
+                continue
+            body = data[8 if phase == "vector" else 15 :]
+            bits[client, phase].append(np.frombuffer(body, np.uint8))
+            if phase == "vector":
+                seen.append(body)
+                bits[client, "unmasked"].append(np.frombuffer(values[client].tobytes(), np.uint8))
+    means = {key: np.unpackbits(np.array(found), axis=1).mean(axis=0) for key, found in bits.items()}
+    return means, np.frombuffer(b"".join(seen), np.uint8)
+
+
+@pytest.mark.parametrize("rounds", [120, pytest.param(1000, marks=pytest.mark.slow)])
+def test_what_is_heard_of_a_client_does_not_depend_on_its_vector(rounds):
+    """Two worlds with the same sum: in one client 0 has (1, -1) and client 1 (0, 0), in the other the other way round.
+
+    Of each bit of everything that comes from one of them the mean over the rounds is compared between the worlds and,
+    in masked vectors, with a fair coin's; masked bytes are as even as chance. Had nobody masked, this would see it.
+    """
+    one, none = FORM8.write(np.array([1.0, -1.0])), FORM8.write(np.zeros(2))
+    (here, seen), (there, _) = world(one, none, rounds), world(none, one, rounds)
+    deviation = 0.5 / rounds**0.5  # of a fair bit's mean
+    apart = {key: np.abs(here[key] - there[key]).max() / (deviation * 2**0.5) for key in here}
+    unfair = [np.abs(w[c, "vector"] - 0.5).max() / deviation for w in (here, there) for c in (0, 1)]
+    assert max(value for key, value in apart.items() if key[1] != "unmasked") < 6  # of 6,000 bits: once in 100,000 runs
+    assert max(unfair) < 6 and min(apart[c, "unmasked"] for c in (0, 1)) > 10
+    counts = np.bincount(seen, minlength=256)
+    expected = len(seen) / 256
+    assert ((counts - expected) ** 2 / expected).sum() < 255 + 6 * (2 * 255) ** 0.5

@@ -1,0 +1,161 @@
+"""Simulated runs with secure sums: the bits of fixed point in the clear, whoever goes when; and what is refused."""
+
+import numpy as np
+import pytest
+
+from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, ZOFedSGD
+from fedseed.privacy.secure.messages import Phase, unframed
+from fedseed.privacy.secure.settings import SecureSums
+from fedseed.runs.recipe import Recipe
+from fedseed.training.settings import LocalTraining
+from support.zeroth_order import QUICK, federation
+
+SGD = LocalTraining(steps=2, batch=8, learning_rate=0.05)
+METHODS = {
+    "ferret": Ferret(seeds="shared", directions=12, blocks="tensor", allocation="size", training=SGD),
+    "ferret-norm": Ferret(seeds="shared", directions=12, blocks="tensor", training=SGD, weighting="examples"),
+    "zo-shared": ZOFedSGD(**QUICK, seeds="shared", population=2),
+    "zo-byte": ZOFedSGD(**QUICK, seeds="shared", scalars="byte"),
+    "feedsign": FeedSign(**QUICK, votes_per_round=3),
+    "dp-feedsign": FeedSign(**QUICK, epsilon=4.0),
+    "fedkseed": FedKSeed(**QUICK, candidates=32, steps=4),
+    "fedmezo": FedMeZO(**QUICK, steps=3, seeds="shared"),
+}
+SUMS = SecureSums(threshold=3, ahead=2)
+
+
+def ran(method, sums, silent=None, rounds=4, **settings):
+    """A run; `silent` is called with (client, phase or "vector", round or None) and says who says nothing."""
+    made = federation(method, rounds=rounds, evaluate_every=rounds, secure_sums=sums, **settings)
+    if silent is not None and made.secure is not None:
+        answer, send = made.secure.answer, made.secure.send
+        made.secure.answer = lambda c, ask: None if silent(c, unframed(ask)[0], made) else answer(c, ask)
+        made.secure.send = lambda c, state, plan, update: (
+            None if silent(c, "vector", made) else send(c, state, plan, update)
+        )
+    made.steps = []
+    close = made.coordinator.close
+    made.coordinator.close = lambda: made.steps.append(close()) or made.steps[-1]
+    made.result = made.run()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def drawn(monkeypatch):
+    """DP-FeedSign's draws, the same for the same sums."""
+    monkeypatch.setattr("fedseed.privacy.sign.private_sign", lambda total, epsilon: 1 if total >= 0 else -1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_steps_have_the_bits_of_fixed_point_in_the_clear(name):
+    secure = ran(METHODS[name], SUMS)
+    clear = ran(METHODS[name], SUMS.model_copy(update={"masks": False}))
+    assert secure.steps == clear.steps and len(set(secure.steps)) == 4
+    assert secure.result.summary["weights_digest"] == clear.result.summary["weights_digest"]
+    line = secure.result.metrics[-1]
+    assert not line["skipped"] and line["bytes_up"] > clear.result.metrics[-1]["bytes_up"]
+    assert line["train_loss"] is None and line["seconds"]["secure_sums"] > 0
+
+
+@pytest.mark.parametrize("name", ["ferret", "zo-shared", "fedkseed", "fedmezo"])
+def test_fixed_point_is_as_good_as_floating_point(name):
+    """Near the plain run's weights; of votes the same."""
+    secure, plain = ran(METHODS[name], SUMS), ran(METHODS[name], None)
+    a, b = (np.concatenate([p.detach().numpy().ravel() for p in f.tuned().parameters()]) for f in (secure, plain))
+    assert np.abs(a - b).max() < 1e-5 and (a != secure.header.layout.size).all()
+
+
+def test_votes_make_the_steps_of_a_plain_run():
+    assert ran(METHODS["feedsign"], SUMS).steps == ran(METHODS["feedsign"], None).steps
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+@pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector", Phase.CONFIRM, Phase.OPEN])
+def test_who_goes_changes_nothing_but_who_is_in_the_sum(moment, gone):
+    """Two of five may go in every round, at each moment, and come back in the next one."""
+
+    def silent(client, phase, made):
+        return phase == moment and client >= 5 - gone
+
+    def without(client, phase, made):
+        return phase == "vector" and client >= 5 - gone
+
+    method, sums = METHODS["zo-shared"], SUMS.model_copy(update={"ahead": 1})
+    secure = ran(method, sums, silent)
+    early = moment in (Phase.KEYS, Phase.SHARES, Phase.DELIVER, "vector")
+    clear = ran(method, sums.model_copy(update={"masks": False}), without if early else None)
+    assert secure.steps == clear.steps
+    assert [one["reason"] for one in secure.result.metrics[-1]["skipped"]] == ["it has gone"] * (4 * gone * early)
+
+
+@pytest.mark.parametrize("moment", [Phase.KEYS, "vector", Phase.CONFIRM, Phase.OPEN])
+def test_below_the_threshold_a_round_is_begun_again(moment):
+    """Three of five say nothing in a moment of the second round: nothing is opened, the next attempt has them all."""
+    attempts = []
+
+    def silent(client, phase, made):
+        at = len(made.steps), len(attempts)
+        return phase == moment and client > 1 and at == (1, 0) and (client < 4 or not attempts.append(made))
+
+    secure = ran(METHODS["zo-shared"], SUMS.model_copy(update={"ahead": 1}), silent)
+    assert attempts and secure.steps == ran(METHODS["zo-shared"], SUMS.model_copy(update={"masks": False})).steps
+
+
+def test_whoever_has_nothing_to_send_is_not_told():
+    """A client whose losses are no numbers adds nothing, with a weight of nothing; nobody sees which."""
+    import torch
+
+    from fedseed import Federation
+    from support.zeroth_order import OBJECTIVE, data, model
+
+    train, _ = data()
+    train[2] = [(row * float("nan"), y) for row, y in train[2]]
+    method = METHODS["zo-shared"]
+
+    def run(sums):
+        made = Federation(model(), train, method, OBJECTIVE, rounds=2, seed=3, secure_sums=sums)
+        return made.run(), [p.detach().clone() for p in made.tuned().parameters()]
+
+    (secure, a), (plain, b) = run(SUMS), run(None)
+    assert not secure.metrics[-1]["skipped"] and plain.metrics[-1]["skipped"]
+    assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(a, b, strict=True))
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+ZO = {"name": "zo-fedsgd", "seeds": "shared"}
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({"aggregation": {"name": "median"}}, r'secure_sums: aggregation.name = "median" looks at single answers'),
+        (
+            {"privacy": {"level": "client", "clip": 1.0, "noise": 1.0}},
+            "the coordinator would have to bound each answer",
+        ),
+        ({"method": {"name": "zo-fedsgd"}}, r'zo-fedsgd: seeds = "own".*set method.seeds = "shared"'),
+        ({"method": {"name": "ferret"}}, r'ferret: seeds = "per-client".*set method.seeds = "shared"'),
+        ({"method": {"name": "fedkseed", "importance": True}}, "importance = true needs every single pair"),
+        ({"method": {"name": "fedavg"}}, "fedavg: its steps are no sums of vectors of one length"),
+        ({"method": {"name": "fedmezo"}}, r'fedmezo: seeds = "own" with travel = "pairs".*set method.seeds = "shared"'),
+        ({"method": {"name": "fedmezo", "travel": "tensors"}}, "fedmezo: its steps are no sums"),
+        ({"secure_sums": {"threshold": 6}}, r"threshold = 6: a round has 5 clients \(federation.per_round\)"),
+        ({"secure_sums": {"threshold": 2}}, "more than half of them, 3 or more"),
+        ({"federation": {"per_round": 2}, "secure_sums": {"threshold": 2}}, "fewer than 3 each client knows"),
+        ({"secure_sums": {"threshold": 3, "most_clients": 4}}, "most_clients = 4: .*; take 5 or more"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(table, why):
+    whole = {"rounds": 1, "method": ZO, "federation": {"per_round": 5}, "secure_sums": {"threshold": 3}, **table}
+    with pytest.raises(ValueError, match=why):
+        Recipe.model_validate(whole)
+
+
+def test_clients_of_a_round_that_only_the_data_says_are_counted_then():
+    from fedseed.errors import RecipeError
+
+    with pytest.raises(RecipeError, match=r"threshold = 5: a round has 4 clients"):
+        federation(METHODS["feedsign"], per_round=4, secure_sums=SecureSums(threshold=5))
+    with pytest.raises(RecipeError, match="of a sum of fewer than 3"):
+        federation(METHODS["feedsign"], clients=2, secure_sums=SecureSums(threshold=2))
