@@ -98,8 +98,8 @@ def rebuild_candidates(length: int = SMALL, candidates: Sequence[int] = (64, 256
                   f"{normal[-1][1]:.3g} s "
                   f"at {candidates[-1]:,}; slope {rate:.2f}.", judged(rate > 0.7, kind=True)),
         ],
-        f"Not so with hadamard directions, the default here: {structured[0][1]:.3g} s and {structured[-1][1]:.3g} s, "
-        "because all of them together cost one transform.",
+        f"Not so with hadamard directions, the default here: {1000 * structured[0][1]:.2g} and "
+        f"{1000 * structured[-1][1]:.2g} thousandths of a second, because all of them together cost one transform.",
         [Panel("Time to the newest model", lines, Axis("K", log=True), Axis("seconds of a core", log=True, unit="s"))],
         [],
         (0, 1, 2),
