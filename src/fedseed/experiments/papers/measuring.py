@@ -66,7 +66,7 @@ def rebuild_steps(
             Claim("The time to obtain the newest model by repeating its steps grows with their number.",
                   f"{repeated[0][1]:.3g} s for {steps[0]:,} steps, {repeated[-1][1]:.3g} s for {steps[-1]:,}; slope "
                   f"{rate:.2f} in the logarithms.", judged(rate > 0.7, kind=True)),
-            Claim("FedKSeed's does not, however many steps there were.",
+            Claim("With FedKSeed's pool it does not grow without end, however many steps there were.",
                   f"A pool of {candidates:,} candidates: {slowest:.3g} s at most, after up to {steps[-1]:,} steps; "
                   f"repeating {candidates:,} steps takes {full:.3g} s. It grows until all candidates were drawn: "
                   f"{rebuilt[0][1]:.3g} s after {steps[0]:,} steps.",
