@@ -87,6 +87,17 @@ def test_ratios_and_numbers(tmp_path):
             Expected(says="", **wrong)
 
 
+def test_memory_that_is_libraries_is_not_judged(tmp_path):
+    for parameters, expected in ((10**9, "holds in kind"), (10**6, "can't be judged at this scale")):
+        less, more = (
+            line(tmp_path / str(parameters), label, [1.0] * 3, peak_memory_bytes=peak, parameters=parameters)
+            for label, peak in (("less", 5 * 10**9), ("more", 6 * 10**9))
+        )
+        claim = judge(Expected(says="it is so", metric="memory", order=["less", "more"]), ITEM, [less, more])
+        assert claim.verdict == expected
+    assert claim.here.endswith("The weights are 0.1% of that: the rest is libraries.")
+
+
 def test_rounds_to_converge_are_the_first_with_95_percent():
     def lines(*losses):
         return [{"round": 2 * i, "loss": loss} for i, loss in enumerate(losses)] + [{"round": 99, "train_loss": 1.0}]

@@ -17,6 +17,7 @@ from fedseed.reports.tables import Sheet, mean_and_deviation, shown_metrics
 CONVERGED = 0.95  # of the whole improvement of a run
 FEWEST = 3  # runs of a line, or differences between lines are no evidence
 DEVIATIONS = 2  # of the mean's difference, for lines to differ
+SHARE = 0.1  # of a process's memory that float32 weights must take, or it says nothing of the method
 ALIKE = 0.1  # of the larger mean: a difference that must have shown, for lines to be alike
 
 
@@ -115,7 +116,15 @@ def judge(expected: Expected, item: Item, lines: Sequence[SweepLine]) -> Claim:
     if missing:
         return Claim(expected.says, f"Not measured: no run of {', '.join(missing)} was finished.", UNKNOWN)
     here = f"{metric}: " + ", ".join(f"{label} {_shown(metric, values[label])}" for label in expected.labels)
+    if metric == "memory" and (share := _share(lines, scenario, expected.labels)) < SHARE:
+        return Claim(expected.says, f"{here}. The weights are {share:.1%} of that: the rest is libraries.", UNKNOWN)
     return Claim(expected.says, here + ".", _verdict(expected, metric, [values[label] for label in expected.labels]))
+
+
+def _share(lines: Sequence[SweepLine], scenario: str | None, labels: Sequence[str]) -> float:
+    """Float32 weights' part of a process's peak memory, the largest of the lines'."""
+    folders = [f for ln in lines if ln.scenario == scenario and ln.label in labels for f in ln.folders.values()]
+    return max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
 
 
 def _verdict(expected: Expected, metric: str, values: Sequence[Sequence[float]]) -> Verdict:
