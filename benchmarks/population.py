@@ -4,8 +4,8 @@
     python benchmarks/population.py agreement
 
 The rate of each is the one with the lowest loss on validation examples at the end, by the first seed. Then, on held-out
-examples: after how many of the passes a run with a population is where the other one ends, for each seed. Runs that are in the folder already are not
-run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core.
+examples: after how many of the passes a run with a population is where the other one ends, for each seed. Runs that are
+in the folder already are not run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core.
 
 `agreement` is what the gain should be by reckoning: n |g|^2 / mean |g_j|^2 of the parts' gradients g_j and their mean
 g, at the base; estimates along one direction have a variance of about d |g|^2, along n of them one of
