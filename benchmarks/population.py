@@ -3,9 +3,9 @@
     python benchmarks/population.py [mezo] [zo-fedsgd] [fedkseed] [feedsign] [--seeds 1 2 3] [--out runs/population]
     python benchmarks/population.py agreement
 
-The rate of each is the one with the lowest held-out loss at the end, by the first seed. Then: after how many of the
-passes a run with a population is where the other one ends, for each seed. Runs that are in the folder already are not
-run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core.
+The rate of each is the one with the lowest loss on validation examples at the end, by the first seed. Then, on held-out
+examples: after how many of the passes a run with a population is where the other one ends, for each seed. Runs that are
+in the folder already are not run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core.
 
 `agreement` is what the gain should be by reckoning: n |g|^2 / mean |g_j|^2 of the parts' gradients g_j and their mean
 g, at the base; estimates along one direction have a variance of about d |g|^2, along n of them one of
@@ -51,12 +51,14 @@ class Case:
     population_rates: Sequence[float]
     more: Sequence[str] = ()
 
-    def settings(self, populated: bool, rate: float, seed: int) -> list[str]:
+    def settings(self, populated: bool, rate: float, seed: int, choosing: bool) -> list[str]:
         """Of one run."""
         every = max(1, self.rounds // self.evaluations)
         chosen = [f"seed={seed}", f"rounds={self.rounds}", f"evaluation.every={every}", f"method.learning_rate={rate}"]
         if populated:
             chosen += [f"method.population={self.population}", 'method.basis="lowrank"']
+        if choosing:
+            chosen.append('task.evaluate_on="validation"')
         return [*COMMON, *self.more, *chosen]
 
 
@@ -68,11 +70,15 @@ CASES = {
 }
 
 
-def curve(case: Case, populated: bool, rate: float, seed: int, out: Path) -> list[tuple[int, float]]:
-    """(forward passes, held-out loss) along a run, from the folder if it is finished there."""
-    folder = out / f"{case.recipe}-{'population' if populated else 'today'}-{rate:g}-{seed}"
+def curve(
+    case: Case, populated: bool, rate: float, seed: int, out: Path, choosing: bool = False
+) -> list[tuple[int, float]]:
+    """(forward passes, loss) along a run, from the folder if it is finished there."""
+    name = f"{case.recipe}-{'population' if populated else 'today'}-{rate:g}-{seed}"
+    folder = out / (f"{name}-choosing" if choosing else name)
     if not (folder / "summary.json").exists():
-        build(read_recipe(case.recipe, case.settings(populated, rate, seed)), out=folder).run(resume=folder.exists())
+        settings = case.settings(populated, rate, seed, choosing)
+        build(read_recipe(case.recipe, settings), out=folder).run(resume=folder.exists())
     points, passes = [], 0
     for line in map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
         passes += line.get("forward_passes", 0)  # the first line is the base
@@ -98,7 +104,7 @@ def compare(name: str, seeds: Sequence[int], out: Path) -> None:
     for populated, rates in ((False, case.rates), (True, case.population_rates)):
         ends = {}
         for rate in rates:
-            points = curve(case, populated, rate, seeds[0], out)
+            points = curve(case, populated, rate, seeds[0], out, choosing=True)
             ends[rate] = points[-1][1]
             print(f"{name}: {'population' if populated else 'today'}, rate {rate:g}: {ends[rate]:.3f}", flush=True)
         chosen[populated] = min(ends, key=lambda rate: ends[rate])

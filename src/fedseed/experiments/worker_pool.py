@@ -159,6 +159,7 @@ def _help() -> None:
     import fedseed.models.adapters
     import fedseed.models.loading
     import fedseed.randomness.kernels.cpu
+    import fedseed.reports.plots  # every run ends with a picture
     import fedseed.runs.simulation
 
     fedseed.models.adapters.library()

@@ -44,21 +44,24 @@ def verdict(lines, **expected):
 
 
 def test_orders_are_judged_beyond_the_deviation(tmp_path):
-    better, worse, near, few = (
+    better, worse, near, few, level = (
         line(tmp_path, label, finals)
         for label, finals in (
             ("better", [1.0, 1.1, 0.9]), ("worse", [2.0, 2.1, 1.9]), ("near", [1.05, 0.85, 1.2]), ("few", [9.0, 9.1]),
+            ("level", [2.0, 2.05, 1.95]),
         )
     )  # fmt: skip
-    lines = [better, worse, near, few]
+    lines = [better, worse, near, few, level]
     assert verdict(lines, order=["better", "worse"]) == "holds in kind"
     assert verdict(lines, order=["worse", "better"]) == "does not hold here"
     assert verdict(lines, order=["better", "near"]) == "can't be judged at this scale"
-    assert verdict(lines, order=["near", "better"], ties=True) == "holds in kind"
+    assert verdict(lines, order=["near", "better"], ties=True) == "can't be judged at this scale"  # a tenth is not seen
+    assert verdict(lines, order=["level", "worse"], ties=True) == "holds in kind"
     assert verdict(lines, order=["better", "few"]) == "can't be judged at this scale"  # two runs are no evidence
     assert verdict(lines, order=["worse", "better"], metric="accuracy") == "does not hold here"  # more is better
     assert verdict(lines, order=["better", "worse"], metric="accuracy") == "holds in kind"
-    assert verdict(lines, alike=["better", "near"]) == "holds in kind"
+    assert verdict(lines, alike=["better", "near"]) == "can't be judged at this scale"
+    assert verdict(lines, alike=["level", "worse"]) == "holds in kind"
     assert verdict(lines, alike=["better", "near", "worse"]) == "does not hold here"
     assert verdict(lines, order=["better", "absent"]) == "can't be judged at this scale"
     assert verdict(lines, order=["better", "worse"], scenario="another") == "can't be judged at this scale"
@@ -82,6 +85,17 @@ def test_ratios_and_numbers(tmp_path):
     for wrong in ({}, {"order": ["a"], "alike": ["b"]}, {"ratio": ["a", "b"]}, {"order": ["a"], "least": 1.0}):
         with pytest.raises(ValueError, match=r"a claim is one of|least goes with"):
             Expected(says="", **wrong)
+
+
+def test_memory_that_is_libraries_is_not_judged(tmp_path):
+    for parameters, expected in ((10**9, "holds in kind"), (10**6, "can't be judged at this scale")):
+        less, more = (
+            line(tmp_path / str(parameters), label, [1.0] * 3, peak_memory_bytes=peak, parameters=parameters)
+            for label, peak in (("less", 5 * 10**9), ("more", 6 * 10**9))
+        )
+        claim = judge(Expected(says="it is so", metric="memory", order=["less", "more"]), ITEM, [less, more])
+        assert claim.verdict == expected
+    assert claim.here.endswith("The weights are 0.1% of that: the rest is libraries.")
 
 
 def test_rounds_to_converge_are_the_first_with_95_percent():

@@ -6,6 +6,7 @@ OUT/runs/SWEEP/         the runs of sweeps, which items share
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.experiments.papers import fedkseed, feedsign, ferret
 from fedseed.experiments.papers.catalogue import SCALES, Item, Scale, catalogue
-from fedseed.experiments.papers.measuring import SMALL_MAKERS
+from fedseed.experiments.papers.measuring import SMALL_MAKERS, made_small
 from fedseed.experiments.papers.training import as_mapping, finding
 from fedseed.experiments.sweeps import Sweep, Sweeping, SweepLine, SweepRun, find_sweep, read_sweep
 from fedseed.reports.findings import (
@@ -40,6 +41,7 @@ EXACT: Mapping[str, Mapping[str, Callable[..., Finding]]] = {
     "feedsign": feedsign.EXACT,
 }
 RESULT = "result.json"
+getloadavg = getattr(os, "getloadavg", None)  # Windows has none
 Say = Callable[[str], None]
 Result = dict[str, Any]
 
@@ -139,7 +141,7 @@ class Making:
         source = item.small if scale == "small" else item.published
         assert source is not None  # the catalogue says so
         if source in SMALL_MAKERS:
-            return SMALL_MAKERS[source](), {}
+            return made_small(source), {}
         sweep, lines = self._sweep(source)
         if not any(line.folders for line in lines):
             why = next((text for line in lines for text in line.failed.values()), "")
@@ -212,6 +214,7 @@ def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
         "command": command(),
         "machine": f"{made['processor'] or made['machine']}, {made['cores']} cores, {made['system']}",
         "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
+        "load": f"{getloadavg()[2]:.1f} over the last quarter of an hour, this included" if getloadavg else "-",
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
     return {name: value for name, value in facts.items() if value not in ("-", "nothing")}

@@ -17,6 +17,8 @@ from fedseed.reports.tables import Sheet, mean_and_deviation, shown_metrics
 CONVERGED = 0.95  # of the whole improvement of a run
 FEWEST = 3  # runs of a line, or differences between lines are no evidence
 DEVIATIONS = 2  # of the mean's difference, for lines to differ
+SHARE = 0.1  # of a process's memory that float32 weights must take, or it says nothing of the method
+ALIKE = 0.1  # of the larger mean: a difference that must have shown, for lines to be alike
 
 
 # -- numbers of a run --------------------------------------------------------------------------------------------------
@@ -114,7 +116,15 @@ def judge(expected: Expected, item: Item, lines: Sequence[SweepLine]) -> Claim:
     if missing:
         return Claim(expected.says, f"Not measured: no run of {', '.join(missing)} was finished.", UNKNOWN)
     here = f"{metric}: " + ", ".join(f"{label} {_shown(metric, values[label])}" for label in expected.labels)
+    if metric == "memory" and (share := _share(lines, scenario, expected.labels)) < SHARE:
+        return Claim(expected.says, f"{here}. The weights are {share:.1%} of that: the rest is libraries.", UNKNOWN)
     return Claim(expected.says, here + ".", _verdict(expected, metric, [values[label] for label in expected.labels]))
+
+
+def _share(lines: Sequence[SweepLine], scenario: str | None, labels: Sequence[str]) -> float:
+    """Float32 weights' part of a process's peak memory, the largest of the lines'."""
+    folders = [f for ln in lines if ln.scenario == scenario and ln.label in labels for f in ln.folders.values()]
+    return max(4 * measured(folder, "trainable") / measured(folder, "memory") for folder in folders)
 
 
 def _verdict(expected: Expected, metric: str, values: Sequence[Sequence[float]]) -> Verdict:
@@ -127,14 +137,16 @@ def _verdict(expected: Expected, metric: str, values: Sequence[Sequence[float]])
         pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
         if not all(_enough(a, b) for a, b in pairs):
             return UNKNOWN
-        return judged(not any(_apart(a, b) for a, b in pairs), kind=True)
+        if any(_apart(a, b) for a, b in pairs):
+            return judged(False)
+        return judged(all(_alike(a, b) for a, b in pairs), UNKNOWN, kind=True)
     best, worst = values[0], values[-1]
     if not _enough(best, worst):
         return UNKNOWN
     sign = 1 if lower_is_better(metric) else -1
     gain = sign * (_mean(worst) - _mean(best))
     if not _apart(best, worst):
-        return "holds in kind" if expected.ties else UNKNOWN
+        return judged(expected.ties and _alike(best, worst), UNKNOWN, kind=True)
     return judged(gain > 0, kind=True)
 
 
@@ -157,8 +169,17 @@ def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether the means differ by more than twice the deviation of their difference."""
     if _diverged(a) or _diverged(b):
         return _diverged(a) != _diverged(b)
-    error = (stdev(a) ** 2 / len(a) + stdev(b) ** 2 / len(b)) ** 0.5
-    return abs(fmean(a) - fmean(b)) > DEVIATIONS * error
+    return abs(fmean(a) - fmean(b)) > DEVIATIONS * _error(a, b)
+
+
+def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether means that are not apart are known well enough: a difference of a tenth would have shown."""
+    return DEVIATIONS * _error(a, b) <= ALIKE * max(abs(fmean(a)), abs(fmean(b)))
+
+
+def _error(a: Sequence[float], b: Sequence[float]) -> float:
+    """The deviation of the means' difference."""
+    return float((stdev(a) ** 2 / len(a) + stdev(b) ** 2 / len(b)) ** 0.5)
 
 
 def _shown(metric: str, values: Sequence[float]) -> str:
@@ -238,7 +259,7 @@ def finding(item: Item, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
         f"{sum(len(line.folders) for line in lines)} runs finished"
         + (f", {failed} failed" if failed else "")
         + f"; lines differ if their means are more than {DEVIATIONS} deviations of the difference apart, over "
-        f"{FEWEST} seeds at least. "
+        f"{FEWEST} seeds at least, and are alike if a difference of {ALIKE:.0%} would have shown. "
         + (f"Settings of {len(searched)} lines were searched on validation examples." if searched else
            "Nothing was searched: the recipes' settings were.")
     )  # fmt: skip
