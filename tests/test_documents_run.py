@@ -175,6 +175,7 @@ PAGES = {
     "federation.md": Page(federation),
     "memory.md": Page(own),
     "models.md": Page(models),
+    "privacy.md": Page(),
     "reproduce.md": Page(),
     "results.md": Page(results),
     "rewards.md": Page(rewards, {"my.toml": ["rounds=2", "reward.max_new_tokens=4", "evaluation.max_new_tokens=4"]}),

@@ -29,7 +29,7 @@ class CentredClipping(Geometric):
 
     Args (besides those of `Robust`):
         radius: tau, how far a vector may be from the centre; "median": the median distance of the round's vectors.
-        iterations: L.
+        iterations: L, how often it clips and moves the centre.
         momentum: beta, how much of the last outcome stays; for methods whose directions are the same in every round.
     """
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from fedseed.aggregation.weighting import claims, shares
 from fedseed.errors import MessageError
 from fedseed.federation.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
+from fedseed.federation.open_round import RejectedMessage, Round
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers, State, misfit, too_few
 from fedseed.methods.base import Round as PlannedRound
@@ -26,30 +27,6 @@ from fedseed.weights.layout import Layout
 MOST_REJECTED = 1000  # messages that are remembered
 SIZES = "bounds.sizes"  # of the last steps, in what is kept besides the steps
 OUTCOME = "aggregation.outcome."  # the last one, part by part, where the rule remembers it
-
-
-@dataclass
-class RejectedMessage:
-    """A message that was not accepted."""
-
-    round: int
-    client: int
-    reason: str
-
-
-@dataclass
-class Round:
-    """One round while it is open."""
-
-    number: int
-    clients: Sequence[int]
-    attempt: int = 0
-    updates: dict[int, Any] = field(default_factory=dict)
-    planned: Content = field(default_factory=Content)  # of a plan
-    received: dict[int, Content] = field(default_factory=dict)  # of each update that counts
-    sizes: dict[int, float] = field(default_factory=dict)  # the same updates', as they say themselves
-    said: dict[int, int] = field(default_factory=dict)  # what each that counts claims to weigh, from `screen` on
-    outliers: dict[int, str] | None = None  # whose updates were out of all proportion, once that was looked at
 
 
 class Coordinator:

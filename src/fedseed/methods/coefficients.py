@@ -42,6 +42,10 @@ class Coefficients(Summand):
         """How far it moves the weights, at a global rate of 1."""
         return moved(about.method, about.state.layout, [self.gammas])
 
+    def times(self, weight: float) -> "Coefficients":
+        """c gamma, in double precision and rounded once."""
+        return Coefficients(self.seed, tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas))
+
     @classmethod
     def words(cls, about: About) -> int:
         """All blocks' together."""

@@ -23,10 +23,10 @@ from fedseed.methods.base import Answers, CatchUp, Round
 from fedseed.methods.client import Client
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing, Payload
-from fedseed.methods.personal import FedMeZOState, Personal, phi
+from fedseed.methods.personal import FedMeZOState, Personal, distances_of_tensors, phi
 from fedseed.methods.population import Population, is_usable
 from fedseed.methods.private import answering, noisy, shortened
-from fedseed.methods.traces import ALL, Branch, Branches, Rate, Trace, Tuned, distances, steps_again
+from fedseed.methods.traces import Branches, Rate, Trace, Tuned, branches, distances, steps_again, unfit_pairs
 from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Add, Change, Term
@@ -76,17 +76,8 @@ class FedMeZO(Averaged, Population):
 
     @model_validator(mode="after")
     def _pairs_are_averaged(self) -> "FedMeZO":
-        if self.travel == "pairs":
-            if self.server != "average" or self.global_rate != 1.0:
-                raise ValueError('server and global_rate need travel = "tensors": with pairs nobody holds the average')
-            if self.small_steps == "stochastic":
-                raise ValueError(
-                    'small_steps = "stochastic" needs travel = "tensors"; combine = "sum" loses no small steps either'
-                )
-        if self.seeds == "shared" and (self.travel, self.combine) != ("pairs", "sum"):
-            raise ValueError('seeds = "shared" needs travel = "pairs" and combine = "sum": the step is a sum of pairs')
-        if self.seeds == "shared" and self.personal not in ("constant", "random"):
-            raise ValueError(f'personal = "{self.personal}" needs seeds = "own": a sum tells of no single client')
+        if problem := unfit_pairs(self):
+            raise ValueError(problem)
         return self
 
     def start(self, layout: Layout, seed: int) -> FedMeZOState:
@@ -136,12 +127,7 @@ class FedMeZO(Averaged, Population):
         """The pairs side by side, or their mean if clients share directions; or the average of the weights."""
         if self.travel == "tensors":
             return super().aggregate(state, answers)
-        answers = noisy(answers, self.rate(answers.round) / self.population)
-        if self.seeds == "shared" and answers:
-            each = replace(answers, noise=None)  # each has its noise
-            mean = each.combine([update.scalars for update in answers.updates]).astype(np.float32)
-            return Branches((Branch(ALL, 1.0, Trace(None, mean)),))
-        return Branches(tuple(Branch(client, weight, update) for client, weight, update in answers))
+        return branches(noisy(answers, self.rate(answers.round) / self.population), self.seeds == "shared")
 
     def change(self, state: FedMeZOState, step: Any) -> Change:
         """The clients' steps taken again; or the weights' average."""
@@ -168,11 +154,9 @@ class FedMeZO(Averaged, Population):
 
     def _distances(self, state: FedMeZOState, answers: Answers) -> dict[int, float]:
         """|Delta_i - mean Delta| = |w_i - mean w|."""
-        squares = np.zeros(len(answers))
         own = zip(*(state.tensors(update.data) for update in answers.updates), strict=True)
-        for mean, parts in zip(self.average(state, answers), own, strict=True):
-            squares += [np.square(part - mean).sum() for part in parts]
-        return {answer.client: float(square) ** 0.5 for answer, square in zip(answers, squares, strict=True)}
+        far = distances_of_tensors(self.average(state, answers), own)
+        return dict(zip((answer.client for answer in answers), far, strict=True))
 
     # -- what it declares ------------------------------------------------------------------------------------------
 

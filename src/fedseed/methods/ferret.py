@@ -147,8 +147,7 @@ class Ferret(GlobalStep):
             blocks = list(zip(*(u.gammas for u in answers.updates), strict=True))
             sums = tuple(total.astype(np.float32) for total in answers.combine_parts(blocks))
             return FerretStep((Coefficients(answers.updates[0].seed, sums),))
-        weighted = (tuple((c * g.astype(np.float64)).astype(np.float32) for g in u.gammas) for _, c, u in answers)
-        return FerretStep(tuple(map(Coefficients, (u.seed for u in answers.updates), weighted)))
+        return FerretStep(tuple(update.times(weight) for _, weight, update in answers))
 
     def change(self, state: FerretState, step: FerretStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""

@@ -5,7 +5,7 @@
 Phi_i in [-1, 1] is a signal of client i minus the mean, over the largest absolute difference from it (all equal: 0).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Literal, Self
@@ -95,6 +95,19 @@ def distances_of_norms(weights: Sequence[float], squares: Sequence[float]) -> li
     """
     total = sum(c**2 * square for c, square in zip(weights, squares, strict=True))
     return [max(0.0, total + ((1 - c) ** 2 - c**2) * square) ** 0.5 for c, square in zip(weights, squares, strict=True)]
+
+
+def distances_of_tensors(
+    means: Iterable[NDArray[np.floating[Any]]], own: Iterable[Sequence[NDArray[np.floating[Any]]]]
+) -> list[float]:
+    """|Delta_i - mean Delta| = |w_i - mean w|, of each client.
+
+    Args:
+        means: of each tensor.
+        own: the same tensors of each client.
+    """
+    squares = [[float(np.square(part - mean).sum()) for part in parts] for mean, parts in zip(means, own, strict=True)]
+    return [sum(one) ** 0.5 for one in zip(*squares, strict=True)]
 
 
 @dataclass(frozen=True)

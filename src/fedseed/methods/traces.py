@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
+from fedseed.methods.base import Answers
 from fedseed.methods.dense import flat, unflat
 from fedseed.methods.payload import About, Array, Floats, Many, Nested, Payload, Scalar, Tensors
 from fedseed.methods.personal import distances_of_norms
@@ -153,6 +154,29 @@ def steps_again(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Cha
         )
     weighted = [(basis, (b.weight * b.trace.scalars.astype(np.float64)).astype(np.float32)) for b, basis in both]
     return Add([Term(basis, scalars) for basis, scalars in weighted], scale=-1.0)
+
+
+def unfit_pairs(method: "FedMeZO") -> str | None:
+    """What of the settings does not go with how its rounds travel; None: all does."""
+    if method.travel == "pairs":
+        if method.server != "average" or method.global_rate != 1.0:
+            return 'server and global_rate need travel = "tensors": with pairs nobody holds the average'
+        if method.small_steps == "stochastic":
+            return 'small_steps = "stochastic" needs travel = "tensors"; combine = "sum" loses no small steps either'
+    if method.seeds == "shared" and (method.travel, method.combine) != ("pairs", "sum"):
+        return 'seeds = "shared" needs travel = "pairs" and combine = "sum": the step is a sum of pairs'
+    if method.seeds == "shared" and method.personal not in ("constant", "random"):
+        return f'personal = "{method.personal}" needs seeds = "own": a sum tells of no single client'
+    return None
+
+
+def branches(answers: Answers, shared: bool) -> Branches:
+    """The pairs side by side, or their mean if clients share directions. What noise there is has been added to each."""
+    if shared and answers:
+        each = replace(answers, noise=None)
+        mean = each.combine([update.scalars for update in answers.updates]).astype(np.float32)
+        return Branches((Branch(ALL, 1.0, Trace(None, mean)),))
+    return Branches(tuple(Branch(client, weight, update) for client, weight, update in answers))
 
 
 def distances(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Mapping[int, float]:

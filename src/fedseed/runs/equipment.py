@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fedseed.errors import RecipeError
 from fedseed.federation.held_out import HELD_OUT, VALIDATION, averaged
 from fedseed.objectives.settings import EvaluationSettings
+from fedseed.runs.measuring import Evaluation
 from fedseed.runs.recipe import Recipe
-from fedseed.runs.simulation import Evaluation
 from fedseed.tasks.data import TaskData
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from fedseed.federation.network_client import NetworkClient
 from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.assembly import check_per_round, host
 from fedseed.runs.equipment import Equipment, evaluation_of, evaluation_of_parties
+from fedseed.runs.measuring import Evaluation
 from fedseed.runs.parties import load_site
 from fedseed.runs.recipe import Recipe
-from fedseed.runs.simulation import Evaluation, Simulation
+from fedseed.runs.simulation import Simulation
 from fedseed.tasks.data import ClientData, OwnData, TaskData
 from fedseed.tasks.own import FilesTask
 from fedseed.text import shown

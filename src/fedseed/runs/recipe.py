@@ -93,7 +93,7 @@ class ModelSettings(_Table):
     renamed: ClassVar[dict[str, str]] = {"spill_base": "offload_base"}
 
     base: str = "small"
-    architecture: Literal["causal", "seq2seq", "masked", "classification", "image"] | None = None
+    architecture: Literal["causal", "masked", "seq2seq", "classification", "image"] | None = None
     prefix: str = ""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

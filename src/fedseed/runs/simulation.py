@@ -6,7 +6,7 @@ work may be dealt to local processes (`workers`), with the same results; coordin
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from fedseed.methods.content import Content
 from fedseed.models import adapters
 from fedseed.models.adapters import Adapter
 from fedseed.models.base_files import BaseFiles
-from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import idle, prepare_clients
 from fedseed.optimizers.schedule import lasting
@@ -37,11 +36,11 @@ from fedseed.orbit.file import begin
 from fedseed.privacy import PrivacySettings
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import check_seed
-from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import check_examples, make_learner
 from fedseed.runs.loop import Backend, Loop
+from fedseed.runs.measuring import Evaluation, loss_of, peak_memory
 from fedseed.runs.orders import Evaluate, Train, Work
 from fedseed.runs.remembering import check_memory, memory_of
 from fedseed.runs.result import RunResult
@@ -52,11 +51,8 @@ from fedseed.runs.threads import limited
 from fedseed.runs.workers import Team, Workers
 from fedseed.tasks.data import ClientData
 from fedseed.tracking import Tracker
-from fedseed.weights.devices import peak_on
 from fedseed.weights.layout import DigestKind
 from fedseed.weights.offload import Offload
-
-Evaluation = Callable[[torch.nn.Module], dict[str, Any]]  # numbers by name; parties' own by client
 
 
 class Simulation(Backend):
@@ -182,7 +178,7 @@ class Simulation(Backend):
         if secure_sums is not None and isinstance(self.coordinator, SecureCoordinator):
             masking = Masking(secure_sums, method, dict(enumerate(sizes)))
             self.secure = SecureRounds(self.coordinator, masking, self.names, rounds, self.progress)
-        self._evaluate = evaluation if callable(evaluation) else self._loss_of(objective, evaluation or {})
+        self._evaluate = evaluation if callable(evaluation) else loss_of(objective, evaluation or {})
         self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
         self.threads = workers.threads if threads is None and workers is not None else threads
         if self.threads is not None and self.threads < 1:
@@ -402,23 +398,3 @@ class Simulation(Backend):
         if self.team is not None:
             about.update(workers=len(self.team.seats), worker_peak_memory_bytes=self.team.memory)
         return about
-
-    @staticmethod
-    def _loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:
-        prepared = {prefix: objective.prepare(examples) for prefix, examples in sets.items()}
-        for prefix, items in prepared.items():
-            if not items:
-                raise RecipeError(
-                    f'none of the {len(sets[prefix])} examples of the evaluation set "{prefix}" is usable'
-                )
-
-        def evaluate(model: torch.nn.Module) -> dict[str, float]:
-            return {f"{prefix}loss": mean_loss(model, objective, items) for prefix, items in prepared.items()}
-
-        return evaluate
-
-
-def peak_memory(devices: Sequence[torch.device] = ()) -> int:
-    """The process' peak memory in bytes: on the GPUs among some devices, otherwise resident memory."""
-    held = peak_on(devices)
-    return resident_memory(peak=True) if held is None else held

@@ -64,7 +64,7 @@ def _listen(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
 def _serve(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
     """Load, then carry out one order after the other."""
     first: Load = pickle.loads(orders.get())
-    from fedseed.runs.simulation import peak_memory  # all that follows needs torch, which takes its time
+    from fedseed.runs.measuring import peak_memory  # all that follows needs torch, which takes its time
     from fedseed.runs.threads import limited
     from fedseed.training.memory import Memory
 
