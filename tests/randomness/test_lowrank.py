@@ -124,6 +124,24 @@ def test_moved_weights_have_the_references_bits(dtype, count, run):
         same_bits(a, b)
 
 
+@pytest.mark.parametrize(("dtype", "stored"), [("float32", np.float32), ("bfloat16", np.uint16)])
+def test_a_sum_of_nothing_moves_nothing(dtype, stored):
+    """Coefficients of 0 leave no term; what is added is +0, which only -0 feels."""
+    none = [Part(spec(), 7, np.zeros(3, np.float32))]
+    for start, stop in RUNS:
+        before = np.full(stop - start, 0x8000 if stored is np.uint16 else -0.0, stored)
+        before[::2] = np.random.default_rng(1).integers(1, 0x7F00, len(before[::2])).astype(stored)
+        found = []
+        for kernels in (REFERENCE, CPU):
+            out, fresh = before.copy(), np.full(len(before), 7, stored)
+            prepared = kernels.prepare(none, SIZE)
+            kernels.move(out, out, dtype, prepared, np.float32(0.5), start)
+            kernels.move(fresh, before, dtype, prepared, np.float32(0.5), start)
+            found += [out, fresh]
+        for one in found[1:]:
+            same_bits(found[0], one)
+
+
 def test_a_sum_with_other_bases_is_the_sum_of_the_sums():
     rng = np.random.default_rng(5)
     parts = [Part(spec(2), 0, coefficients(rng, 9)), Part(Basis("normal", 3).spec, 0, coefficients(rng, 4))]

@@ -408,6 +408,12 @@ def move(
         scale: multiplies the sum.
     """
     columns, rows = matrix.columns, len(out) // matrix.columns
+    if not len(records):  # a sum of nothing is +0, which -0 becomes
+        nothing = np.zeros(min(len(out), _PIECE), dtype=np.float32)
+        for lo in range(0, len(out), _PIECE):
+            to = out[lo : lo + _PIECE]
+            add_sums(to, source[lo : lo + _PIECE], dtype, nothing[: len(to)], scale)
+        return
     if len(records) >= GROUP and rows >= _MANY:
         _move_by_table(out, source, dtype, records, matrix, first, scale)
         return
