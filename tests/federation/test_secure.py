@@ -10,7 +10,7 @@ from fedseed.federation import secure_talk
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import SAID
-from fedseed.privacy.secure.messages import Phase
+from fedseed.privacy.secure.messages import Phase, numbers
 from fedseed.reports.progress import Silent
 from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
@@ -127,6 +127,27 @@ def test_who_says_nothing_when_the_sum_is_opened_is_in_it_all_the_same(gone, pro
     assert any("says nothing for a secure sum: gone" in text for text in told.texts)
     if len(gone) == 3:
         assert any("3 are needed, nothing is opened" in text for text in told.texts)
+
+
+@pytest.mark.parametrize("survivors", [(3,), (0, 1, 3)], ids=["too few", "enough"])
+def test_one_client_alone_does_not_say_who_is_in_a_sum(survivors, problem, tmp_path, monkeypatch):
+    """It says of every round that it was opened before, for others. Two are silent once: the round is begun again."""
+    answered, silent = secure_talk.answered, []
+
+    def lies(masking, client, ask):
+        said = answered(masking, client, ask)
+        if ask[0] != Phase.OPEN or client not in (2, 3, 4) or (client != 3 and client in silent):
+            return said
+        silent.append(client)
+        return said[:17] + (bytes([secure_talk.OPENED]) + numbers(survivors) if client == 3 else b"\0gone")
+
+    monkeypatch.setattr(secure_talk, "answered", lies)
+    checked = recipe("zo-fedsgd")
+    expected, run, told = alone(checked, problem), Run(checked, problem), Told()
+    result = run.coordinate(tmp_path / "run", told)
+    assert run.end() == expected.summary["weights_digest"]
+    assert result.summary["repeated_rounds"] == 1
+    assert any("client-3 has opened this round before" in text for text in told.texts)
 
 
 def test_a_coordinator_that_ends_within_a_round_and_one_that_goes_on(problem, tmp_path, monkeypatch):

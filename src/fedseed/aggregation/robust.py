@@ -13,8 +13,8 @@ what a coordinator sends is what everybody reads.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ Before = Literal["nearest-neighbours", "bucketing", "arc"]
 
 
 class Robust(AggregationRule):
-    """Settings that all robust rules have. Subclasses say `entries`, or `coefficients`.
+    """Settings that all robust rules have. Rules are `Entrywise` or `Geometric`.
 
     Args:
         liars: f, how many clients may lie. A round needs more than twice as many answers, with "bucketing" more still.
@@ -37,8 +37,6 @@ class Robust(AggregationRule):
             clipped).
         bucket: s, how many vectors "bucketing" makes one of.
     """
-
-    entrywise: ClassVar[bool] = False  # an entry of the outcome follows from the same entry of the vectors
 
     liars: NonNegativeInt = 0
     before: list[Before] = Field(default_factory=list)
@@ -66,20 +64,18 @@ class Robust(AggregationRule):
 
     @property
     def geometric(self) -> bool:
-        """Unless each entry is looked at alone."""
-        return not self.entrywise or any(step != "bucketing" for step in self.before)
+        """What is done before may look at them."""
+        return any(step != "bucketing" for step in self.before)
 
     @abstractmethod
-    def entries(self, points: Matrix) -> Vector:
-        """The outcome's entries from the vectors', (n, m); of entrywise rules."""
-
-    @abstractmethod
-    def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """What the outcome has of each vector; of the others.
+    def _outcome(self, gram: Matrix | None, mixing: Matrix | None, past: bool) -> Callable[[Matrix], Vector]:
+        """Makes the outcome's entries of the same entries of all vectors, (n, m).
 
         Args:
-            gram: all products of two vectors, (n, n); with `past` the last round's outcome is the last of them.
-            past: whether it is there.
+            gram: all products of two vectors, (n, n); with `past` the last round's outcome is the last of them; None:
+                nothing looks at them.
+            mixing: M; None: nothing is done before.
+            past: whether the last outcome is there.
         """
 
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
@@ -96,21 +92,12 @@ class Robust(AggregationRule):
         with_past = parts if known is None else Parts(lambda: _beside(parts, known))
         gram = gram_of(with_past, n + (known is not None)) if self.geometric else None
         mixing = self._mixing(gram, n, past)
-        shares = None
-        if not self.entrywise:
-            assert gram is not None
-            whole = None if mixing is None else bordered(mixing, known is not None)
-            shares = self.coefficients(mixed(whole, gram), known is not None)
-            shares = shares if whole is None else shares @ whole
+        make = self._outcome(gram, mixing, known is not None)
         past.next = []
         for part in with_past:
             outcome, at = np.empty(len(part[0])), 0
             for points in columns(part):
-                here = slice(at, at := at + points.shape[1])
-                if shares is not None:
-                    outcome[here] = shares @ points
-                else:
-                    outcome[here] = self.entries(applied(mixing, points))
+                outcome[at : (at := at + points.shape[1])] = make(points)
             if self.remembers:
                 past.next.append(outcome.astype(np.float32))
             yield outcome
@@ -131,21 +118,39 @@ class Robust(AggregationRule):
 
 
 class Entrywise(Robust):
-    """A rule that looks at each entry alone: it says `entries`."""
+    """A rule that looks at each entry alone."""
 
-    entrywise: ClassVar[bool] = True
+    @abstractmethod
+    def entries(self, points: Matrix) -> Vector:
+        """The outcome's entries from the vectors', (n, m)."""
 
-    def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """There are none."""
-        raise NotImplementedError
+    def _outcome(self, gram: Matrix | None, mixing: Matrix | None, past: bool) -> Callable[[Matrix], Vector]:
+        return lambda points: self.entries(applied(mixing, points))
 
 
 class Geometric(Robust):
-    """A rule whose outcome is a sum of the vectors: it says `coefficients`, which follow from lengths and distances."""
+    """A rule whose outcome is a sum of the vectors, with coefficients that follow from lengths and distances."""
 
-    def entries(self, points: Matrix) -> Vector:
-        """They are not looked at alone."""
-        raise NotImplementedError
+    @property
+    def geometric(self) -> bool:
+        """Always."""
+        return True
+
+    @abstractmethod
+    def coefficients(self, gram: Matrix, past: bool) -> Vector:
+        """What the outcome has of each vector.
+
+        Args:
+            gram: all products of two vectors, (n, n); with `past` the last round's outcome is the last of them.
+            past: whether it is there.
+        """
+
+    def _outcome(self, gram: Matrix | None, mixing: Matrix | None, past: bool) -> Callable[[Matrix], Vector]:
+        assert gram is not None
+        whole = None if mixing is None else bordered(mixing, past)
+        shares = self.coefficients(mixed(whole, gram), past)
+        shares = shares if whole is None else shares @ whole
+        return lambda points: shares @ points
 
 
 def _beside(parts: Iterable[Part], known: Sequence[NDArray[np.floating[Any]]]) -> Iterator[Part]:

@@ -207,7 +207,7 @@ class Rounds:
         """Open a round, as often as it takes, and gather what counts."""
         minimum, attempt = self.session.settings.minimum, 0
         if self.secure is not None:
-            self.secure.only, self.secure.up, self.secure.down = None, 0, 0
+            self.secure.begin()
         while True:
             clients = self.coordinator.open(number, attempt, self._asked(await self._enough()))
             if len(clients) < minimum:  # privacy lets nobody take the place of those that are away

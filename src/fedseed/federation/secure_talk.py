@@ -58,6 +58,11 @@ class SecureTalk:
         self._asks: dict[int, bytes] = {}
         self._answers: dict[int, bytes | None] = {}
         self._named: set[int] = set()
+        self._opened: dict[frozenset[int], set[int]] = {}  # survivors, and who says that it has opened them before
+
+    def begin(self) -> None:
+        """A round begins."""
+        self.only, self.up, self.down, self._opened = None, 0, 0, {}
 
     async def hold(self, asking: Asking[T]) -> T:
         """Hold a conversation. Raises TooFewError."""
@@ -108,7 +113,7 @@ class SecureTalk:
         if kind == SOMETHING:
             self._answers[client] = body
         elif kind == OPENED:
-            self.only = frozenset(read_numbers(body)[0])
+            self._opened_before(client, frozenset(read_numbers(body)[0]))
             self._answers[client] = None
             self.session.progress.warn(f"{name} has opened this round before, and opens no other sum of it")
         else:
@@ -116,6 +121,14 @@ class SecureTalk:
             self.session.progress.warn(f"{name} says nothing for a secure sum: {shown(body.decode(errors='replace'))}")
         if self._answers.keys() >= self._asks.keys():
             self.session.stir()
+
+    def _opened_before(self, client: int, survivors: frozenset[int]) -> None:
+        """Only these can be in the sum, if too few are left who would open another; whoever says so alone may lie."""
+        threshold = self.coordinator.secure.threshold
+        said = self._opened.setdefault(survivors, set())
+        said.add(client)
+        if len(self._asks) - len(said) < threshold <= len(survivors & set(self.roster.numbers.values())):
+            self.only = survivors
 
     def _name_barred(self) -> None:
         """Say who has broken the rules, once. Raises FedseedError: too few are left."""

@@ -2,6 +2,7 @@
 
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.methods import Method
+from fedseed.methods.base import with_remedy
 from fedseed.privacy.secure.settings import SecureSums
 
 
@@ -25,6 +26,5 @@ def unfit(settings: SecureSums, method: Method, rule: AggregationRule, per_round
             'take privacy.level = "example", or leave one of them out'
         )
     if (why := method.unsummable) is not None:
-        remedy = '; set method.seeds = "shared"' if why.startswith("seeds") else ""
-        return f"secure_sums: {method.name}: {why}{remedy}"
+        return f"secure_sums: {method.name}: {with_remedy(why)}"
     return None if per_round is None else settings.problem(per_round)

@@ -362,6 +362,11 @@ class Method(Renamed, ABC):
         return self.step_type.decode(data, About(self, state, "step"))
 
 
+def with_remedy(reason: str) -> str:
+    """Why clients' vectors can't be combined, and what to set where seeds are the reason."""
+    return reason + '; set method.seeds = "shared"' * reason.startswith("seeds")
+
+
 def misfit(method: Method, rule: AggregationRule) -> str | None:
     """Why a rule can't combine a method's answers; None: it can."""
     said = f'aggregation.name = "{rule.name}" does not fit {method.name}'
@@ -371,8 +376,7 @@ def misfit(method: Method, rule: AggregationRule) -> str | None:
             'not known, so noise has no measure; take "mean", or privacy.level = "example"'
         )
     if rule.compares and method.incomparable is not None:
-        remedy = '; set method.seeds = "shared"' if method.incomparable.startswith("seeds") else ""
-        return f"{said}: {method.incomparable}{remedy}"
+        return f"{said}: {with_remedy(method.incomparable)}"
     if rule.needs_past and not method.lasting_entries:
         return (
             f"{said}: aggregation.{rule.needs_past} needs directions that are the same in every round; leave it out, "
