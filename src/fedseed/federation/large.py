@@ -1,5 +1,9 @@
 """Messages that are too large for one piece: they travel as blobs, and a reference goes in their place."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from fedseed.errors import MessageError
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import STORED, Stored
@@ -61,3 +65,34 @@ def round_of(frame: bytes) -> int:
 def attempt_of(frame: bytes) -> int:
     """The attempt that a frame is about; it has not been checked."""
     return int.from_bytes(frame[6:8], "little")
+
+
+class Room:
+    """Memory for what is fetched: whoever comes first has it first, and all together never have more than there is.
+
+    Args:
+        most: bytes; nobody needs more than that alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._first = asyncio.Lock()  # who holds it is the first of those who wait
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def taken(self, size: int) -> AsyncIterator[None]:
+        """Wait until there is room, and hold it.
+
+        Args:
+            size: bytes of it.
+        """
+        async with self._first:
+            while self._free < size:
+                self._freed.clear()
+                await self._freed.wait()
+            self._free -= size
+        try:
+            yield
+        finally:
+            self._free += size
+            self._freed.set()

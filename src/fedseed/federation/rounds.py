@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import Cost
-from fedseed.federation.large import attempt_of, carry, fetch, is_stored, round_of
+from fedseed.federation.large import Room, attempt_of, carry, fetch, is_stored, round_of
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SAID, SILENT, Stored, plan_message, read_silent
@@ -115,6 +115,7 @@ class Rounds:
         self._idle: set[int] = set()  # who has sent nothing before
         self._left_out: dict[int, LeftOut] = {}  # who has let a deadline pass since its last answer that counts
         self._fetching: set[asyncio.Task[None]] = set()
+        self._room = Room(largest)
         self.secure = _secure_talk(session, roster, coordinator)
 
     # -- what comes in -----------------------------------------------------------------------------------------------
@@ -189,17 +190,23 @@ class Rounds:
     async def _fetch(self, name: str, number: int, data: bytes, reference: Stored) -> None:
         owner = self.roster.membership.host_of(name)
         try:
-            message = await fetch(self.session.end, data, owner, self._largest)
-            if self.open is None:
-                raise MessageError("it came when its round was over")
-            self.coordinator.receive(message, number)
-            self._count(self.open, number, len(message))
+            async with self._room.taken(reference.size):
+                self._still_open()  # it may have waited long
+                message = await fetch(self.session.end, data, owner, self._largest)
+                current = self._still_open()
+                self.coordinator.receive(message, number)
+                self._count(current, number, len(message))
         except MessageError as error:
             self._refuse(name, number, str(error))
         except NetworkError as error:  # it comes again
             self.session.progress.warn(f"the update of {name} can't be fetched now: {error}")
         else:
             await self.session.end.drop(owner, reference.name)
+
+    def _still_open(self) -> OpenRound:
+        if self.open is None:
+            raise MessageError("it came when its round was over")
+        return self.open
 
     # -- a round -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-EACH = 800  # bytes that a message takes besides what it holds
+EACH = 1000  # bytes that a message takes besides what it holds
 
 
 class _Line(Generic[T]):
