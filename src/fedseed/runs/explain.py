@@ -53,7 +53,9 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
     else:
         words = re.findall(r"'([^']*)'", message) if kind == "literal_error" else []
         question = did_you_mean(first["input"], words)
-        text = f"{key} = {_shown(first['input'])}: {question}{message[0].lower()}{message[1:]}"
+        of_keys = kind == "value_error" and isinstance(first["input"], Mapping)  # named in the message
+        value = "" if of_keys else f" = {_shown(first['input'])}"
+        text = f"{key}{value}: {question}{message[0].lower()}{message[1:]}"
     rest = len({p["loc"] for p in problems}) - 1
     return " ".join(text.split()) + (f" (and {rest} more)" if rest > 0 else "")
 
