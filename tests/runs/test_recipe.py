@@ -58,7 +58,7 @@ def test_packaged_recipes_are_valid_and_complete_ones_read_back(name, recipe):
         (("directions = 100", "blocks = 'all'"), ["method.blocks = 'all'"]),
         (("directions = 100", "basis = 'uniform'"), ["method.basis = 'uniform'", "'hadamard'"]),
         (("directions = 100", "directions = 10.5"), ["method.directions = 10.5"]),
-        (("directions = 100", "streaming = true"), [": method: streaming needs training.accumulation = 1"]),  # not the whole table
+        (("directions = 100", "streaming = true"), [": method: streaming needs training.accumulation = 1"]),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(recipe, change, texts):
