@@ -5,10 +5,12 @@ A real nats-server with the keys and permissions of `fedseed keys`. Everything h
 
 import asyncio
 import base64
+import gc
 import json
 import os
 import secrets
 import time
+import tracemalloc
 
 import pytest
 
@@ -304,6 +306,26 @@ async def test_objects_are_their_owners(room):
     )
     store = await room.coordinator.connection.jetstream().object_store(SUBJECTS.bucket())
     assert (await store.get("plain")).data == data
+
+
+@hostile
+async def test_nothing_is_left_of_an_object_that_was_fetched(room):
+    """The collector comes when it likes; several objects that wait for it would be what memory there is."""
+    size = 600_000
+    await room.honest.put("update", bytes(size))
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            assert await room.coordinator.get("honest", "update", size) == bytes(size)
+            with pytest.raises(MessageError, match="were announced"):
+                await room.coordinator.get("honest", "update", size + 1)
+        left = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert left < size / 2
 
 
 @hostile

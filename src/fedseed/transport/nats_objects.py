@@ -181,6 +181,7 @@ class Objects:
         finally:
             self._readers.discard(following)
             await following.stop()
+            reading.forget()
 
 
 class _Reading(Reader):
@@ -220,7 +221,8 @@ class _Reading(Reader):
         self._chunks[place.number] = message.data
         self._there += len(message.data)
         if self._there == self._size:
-            self.found.set_result(b"".join(self._chunks[number] for number in sorted(self._chunks)))
+            chunks, self._chunks = self._chunks, {}
+            self.found.set_result(b"".join(chunks[number] for number in sorted(chunks)))
 
     def _is_owners(self, message: Msg, place: _Place) -> bool:
         signed = self.subject, message.data, message.headers, place.encode().encode()
@@ -236,3 +238,9 @@ class _Reading(Reader):
     def missing(self) -> None:
         """The owner has no store."""
         self.caught_up()
+
+    def forget(self) -> None:
+        """Hold nothing any more: subscription and reader refer to each other, and the collector may come late."""
+        self._chunks = {}
+        self.found = asyncio.get_running_loop().create_future()
+        self.found.cancel()  # nothing that still comes is taken
