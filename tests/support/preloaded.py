@@ -96,6 +96,7 @@ def serve(listening):
                     others = [other for handle, (_, it) in workers.items() for other in (handle, it.fileno())]
                     for file in (*pipes, *others, connection.detach(), listener.detach()):
                         os.close(file)
+                    importlib.import_module("support.forked").plant()
                     return code.decode()
                 for pipe in pipes:
                     os.close(pipe)
