@@ -14,7 +14,7 @@ MOMENTS = {"training", "aggregation", "writing", "evaluation"}
 @pytest.mark.parametrize(
     ("each", "names"),
     [
-        pytest.param(1, ["feedsign", "fedavg"], marks=pytest.mark.long, id="a step at a time, and whole weights"),
+        pytest.param(1, ["feedsign", "fedavg"], marks=pytest.mark.long, id="two"),
         pytest.param(4, METHODS, marks=pytest.mark.slow, id="all"),
     ],
 )

@@ -128,10 +128,7 @@ def test_a_client_that_has_nothing_to_send_is_told_of_as_in_one_process(forked):
 
 TINY = ["rounds=2", "federation.per_round=4", "task.clients=4", "task.examples=5", "task.evaluation=1", "task.unseen=0",
         "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
-FEDIT = [
-    "small-fedit",
-    *(w for key in ("steps=2", "batch=2", "accumulation=1") for w in ("--set", f"method.training.{key}")),
-]
+FEDIT = ["small-fedit", "--set", "method.training.steps=2", "--set", "method.training.batch=2"]
 
 
 @pytest.mark.parametrize(

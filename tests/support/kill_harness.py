@@ -1,4 +1,4 @@
-"""Kills runs with SIGKILL and resumes them: python kill_harness.py FOLDER EACH TIMED METHOD ... Run by
+"""Kills runs with SIGKILL and resumes them: python kill_harness.py FOLDER EACH TIMED METHOD ..., for
 test_kill.py.
 
 A process of its own, because it forks: a child for each session of a run, so that torch is imported once. The parent
