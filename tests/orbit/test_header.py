@@ -55,7 +55,7 @@ def test_numbers_at_their_bounds():
     for header, wrong, text in (
         (PLAIN, {"seed": -1}, "seed -1"), (PLAIN, {"seed": 1 << 64}, "seed 18446744073709551616"),
         (last, {"first": 0}, "a first step of 0"), (last, {"first": 1 << 32}, "a first step of 4294967296"),
-        (PLAIN, {"first": 2}, "feedsign needs all steps from 1"), (PLAIN, {"dtype": "int8"}, "a base of dtype 'int8'"),
+        (PLAIN, {"first": 2}, "feedsign needs all steps from 1"), (PLAIN, {"dtype": "int8"}, "a base of dtype int8"),
         (PLAIN, {"digest_kind": "md5"}, "digests of kind 'md5'"),
     ):  # fmt: skip
         with pytest.raises(OrbitError, match=text):
@@ -87,12 +87,15 @@ def test_settings_at_their_bounds():
     """A compressed header has room for them; what is too long is refused before anything reads it."""
     data = table(FULL)
     for key in ("method", "adapter"):
-        for more, text in ((0, ""), (1, f"{key}: more than 65,536 characters of settings")):
+        for more in (0, 1):
             long = {**data[key], "long": ""}
             long["long"] = "x" * (65_536 + more - len(json.dumps(long)))
-            with pytest.raises(OrbitError) as found:
+            said = ""
+            try:
                 read({**data, key: long})
-            assert (text in str(found.value)) if text else "characters of settings" not in str(found.value)
+            except OrbitError as error:
+                said = str(error)
+            assert (f"{key}: more than 65,536 characters of settings" in said) == (more == 1)
 
 
 def test_texts_and_values_at_their_bounds(monkeypatch):
