@@ -20,7 +20,14 @@ GPU_PYTHON ?= python3
 WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 1) + 1)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15
 
-.PHONY: setup quickstart check test slow trackers gpu docs notebook packages mutate lint kernels ready clean nats
+# style in a second, then types beside the tests: a minute of one core, while tests wait now and then. Both must pass
+define checked
+@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+@mkdir -p build; $(BIN)/mypy >build/mypy.txt 2>&1 & types=$$!; $(PYTEST) $(1); tested=$$?; \
+  wait $$types; typed=$$?; cat build/mypy.txt; exit $$((tested || typed))
+endef
+
+.PHONY: setup quickstart check test slow trackers gpu docs notebook packages mutate lint kernels clean nats
 
 setup: $(VENV)/ready
 
@@ -48,20 +55,17 @@ lint: setup
 kernels: setup
 	@$(BIN)/python scripts/compile_kernels.py
 
-ready: setup
-	@$(MAKE) --no-print-directory --jobs lint kernels
-
 # the tests of the network need nats-server; FEDSEED_WITHOUT_NATS=1 leaves them out
 nats:
 	@command -v nats-server >/dev/null || [ -n "$$FEDSEED_WITHOUT_NATS" ] || [ "$$(id -u)" != 0 ] || \
 	  ! command -v apt-get >/dev/null || (apt-get update -qq && apt-get install -y -qq nats-server) >/dev/null 2>&1 || \
 	  echo "nats-server could not be installed: the tests that need it will fail and say so"
 
-check: ready
-	@$(PYTEST) -m "not long and not slow"
+check: kernels
+	$(call checked,-m "not long and not slow")
 
-test: ready nats
-	@$(PYTEST)
+test: kernels nats
+	$(call checked)
 
 # only what `make test` leaves out
 slow: kernels nats

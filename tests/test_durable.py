@@ -137,7 +137,9 @@ def test_handles_are_given_back(tmp_path):
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for number in range(20):
         sync_folder(tmp_path)
+        (left := tmp_path / "a.0123456789abcdef.part").touch()
         write_whole(tmp_path / "a", bytes([number]))
+        assert not left.exists()
         Appender(tmp_path / "b").close()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     with pytest.raises(StorageError, match="nowhere"):
@@ -153,6 +155,11 @@ def test_nothing_is_written_through_a_planted_link(tmp_path):
         path.with_name(name).symlink_to(victim)
     write_whole(path, b"new")
     assert victim.read_bytes() == b"mine" and not path.is_symlink() and path.read_bytes() == b"new"
+    assert path.with_name("a.0000000000000000.part.bin").is_symlink()  # nor is one followed to see whose it is
+    with pytest.raises(StorageError, match=r"a\.bin: can't be written: it is a link"), replacing(path) as temporary:
+        temporary.unlink()
+        temporary.symlink_to(victim)
+    assert not path.is_symlink() and path.read_bytes() == b"new"
     for target in (victim, tmp_path / "nowhere"):
         path.unlink()
         path.symlink_to(target)

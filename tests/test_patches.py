@@ -47,18 +47,34 @@ def test_the_guide_shows_the_patch(name):
     assert ("scripts/make_reference.py\n" in page) == (name != "transport")  # what has settings is in docs/recipe.md
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=getattr(pytest.mark, "long" if name == "method" else "slow")) for name in COST]
-)
-def test_a_patch_applies_and_its_tests_pass(name, tmp_path):
+@pytest.mark.parametrize("name", COST)
+def test_a_patch_applies(name, tmp_path):
+    """To a copy of those files that it changes."""
+    for path, new, _ in files(name):
+        if not new:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, tmp_path / path)
+    apply(name, tmp_path)
+    for path, _, changes in files(name):
+        added = [line[1:] for line in changes if line.startswith("+")]
+        assert set(added) <= set((tmp_path / path).read_text(encoding="utf-8").splitlines())
+
+
+def apply(name, tree):
+    for words in (["init", "-q"], ["apply", str(PATCHES / f"{name}.patch")]):
+        done = subprocess.run(["git", *words], cwd=tree, capture_output=True, text=True)
+        assert done.returncode == 0, f"git {words[0]}: {done.stderr}make {name}.patch and CONTRIBUTING.md anew"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COST)
+def test_the_tests_of_a_patch_pass(name, tmp_path):
     tree = tmp_path / "fedseed"
     ignore = shutil.ignore_patterns("golden", "patches")  # what is compiled of the sources goes with them
     for folder in ("src", "tests"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", tree)
-    for words in (["init", "-q"], ["apply", str(PATCHES / f"{name}.patch")]):
-        done = subprocess.run(["git", *words], cwd=tree, capture_output=True, text=True)
-        assert done.returncode == 0, f"git {words[0]}: {done.stderr}make {name}.patch and CONTRIBUTING.md anew"
+    apply(name, tree)
     tests = COST[name][1].split()
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *tests]

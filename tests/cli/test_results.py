@@ -17,6 +17,7 @@ from fedseed.runs.dense_files import write_weights
 from fedseed.runs.folder import RunFolder
 from support.command import fedseed
 from support.hub import Hub
+from support.tiers import mark
 
 RECIPE = """
 rounds = 3
@@ -82,7 +83,7 @@ def measured(*words, cwd=None):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("method", ["ferret", "fedavg"])
+@pytest.mark.parametrize("method", mark(["ferret", "fedavg"], lambda name: name == "fedavg", "long"))
 def test_an_exported_run_loads_in_transformers_with_the_runs_bits(place, exported, method):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -142,6 +142,7 @@ def test_optimisers_averages():
     assert averages_of(LocalTraining(momentum=0.9)) == 1
 
 
+@pytest.mark.long
 def test_bench_says_what_it_did_not_time(configuration, tmp_path, monkeypatch):
     words = ["bench", "quickstart-ferret", *(word for pair in TINY for word in ("--set", pair))]
     done = fedseed(*words, "--set", f"model.base={configuration}")

@@ -11,6 +11,7 @@ from fedseed.objectives.batches import length_of
 from fedseed.objectives.losses import Blank, CausalLM, Options, Tokens
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import OPTIMIZERS, LocalTraining
+from support.tiers import mark
 
 SIZES = {"vocab_size": 999, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 OPT = OPTConfig(**SIZES, ffn_dim=128, word_embed_proj_dim=64, max_position_embeddings=64)
@@ -83,7 +84,7 @@ def test_a_forward_pass(make, dtype):
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-@pytest.mark.parametrize("make", [opt, llama])
+@pytest.mark.parametrize("make", mark([opt, llama], lambda make: make is llama, "long"))
 def test_local_training(make, name, checkpointed):
     def made():
         model = make()
@@ -110,7 +111,7 @@ def test_gradients_and_streams_take_less_than_training():
     assert passes.weights == passes.trained == sum(p.numel() * 4 for p in opt().parameters())
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", mark(OPTIMIZERS, lambda name: name not in ("sgd", "adamw"), "long"))
 def test_every_optimiser_is_followed(name):
     training = LocalTraining(optimizer=name, learning_rate=1e-3, steps=5, batch=2, accumulation=4, clip=1.0)
     assert Passes(opt(), "one").first_order(OBJECTIVE, ITEMS[:2], training) > 0

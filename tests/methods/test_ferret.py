@@ -333,6 +333,28 @@ def test_sizes_are_of_the_changes_and_a_step_alone_may_have_no_parts():
     assert FerretStep(()).size(about) == 0.0
 
 
+@pytest.mark.parametrize(("allocation", "most"), [("size", None), ("norm", [12] * 4), ("sqrt", [12] * 4)])
+def test_a_vector_has_a_place_for_each_coefficient_that_any_client_can_have(allocation, most):
+    method = Ferret(basis="rademacher", directions=12, allocation=allocation, seeds="shared")
+    state = method.start(LAYOUT, 1)
+    about = About(method, state, "update", 2)
+    most = most or method.allocate(state).tolist()
+    assert Coefficients.words(about) == sum(most)
+    ends = np.cumsum([0, *most])
+    update = Coefficients(7, (np.float32([5, 0]), np.float32([0]), np.float32([0, 0, 4]), np.float32([-1])))
+    vector = update.vector(about)
+    assert vector.dtype == np.float64 and len(vector) == sum(most)
+    assert {int(at): vector[at] for at in np.flatnonzero(vector)} == {0: 5, ends[2] + 2: 4, ends[3]: -1}
+    summed = Coefficients.of(vector, about)
+    assert [gamma.tolist() for gamma in summed.gammas] == [[5], [0], [0, 0, 4], [-1]]  # none is empty
+    assert summed.seed == plan(method, state, 2).seed != 7
+    again = update.with_vector(2 * vector, about)
+    assert again.seed == 7 and [gamma.tolist() for gamma in again.gammas] == [[10], [0], [0, 0, 8], [-2]]
+    assert {gamma.dtype.name for gamma in again.gammas} == {"float32"}
+    vector[ends[1] - 1] = 1
+    assert len(Coefficients.of(vector, about).gammas[0]) == most[0]
+
+
 # -- streaming -----------------------------------------------------------------------------------------------------
 
 

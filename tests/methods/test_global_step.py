@@ -15,6 +15,7 @@ from fedseed.weights.layout import Layout, TensorEntry
 from fedseed.weights.vector import Vector
 from support.problem import Problem
 from support.rounds import plan
+from support.tiers import mark
 
 BOUNDS = (0, 30, 32, 100)
 LAYOUT = Layout((TensorEntry("w", (100,), "float32"),), BOUNDS)
@@ -187,7 +188,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", mark(RUNS, lambda name: name != "fixed", "long"))
 def test_replay_and_resume_have_the_bits_of_the_run(name, tmp_path, without_pictures):
     settings, dtype = RUNS[name]
     problem = Problem(dtype)

@@ -5,7 +5,7 @@ from fedseed.errors import RecipeError
 from fedseed.models.heads import Head, head_parameters
 from fedseed.models.loading import find_base, load_model
 from fedseed.weights.digest import base_digest
-from support.forked import forked
+from support.forked import anew
 
 TEN = Head(tuple(f"class {i}" for i in range(10)), seed=7)
 OWN = ("thing 0", "thing 1", "thing 2")
@@ -42,7 +42,7 @@ def test_a_new_head_is_the_same_twice_and_in_another_process(image_base):
     assert torch.equal(torch.random.get_rng_state(), state)  # nobody's generator is touched
     torch.manual_seed(2)
     assert [base_digest(load_model(folder, head=TEN)[0]) for folder in folders] == first
-    assert forked(digests, folders, TEN) == first
+    assert anew(digests, folders, TEN) == first
     other = Head(TEN.classes, seed=8)
     assert all(base_digest(load_model(f, head=other)[0]) != d for f, d in zip(folders, first, strict=True))
 

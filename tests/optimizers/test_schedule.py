@@ -13,6 +13,7 @@ from fedseed.errors import RecipeError
 from fedseed.optimizers.schedule import Schedule, lasting
 from fedseed.runs.recipe import read_recipe
 from fedseed.training.settings import LocalTraining
+from support.tiers import mark
 from support.zeroth_order import QUICK, federation, model
 
 COSINE = Schedule(kind="cosine", warmup=2, final=0.1)
@@ -80,7 +81,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("mezo-adam", "fedavg"), "long"))
 def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp_path, quickly):
     method, settings = METHODS[name], {"rounds": 6, "evaluate_every": 3, "clients": 1 if "mezo-" in name else 3}
     whole = federation(method, out=tmp_path / "whole", **settings).run().summary

@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 import tempfile
 import tracemalloc
@@ -277,6 +278,42 @@ def test_an_orbit_is_never_overwritten(tmp_path):
     with pytest.raises(OrbitError, match="there is an orbit already"):
         write(tmp_path / "a.orbit")
     assert (tmp_path / "a.orbit").read_bytes() == before
+
+
+def test_a_step_is_on_disk_before_it_is_heard_of_and_a_file_is_ended_once(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    write(tmp_path / "a.orbit")
+    whole = (tmp_path / "a.orbit").read_bytes()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    writer = OrbitWriter(tmp_path / "b.orbit", Orbit.parse(whole).header)
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), fsync(handle)))
+    for record in Orbit.parse(whole).steps():
+        writer.append(record, sync=record.round == 1)
+        assert len(synced) == 1
+    writer.append(Record(4, b"", "11" * 16))
+    assert len(synced) == 2
+    writer.sync()
+    assert len(synced) == 3
+    writer.close()
+    ended = (tmp_path / "b.orbit").read_bytes()
+    assert len(synced) == 4 and Orbit.parse(ended).complete
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    writer.close()
+    assert (tmp_path / "b.orbit").read_bytes() == ended and len(synced) == 4
+    with pytest.raises(OrbitError, match="the orbit is complete, nothing can be added"):
+        writer.append(Record(5, b""))
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_step_follows_the_one_before_it(tmp_path, number):
+    write(tmp_path / "a.orbit")
+    whole = Orbit.open(tmp_path / "a.orbit")
+    writer = OrbitWriter(tmp_path / "b.orbit", whole.header)
+    for record in list(whole.steps())[:2]:
+        writer.append(record)
+    with pytest.raises(OrbitError, match=f"step {number} can't follow step 2"):
+        writer.append(Record(number, b""))
+    writer.release()
 
 
 def test_header_of_an_unknown_method(tmp_path, monkeypatch):

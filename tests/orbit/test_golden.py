@@ -45,17 +45,12 @@ def test_the_writer_makes_the_same_bytes(name, tmp_path):
     assert edit.differences(Orbit.parse(golden), Orbit.open(tmp_path / "b.orbit")) == []
 
 
-@tiered(
-    {"name": DIGESTS, "dtype": ["float32", "bfloat16", "float16"], "kernels": ["reference", "triton"]},
-    together=2,
-    quick=3,
-)
-def test_other_kernels_replay_to_the_same_bits(name, dtype, kernels, tmp_path, monkeypatch):
-    """Every method in every dtype: to every step, through Triton's slow interpreter to the last one."""
-    import torch
+DTYPES = ["float32", "bfloat16", "float16"]
 
-    if kernels == "triton":
-        pytest.importorskip("triton", reason="no triton for this platform")
+
+def check_replayed(name, dtype, kernels, tmp_path, monkeypatch):
+    """To every step, through Triton's slow interpreter to the last one."""
+    import torch
 
     monkeypatch.setitem(MAKE["write"].__globals__["DTYPES"], name, getattr(torch, dtype))
     digests = MAKE["write"](name, tmp_path / "a.orbit")
@@ -63,3 +58,27 @@ def test_other_kernels_replay_to_the_same_bits(name, dtype, kernels, tmp_path, m
     monkeypatch.setenv("FEDSEED_KERNELS", kernels)
     for step, digest in list(enumerate(digests))[-1 if kernels == "triton" else 0 :]:
         assert orbit.replay(MAKE["model"](getattr(torch, dtype)), step) == digest
+
+
+@tiered({"name": DIGESTS, "dtype": DTYPES}, quick=3)
+def test_the_reference_replays_to_the_same_bits(name, dtype, tmp_path, monkeypatch):
+    check_replayed(name, dtype, "reference", tmp_path, monkeypatch)
+
+
+# the kinds of changes: added block by block, rebuilt, rounded stochastically, divided entry by entry
+SOON = {
+    ("ferret-own", "bfloat16"), ("fedkseed-pro", "float16"), ("zo-fedsgd-own", "bfloat16"), ("mezo-hiso", "float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=pytest.mark.long if (name, dtype) in SOON else pytest.mark.slow)
+        for name in DIGESTS
+        for dtype in DTYPES
+    ],
+)
+def test_triton_replays_to_the_same_bits(name, dtype, tmp_path, monkeypatch):
+    pytest.importorskip("triton", reason="no triton for this platform")
+    check_replayed(name, dtype, "triton", tmp_path, monkeypatch)

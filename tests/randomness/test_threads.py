@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numba
 import numpy as np
+import pytest
 
 from fedseed.randomness import Basis, Domain
 from fedseed.randomness.basis import FLAT
@@ -76,6 +77,7 @@ def compare():
     print(len(found), "alike")
 
 
+@pytest.mark.long
 def test_the_number_of_threads_does_not_matter():
     """Side by side with others this process has a single one: conftest.py."""
     places = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"

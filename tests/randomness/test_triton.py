@@ -318,8 +318,10 @@ def everything(name, dtype, blocks, device):
 
 
 @pytest.mark.parametrize(("name", "dtype", "blocks"), [
-    ("hadamard", torch.bfloat16, 5), ("hadamard", torch.float32, "one"), ("rademacher", torch.float16, "tensor"),
-    ("normal", torch.bfloat16, "tensor"), ("truncated_normal", torch.float32, 4),
+    ("hadamard", torch.bfloat16, 5), ("rademacher", torch.float16, "tensor"),
+    pytest.param("hadamard", torch.float32, "one", marks=pytest.mark.slow),
+    pytest.param("normal", torch.bfloat16, "tensor", marks=pytest.mark.slow),
+    pytest.param("truncated_normal", torch.float32, 4, marks=pytest.mark.slow),
 ])  # fmt: skip
 @pytest.mark.long
 def test_parameter_spaces_agree(name, dtype, blocks, monkeypatch):
@@ -380,7 +382,7 @@ print("done")
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_compiled_for_a_gpu_every_operation_rounds_by_itself(tmp_path):
     """No GPU is needed to compile. No contraction, no approximations, no flushing of denormals.
 

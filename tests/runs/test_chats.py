@@ -70,6 +70,7 @@ def run_example(folder):
     return read_recipe(folder / "my.toml").task.load().clients[0].examples[0]
 
 
+@pytest.mark.long
 def test_a_run_in_kilobytes_on_chats_replays_to_the_same_bits(tmp_path, quickly):
     path = recipe(tmp_path, "llama", "ferret")
     done = fedseed("run", path, "--out", tmp_path / "run")

@@ -10,6 +10,7 @@ from fedseed.errors import OrbitError, RecipeError
 from fedseed.orbit import edit
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.runs.extending import extend
+from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
@@ -31,7 +32,8 @@ def methods(problem):
 
 
 @pytest.mark.parametrize("name", ["ferret", "fedkseed", "feedsign", "fedavg"])
-@pytest.mark.parametrize("first", [3, 4])  # the shorter run's last round is one of no evaluation, or of one
+# the shorter run's last round is one of no evaluation, or of one
+@pytest.mark.parametrize("first", mark([3, 4], lambda first: first == 4, "long"))
 def test_the_same_bits_as_with_all_rounds_from_the_start(make_problem, tmp_path, name, first):
     problem = make_problem()
     method, settings = methods(problem)[name]

@@ -254,8 +254,13 @@ FAMILIES = {
 CHOSEN = [(recipe, str(task.model_fields["name"].default)) for recipe in FAMILIES for task in FAMILIES[recipe][0]]
 
 
+SOON = ("sst2", "boolq", "copa", "squad", "snli", "trec")  # pairs, passages, choices, free answers, six classes
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "task"), CHOSEN)
+@pytest.mark.parametrize(
+    ("name", "task"), [pytest.param(*one, marks=[] if one[1] in SOON else [pytest.mark.slow]) for one in CHOSEN]
+)
 def test_one_recipe_serves_a_family_of_tasks(name, task, original, masked_base, tmp_path, without_pictures):
     base = masked_base if name == "published-roberta-tasks" else "small"
     overrides = [f"task.name={task}", f"task.path={original(task)}", f"model.base={base}", "rounds=1", "method.batch=1"]

@@ -83,13 +83,24 @@ NAMES = ["ferret", "fedkseed", "adam", "from-base", "stochastic", "fedavg", "fed
          "topk", "sign"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mark(NAMES, lambda name: name not in ("fedkseed", "adam", "fedavg"), "long"))
-def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, name):
+QUICK = ("fedkseed", "adam", "fedavg")
+STOPS = {"early": (0, 2), "late": (1, None, -1)}  # rounds; None: half of them
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        pytest.param(name, when, marks=[] if name in QUICK else getattr(pytest.mark, marker))
+        for name in NAMES
+        for when, marker in (("early", "slow"), ("late", "long"))
+    ],
+)
+def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, name, when):
     problem = make_problem(torch.bfloat16)
     method, settings = methods(problem)[name]
     whole = problem.federation(method, out=tmp_path / "whole", **settings).run()
     rounds = whole.summary["rounds"]
-    for stop in {0, 1, 2, rounds // 2, rounds - 1}:
+    for stop in {rounds // 2 if stop is None else stop % rounds for stop in STOPS[when]}:
         out = tmp_path / str(stop)
         stop_after(problem.federation(method, out=out, **settings), stop)
         moved = tmp_path / f"{stop}-elsewhere"  # as on another machine
@@ -329,7 +340,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["ferret", "fedavg", "feedsign"])
+@pytest.mark.parametrize("name", mark(["ferret", "fedavg", "feedsign"], lambda name: name == "feedsign"))
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_path, small_disk, name):
     disk, enlarge = small_disk
     problem = make_problem()

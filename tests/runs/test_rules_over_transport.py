@@ -12,6 +12,7 @@ from fedseed.runs.joining import Loading
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
 from fedseed.transport.memory import Hub
+from support.tiers import mark
 
 NAMES = ("east", "north")
 TRAINING = {"steps": 1, "batch": 2, "accumulation": 1, "learning_rate": 0.1}
@@ -28,7 +29,7 @@ METHODS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("ferret-adam-fixed", "zo-scalar-decay")))
 def test_a_federation_over_a_transport_is_the_simulation(name, tmp_path):
     for client in NAMES:
         rows = [{"prompt": f"{client} {n}:", "completion": f" {n * 7 % 10}"} for n in range(8)]

@@ -11,6 +11,7 @@ from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
 from fedseed.runs.recipe import packaged_recipes, read_recipe
+from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -18,7 +19,7 @@ PUBLISHED = [name for name in packaged_recipes() if "cifar" in name]
 SHORT = ["rounds=3", "evaluation.every=3", "task.evaluation=30"]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", mark(PUBLISHED, lambda name: name != "published-feedsign-resnet18-cifar10", "long"))
 def test_a_published_recipe_runs_offline_with_a_tiny_model_and_data(name, cifar10, cifar100, image_base, tmp_path):
     wanted = read_recipe(name)
     folder = cifar10() if wanted.task.name == "cifar10" else cifar100()

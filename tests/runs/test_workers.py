@@ -4,8 +4,6 @@ import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from fedseed.runs.threads import limited
 from fedseed.runs.workers import MOST_DEATHS, Team, Workers
 from support.network import until
 from support.tiers import mark
-from support.worker_runs import RUNS, federation, not_loading, workers
+from support.worker_runs import RUNS, endless, federation, not_loading, workers
 
 FIVE = ["ferret", "fedkseed", "feedsign", "fedavg"]  # FedIT needs a model that takes LoRA: see below
 LONG = pytest.mark.long
@@ -130,7 +128,7 @@ def test_a_client_that_has_nothing_to_send_is_told_of_as_in_one_process(forked):
 
 TINY = ["rounds=2", "federation.per_round=4", "task.clients=4", "task.examples=5", "task.evaluation=1", "task.unseen=0",
         "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
-FEDIT = ["small-fedit", "--set", "method.training.steps=2"]
+FEDIT = ["small-fedit", "--set", "method.training.steps=2", "--set", "method.training.batch=2"]
 
 
 @pytest.mark.parametrize(
@@ -152,10 +150,12 @@ FEDIT = ["small-fedit", "--set", "method.training.steps=2"]
         ),
     ],
 )  # fmt: skip
-def test_the_command_with_workers_ends_with_the_same_files(tmp_path, count, words):
-    """The workers load the recipe themselves, plug-ins too."""
+def test_the_command_with_workers_ends_with_the_same_files(tmp_path, request, count, words):
+    """The workers load the recipe themselves, plug-ins too; those of the slow ones are new processes."""
     from support.command import fedseed
 
+    if request.node.get_closest_marker("long"):
+        request.getfixturevalue("forked")
     overrides = [word for pair in TINY for word in ("--set", pair)]
     files = []
     for name, options in (("alone", ["--threads", 1]), ("shared", ["--threads", 1, "--workers", count])):
@@ -393,16 +393,20 @@ def gone(pid):
 @pytest.mark.parametrize(
     "how", mark([signal.SIGKILL, signal.SIGINT, signal.SIGTERM], lambda how: how == signal.SIGTERM)
 )
-def test_no_worker_outlives_its_run(how):
-    code = f"import sys; sys.path[:] = {sys.path!r}; from support.worker_runs import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True)
-    pids = [int(word) for word in process.stdout.readline().split()]
-    assert len(pids) == 2 and not any(map(gone, pids))
-    process.send_signal(how)
-    assert process.wait() != 0
+def test_no_worker_outlives_its_run(how, tmp_path):
+    from support.forked import start
+
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    process = start(endless, str(out), str(errors))
+    until(lambda: (out.exists() and out.read_text().endswith("\n")) or process.exitcode is not None, 300, "no worker")
+    pids = [int(word) for word in out.read_text().split()]
+    assert len(pids) == 2 and not any(map(gone, pids)), errors.read_text()
+    os.kill(process.pid, how)
+    process.join()
+    assert process.exitcode != 0
     until(lambda: all(map(gone, pids)), 60, "a worker is still there")
-    errors = process.stderr.read()
-    assert errors.count("KeyboardInterrupt") == (how == signal.SIGINT), errors  # the workers say nothing
+    said = errors.read_text()
+    assert said.count("KeyboardInterrupt") == (how == signal.SIGINT), said  # the workers say nothing
 
 
 @pytest.mark.long

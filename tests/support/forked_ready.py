@@ -5,6 +5,7 @@ import os
 os.environ["COLUMNS"] = "200"  # a console knows the width from when it was made
 
 import gc
+import sys
 
 import pytest  # noqa: F401
 import torch._dynamo  # noqa: F401
@@ -13,6 +14,9 @@ import support.command_line
 import support.compiled
 import support.worker_runs
 
+for name, module in list(sys.modules.items()):  # of those that were there
+    if name.startswith("fedseed.cli.") and hasattr(module, "console"):
+        module.console.width = int(os.environ["COLUMNS"])
 os.environ["PYTHONPATH"] = os.environ.pop("FORKED_PYTHONPATH")  # as it is where the tests run
 support.compiled.load()
 gc.collect()

@@ -1,4 +1,5 @@
-"""Kills runs with SIGKILL and resumes them: python kill_harness.py FOLDER EACH TIMED. Run by test_kill.py.
+"""Kills runs with SIGKILL and resumes them: python kill_harness.py FOLDER EACH TIMED METHOD ..., for
+test_kill.py.
 
 A process of its own, because it forks: a child for each session of a run, so that torch is imported once. The parent
 starts no threads. A session is killed by itself at a point that a wrapper around the code chose: in training, in
@@ -148,12 +149,12 @@ def result(folder):
     return {"metrics": lines, "summary": summary, "model": model, "files": sorted(p.name for p in folder.iterdir())}
 
 
-def main(root, each, timed):
+def main(root, each, timed, names):
     assert compiled.threads() == 1, "forking is safe without threads only"
     compiled.load()
     generator = random.Random(20240607)
     report = {}
-    for name in METHODS:
+    for name in names:
         counts = root / f"{name}.json"
         began = time.monotonic()
         assert outcome(session(name, root / f"{name}-undisturbed", out=counts))
@@ -187,4 +188,4 @@ def main(root, each, timed):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -18,7 +18,7 @@ from pathlib import Path
 
 # those that start no thread when they are imported: pandas does, and so does what imports it
 MODULES = ("torch", "torch._dynamo", "scipy.optimize", "transformers.modeling_utils", "transformers.trainer_utils",
-           "peft", "matplotlib.pyplot", "fedseed.cli.app", "fedseed.experiments.memory")  # fmt: skip
+           "peft", "matplotlib.pyplot", "support.command_line", "fedseed.experiments.memory")  # fmt: skip
 SETTINGS = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}  # as `conftest.py` has them
 DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # a library that has looked at a GPU cannot be forked
 
@@ -96,6 +96,7 @@ def serve(listening):
                     others = [other for handle, (_, it) in workers.items() for other in (handle, it.fileno())]
                     for file in (*pipes, *others, connection.detach(), listener.detach()):
                         os.close(file)
+                    importlib.import_module("support.forked").plant()
                     return code.decode()
                 for pipe in pipes:
                     os.close(pipe)

@@ -111,8 +111,14 @@ def workers(name, count, act=None, **settings):
     return Workers(partial(hosted, name, act, **settings), count, threads=1)
 
 
-def main():
-    """A run in which client 2 never ends: prints the workers' process ids when one of them works for it."""
+def endless(out, errors):
+    """A run in which client 2 never ends: writes the workers' process ids when one of them works for it.
+
+    Args:
+        out, errors: files for what this process and its workers say.
+    """
+    for number, file in enumerate((out, errors), 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     run = federation("ferret", "stay", workers=workers("ferret", 2, "stay"))
 
     def tell():

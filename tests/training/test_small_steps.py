@@ -91,7 +91,7 @@ def test_two_hundred_steps_follow_float32_where_nearest_stands_still(name, exact
 
 
 @pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", mark([False, True], bool, "long"))
 def test_ferrets_coefficients_follow_float32s(name, streaming):
     """From the copy, or from weights that were rounded stochastically; streaming sums gradients up in any case."""
 

@@ -10,7 +10,7 @@ from fedseed.randomness import BASES
 from fedseed.weights import pending as module
 from fedseed.weights.change import Add, Average, Optimize, Rebuild, Replace, Term
 from fedseed.weights.pending import Pending
-from support.tiers import tiered
+from support.tiers import mark, tiered
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -33,15 +33,10 @@ def steps(name, count):
     return made
 
 
-KERNELS = [("cpu", 40), ("reference", 40), ("triton", 6)]  # the last through the interpreter, which takes long
+KERNELS = [("cpu", 40), ("reference", 40)]
 
 
-@tiered(
-    {"kernels, count": KERNELS, "name": BASES, "dtype": DTYPES, "blocks": ["one", 3]},
-    together=2,
-    quick=6,
-    without=lambda kernels, count, name, dtype, blocks: kernels == "triton" and (name, blocks) != ("rademacher", "one"),
-)
+@tiered({"kernels, count": KERNELS, "name": BASES, "dtype": DTYPES, "blocks": ["one", 3]}, together=2, quick=6)
 def test_steps_in_one_pass_round_as_one_at_a_time(kernels, name, dtype, blocks, count, monkeypatch):
     one, many = (ParameterSpace(net(dtype), blocks) for _ in range(2))
     made = steps(name, count)
@@ -50,6 +45,13 @@ def test_steps_in_one_pass_round_as_one_at_a_time(kernels, name, dtype, blocks, 
         one.apply(change)
     many.apply_adds(made)
     assert one.digest() == many.digest() != ParameterSpace(net(dtype), blocks).digest()
+
+
+@pytest.mark.parametrize("dtype", mark(DTYPES, lambda dtype: dtype != torch.bfloat16))
+@pytest.mark.long
+def test_so_do_they_through_tritons_interpreter(dtype, monkeypatch):
+    """Which takes long: fewer steps."""
+    test_steps_in_one_pass_round_as_one_at_a_time("triton", "rademacher", dtype, "one", 6, monkeypatch)
 
 
 def test_a_negative_zero_and_an_empty_list():

@@ -52,6 +52,10 @@ def test_one_array_of_several_that_is_wrong_is_enough():
     ):
         with pytest.raises(ValueError, match=text):
             made.per_block(bad)
+    for scale in (np.nan, np.inf):
+        with pytest.raises(ValueError, match=f"scale = {scale}: a finite number is needed"):
+            made.preparing([], scale)
+    assert [part.tolist() for part in made.per_block([])] == [[]] * 3
     assert [part.tolist() for part in made.per_block([1.0, 2.0])] == [[1.0, 2.0]] * 3
 
 
