@@ -35,8 +35,8 @@ METHODS["fedkseed-clipping"] = {
 }
 METHODS["fedavg-clipping"] = {**METHODS["fedavg"], "aggregation": CLIPPING}
 PRIVATE = {
-    "example": {"clip": 0.01, "noise": 1.0, "sampling": "poisson", "examples": 60, "budget": 3.0},
-    "client": {"clip": 1.0, "noise": 2.0, "budget": 10.0},
+    "example": {"clip": 0.01, "noise": 2.0, "sampling": "poisson", "examples": 60, "budget": 1.5},
+    "client": {"clip": 1.0, "noise": 4.0, "budget": 5.0},
 }
 SAME = ("round", "loss", "clients", "skipped", "bytes_up", "bytes_down", "forward_passes",
         "backward_passes", "weights_digest", "rounds", "attacked")  # fmt: skip
