@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from fedseed import Orbit
+from fedseed.runs.recipe import Recipe
 from support.network import repeats
 from support.tiers import mark
 
@@ -26,6 +28,16 @@ METHODS = {
     "fedmezo": {"method": {"name": "fedmezo", "travel": "tensors", "personal": "update", "steps": 4,
                            "learning_rate": 1e-2, "batch": 8}},
 }  # fmt: skip
+CLIPPING = {"name": "centred-clipping", "liars": 1, "radius": 0.5, "momentum": 0.5}  # remembers outcomes
+METHODS["fedkseed-clipping"] = {
+    "method": {"name": "fedkseed", "candidates": 32, "steps": 10, "learning_rate": 1e-2, "scale": 1e-3, "batch": 8},
+    "aggregation": CLIPPING,
+}
+METHODS["fedavg-clipping"] = {**METHODS["fedavg"], "aggregation": CLIPPING}
+PRIVATE = {
+    "example": {"clip": 0.01, "noise": 2.0, "sampling": "poisson", "examples": 60, "budget": 1.5},
+    "client": {"clip": 1.0, "noise": 4.0, "budget": 5.0},
+}
 SAME = ("round", "loss", "clients", "skipped", "bytes_up", "bytes_down", "forward_passes",
         "backward_passes", "weights_digest", "rounds", "attacked")  # fmt: skip
 
@@ -96,8 +108,10 @@ def test_a_run_goes_on_without_a_killed_client(problem, network, shared_server):
 
 # in the orbit, and in what a dense method's coordinator keeps
 @pytest.mark.parametrize(
-    "name", mark(["feedsign", "ferret", "fedavg", "fedadam"], lambda name: name in ("ferret", "fedavg"))
-)
+    "name",
+    mark(["feedsign", "ferret", "fedavg", "fedadam", "fedkseed-clipping", "fedavg-clipping"],
+         lambda name: name not in ("feedsign", "fedadam")),
+)  # fmt: skip
 def test_a_coordinator_may_be_killed(name, problem, network, shared_server, in_process):
     recipe = {**METHODS[name], "rounds": 30 if name == "feedsign" else 8}
     net = network(shared_server, recipe)
@@ -112,6 +126,31 @@ def test_a_coordinator_may_be_killed(name, problem, network, shared_server, in_p
     for ours, theirs in zip(net.lines(), expected.metrics, strict=True):
         same = ("round", "loss", "weights_digest", "rounds", "bytes_up", "clients")
         assert {k: ours.get(k) for k in same} == {k: theirs.get(k) for k in same}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", PRIVATE)
+def test_a_private_run_ends_at_its_budget_whoever_is_killed(level, problem, network, shared_server):
+    """Noise is nobody's to foresee: all have the orbit's weights, and each step was counted once."""
+    method = {**METHODS["zo-fedsgd"]["method"], "seeds": "shared"}
+    recipe = {"method": method, "privacy": {"level": level, **PRIVATE[level]}, "rounds": 200,
+              "evaluation": {"every": 5}}  # fmt: skip
+    last = Recipe.model_validate(recipe).method.privacy.affordable
+    assert 10 < last < 200
+    net = network(shared_server, recipe)
+    coordinator = net.coordinator()
+    hosts = [net.host(0, 1, 2, slow=0.05), net.host(3, 4, slow=0.05)]
+    for at in (3, 7):
+        until(lambda at=at: hosts[0].reached(at), "nothing goes on")
+        coordinator.kill()
+        coordinator = net.coordinator()
+    hosts[1].kill()
+    hosts[1] = net.host(3, 4)
+    digests = {coordinator.digest, *(host.digest for host in hosts)}
+    orbit, summary = Orbit.open(net.out / "model.orbit"), net.summary()
+    assert {orbit.replay(problem.model())} == digests and orbit.last == last == summary["rounds"]
+    spent = Recipe.model_validate(recipe).method.privacy.spent(last)
+    assert summary["privacy"] == spent and net.lines()[-1]["epsilon"] == spent["epsilon"] <= PRIVATE[level]["budget"]
 
 
 def test_the_server_may_be_killed(problem, network, server, in_process):

@@ -5,12 +5,14 @@ import threading
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedseed.federation import secure_talk
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import SAID
 from fedseed.privacy.secure.messages import Phase, numbers
+from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Silent
 from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
@@ -55,13 +57,14 @@ class Told(Silent):
 class Run:
     """Clients in threads, and what they send, over a hub."""
 
-    def __init__(self, checked, problem, monkeypatch=None):
+    def __init__(self, checked, problem, monkeypatch=None, identities=None):
         self.checked, self.hub, self.digests, self.sent = checked, Hub(), [], []
         federations = {
             names: problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False,
                                       per_round=5, secure_sums=checked.secure_sums)
             for names in HOSTS
         }  # fmt: skip
+        self.identities = identities or {}
         self.threads = [threading.Thread(target=self._live, args=(federations[n], n), daemon=True) for n in HOSTS]
         if monkeypatch is not None:
             send = MemoryClient.send
@@ -75,8 +78,13 @@ class Run:
 
     def _live(self, federation, names):
         torch.set_num_threads(1)
-        client = NetworkClient(self.hub.transport("run"), "run", lambda: part_of(federation, names), 4)
-        self.digests.append(client.run())
+
+        def load():
+            hosted = part_of(federation, names)
+            hosted.identities = {name: self.identities[name] for name in names if name in self.identities}
+            return hosted
+
+        self.digests.append(NetworkClient(self.hub.transport("run"), "run", load, 4).run())
 
     def coordinate(self, out, progress=None):
         if not self.threads[0].is_alive():
@@ -170,6 +178,18 @@ def test_a_coordinator_that_ends_within_a_round_and_one_that_goes_on(problem, tm
     result = run.coordinate(tmp_path / "run")
     assert run.end() == expected.summary["weights_digest"] == result.summary["weights_digest"]
     assert result.summary["rounds"] == 4 and steps[0] is not steps[2]
+
+
+def test_who_signs_with_another_key_than_the_recipe_has_is_named_and_left_out(problem, tmp_path):
+    own = {f"client-{n}": Ed25519PrivateKey.generate() for n in range(5)}
+    known = {name: identity_text(key.public_key().public_bytes_raw()) for name, key in own.items()}
+    checked = recipe("zo-fedsgd", secure_sums={"identities": known}, evaluation={"every": 1})
+    run = Run(checked, problem, identities={**own, "client-1": Ed25519PrivateKey.generate()})
+    result = run.coordinate(tmp_path / "run")
+    run.end()
+    assert [line["clients"] for line in result.metrics[2:]] == [["client-0", "client-2", "client-3", "client-4"]] * 3
+    ((name, reasons),) = result.summary["refusals"].items()
+    assert name == "client-1" and "signs with another key than is known" in json.dumps(reasons)
 
 
 CHANCE = {"time", "epoch", "at"}

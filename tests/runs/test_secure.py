@@ -5,7 +5,7 @@ import pytest
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, ZOFedSGD
 from fedseed.privacy.secure.messages import Phase, unframed
-from fedseed.privacy.secure.settings import SecureSums
+from fedseed.privacy.secure.settings import SecureSums, identity_text
 from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
 from support.zeroth_order import QUICK, federation
@@ -124,6 +124,8 @@ def test_whoever_has_nothing_to_send_is_not_told():
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 ZO = {"name": "zo-fedsgd", "seeds": "shared"}
+KEYS = [identity_text(bytes([n]) * 32) for n in range(2)]
+FILES = {"name": "files"}
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,19 @@ ZO = {"name": "zo-fedsgd", "seeds": "shared"}
         ({"secure_sums": {"threshold": 2}}, "more than half of them, 3 or more"),
         ({"federation": {"per_round": 2}, "secure_sums": {"threshold": 2}}, "fewer than 3 each client knows"),
         ({"secure_sums": {"threshold": 3, "most_clients": 4}}, "most_clients = 4: .*; take 5 or more"),
+        (
+            {"secure_sums": {"threshold": 3, "identities": {"a": "AAAA"}}},
+            "a: 'AAAA' is no public Ed25519 key: the middle",
+        ),
+        ({"secure_sums": {"threshold": 3, "identities": {"a": KEYS[0], "b": KEYS[0]}}}, "b: the key of a, too"),
+        (
+            {
+                "secure_sums": {"threshold": 3, "identities": {"a": KEYS[0], "b": KEYS[1]}},
+                "task": FILES,
+                "federation": {"per_round": 5, "clients": list("abcde")},
+            },
+            "secure_sums.identities: c has no key there",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(table, why):
@@ -159,3 +174,30 @@ def test_clients_of_a_round_that_only_the_data_says_are_counted_then():
         federation(METHODS["feedsign"], per_round=4, secure_sums=SecureSums(threshold=5))
     with pytest.raises(RecipeError, match="of a sum of fewer than 3"):
         federation(METHODS["feedsign"], clients=2, secure_sums=SecureSums(threshold=2))
+
+
+def test_a_client_needs_the_key_that_the_recipe_has(tmp_path):
+    from fedseed.errors import RecipeError
+    from fedseed.orbit.signature import generate_key
+    from fedseed.runs.joining import identities
+
+    names = ["a", "b", "c"]
+    lines = [generate_key(tmp_path / f"{name}.pem").read_text().splitlines()[1] for name in names]
+    known = dict(zip(names, lines, strict=True))
+    whole = {"rounds": 1, "method": ZO, "federation": {"per_round": 3}}
+    plain, checked = (
+        Recipe.model_validate({**whole, "secure_sums": {"threshold": 2, **more}})
+        for more in ({}, {"identities": known})
+    )
+    found = identities(checked, ["a", "c"], tmp_path / "{name}.pem")
+    assert [identity_text(key.public_key().public_bytes_raw()) for key in found.values()] == [known["a"], known["c"]]
+    assert list(found) == ["a", "c"] and identities(plain, names, None) == {}
+    for recipe, clients, file, why in (
+        (checked, ["a"], None, "where is the private key of a.*--identity FILE"),
+        (checked, ["a"], tmp_path / "b.pem", "it is not the key that secure_sums.identities has for a"),
+        (checked, ["a"], tmp_path / "a.pem.pub", "--identity .*not a private key in PEM form"),
+        (checked, ["d"], tmp_path / "a.pem", "d has no key there"),
+        (plain, ["a"], tmp_path / "a.pem", "the recipe has nobody's public key"),
+    ):
+        with pytest.raises(RecipeError, match=why):
+            identities(recipe, clients, file)

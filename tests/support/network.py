@@ -248,6 +248,7 @@ def in_process(problem, recipe, per_round=None):
         digest_kind=checked.model.digest,
         digest_every=checked.evaluation.digest_every,
         secure_sums=checked.secure_sums,
+        aggregation=checked.aggregation,
     ).run()
     return result
 

@@ -111,6 +111,10 @@ def join(
     run: RunOption = None,
     key: KeyOption = None,
     ca: CaOption = None,
+    identity: Annotated[
+        Path | None,
+        typer.Option("--identity", help='File with the key that signs for a client in secure sums; "{name}": whose.'),
+    ] = None,
     device: DeviceOption = None,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
@@ -143,7 +147,9 @@ def join(
     quiet()
     orbit = None if folder is None else orbit_place(folder)
     with interruptible():
-        process = joining(checked, name, way, names, progress=Shown(console, JOIN_LINES), own=own, orbit=orbit)
+        shown = Shown(console, JOIN_LINES)
+        signs = identity or (None if site.identity is None else Path(site.identity))
+        process = joining(checked, name, way, names, progress=shown, own=own, orbit=orbit, identity=signs)
         digest = process.run()
     say(f"the run {name} is over: {process.at} rounds")
     console.print(f"weights digest: {digest}", highlight=False)

@@ -160,9 +160,10 @@ def diff(
 
 @app.command()
 def keygen(key: Annotated[Path, typer.Argument(help="Where the private key goes; the public one to KEY.pub.")]) -> None:
-    """Make an Ed25519 key to sign orbits with."""
+    """Make an Ed25519 key: to sign orbits with, or for a client of secure sums."""
     public = signature.generate_key(key)
     _say(f"private key: {key} (keep it to yourself); public key: {public}")
+    _say(f"in a recipe (secure_sums.identities): {public.read_text(encoding='ascii').splitlines()[1]}")
 
 
 @app.command()

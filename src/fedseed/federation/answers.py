@@ -86,8 +86,11 @@ class Answers:
         if self._masking is None and hosted.secure is not None:
             from fedseed.federation.secure import Masking
 
-            examples = {self.replica.numbers[name]: len(items) for name, items in hosted.items.items()}
-            self._masking = Masking(hosted.secure, hosted.worker.method, examples)
+            numbers = self.replica.numbers
+            examples = {numbers[name]: len(items) for name, items in hosted.items.items()}
+            own = {numbers[name]: key for name, key in hosted.identities.items()}
+            known = hosted.secure.known(numbers)
+            self._masking = Masking(hosted.secure, hosted.worker.method, examples, own, known)
         return self._masking
 
     async def try_ask(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -16,6 +16,9 @@ from fedseed.federation.worker import Worker
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
 from fedseed.privacy.secure.settings import SecureSums
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 T = TypeVar("T")
 
@@ -36,6 +39,7 @@ class Hosted:
         party: the hosted clients have data of their own, and the coordinator alone knows who else takes part.
         processor: the base's tokenizer or image processor.
         secure: how answers are masked; None: they are sent as they are.
+        identities: the keys that sign for hosted clients in secure sums, by name.
     """
 
     names: Sequence[str]
@@ -49,6 +53,7 @@ class Hosted:
     party: bool = False
     processor: Any = None
     secure: SecureSums | None = None
+    identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.worker.private = self.worker.private or self.secure is not None

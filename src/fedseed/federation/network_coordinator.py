@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedseed.aggregation import AggregationRule
@@ -33,11 +33,14 @@ MOST_NAMED = 100  # clients in an answer about the status
 LOOK_SECONDS = 2.5  # between looks whether the log is there
 
 
-def summing(settings: SecureSums, common: tuple[Any, ...]) -> Coordinator:
+def summing(settings: SecureSums, names: Sequence[str], common: tuple[Any, ...]) -> Coordinator:
     """A coordinator that learns sums alone; only then its libraries are loaded. Raises ValueError."""
     from fedseed.federation.secure import SecureCoordinator
 
-    return SecureCoordinator(settings, *common)
+    if (problem := settings.unknown(names)) is not None:
+        raise ValueError(problem)
+    known = settings.known({name: number for number, name in enumerate(names)})
+    return SecureCoordinator(settings, *common, known)
 
 
 class NetworkCoordinator:
@@ -155,7 +158,8 @@ class NetworkCoordinator:
         try:
             layout = reception.header.layout
             common = reception.method, layout, reception.seed, examples, per_round, aggregation, bounds
-            made = Coordinator(*common) if (secure := self.session.settings.secure) is None else summing(secure, common)
+            secure = self.session.settings.secure
+            made = Coordinator(*common) if secure is None else summing(secure, names, common)
         except ValueError as error:
             raise RecipeError(str(error)) from error
         reception.coordinator = made

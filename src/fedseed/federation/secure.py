@@ -75,6 +75,7 @@ class SecureCoordinator(Coordinator):
 
     Args: those of `Coordinator`, and
         settings: the recipe's.
+        known: the public keys that sign for clients, by number; None: whatever they say.
 
     Raises:
         ValueError: that can't be (`unfit`).
@@ -83,12 +84,13 @@ class SecureCoordinator(Coordinator):
     def __init__(
         self, settings: SecureSums, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int,
         aggregation: AggregationRule | None = None, bounds: Bounds | None = None,
+        known: Mapping[int, bytes] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(method, layout, seed, [0] * len(examples), per_round, aggregation, bounds)
         if problem := unfit(settings, method, self.aggregation, per_round):
             raise ValueError(problem)
         self.secure = settings
-        self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead)
+        self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead, known)
         self._sum: Words | None = None  # of the open round
 
     @property
@@ -177,8 +179,8 @@ class Masking:
         settings: the recipe's.
         method: the method.
         examples: how many examples each client has, by number.
-        identity: signs for all of them; None: each has a new key.
-        known: the public keys that sign for others, by number; None: whatever the coordinator says.
+        identities: what signs for them, by number; of others a new key, which proves nothing.
+        known: the public keys that sign for clients, by number; None: whatever the coordinator says.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class Masking:
         settings: SecureSums,
         method: Method,
         examples: Mapping[int, int],
-        identity: Ed25519PrivateKey | None = None,
+        identities: Mapping[int, Ed25519PrivateKey] | None = None,
         known: Mapping[int, bytes] | None = None,
     ) -> None:
         self.settings = settings
@@ -194,7 +196,8 @@ class Masking:
         self.form = form_of(settings, method)
         self._examples = examples
         self._clients = {
-            number: SecureClient(number, settings.threshold, self.form, identity, known) for number in examples
+            number: SecureClient(number, settings.threshold, self.form, (identities or {}).get(number), known)
+            for number in examples
         }
 
     def answer(self, client: int, ask: bytes) -> bytes:

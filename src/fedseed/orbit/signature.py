@@ -67,6 +67,18 @@ def generate_key(path: Path) -> Path:
     return public
 
 
+def private_key(path: Path) -> "Ed25519PrivateKey":
+    """The private key in a file. Raises OrbitError: it holds none."""
+    ed25519, serialization = _library()
+    try:
+        key = serialization.load_pem_private_key(read(path), password=None)
+    except (ValueError, TypeError) as error:
+        raise OrbitError(f"{path}: not a private key in PEM form without a password") from error
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise OrbitError(f"{path}: not an Ed25519 key")
+    return key
+
+
 def sign(path: Path, key_file: Path) -> Path:
     """Sign an orbit; it is checked first.
 
@@ -76,13 +88,7 @@ def sign(path: Path, key_file: Path) -> Path:
     Raises:
         OrbitError: the orbit is damaged, or the file holds no private Ed25519 key.
     """
-    ed25519, serialization = _library()
-    try:
-        key = serialization.load_pem_private_key(read(key_file), password=None)
-    except (ValueError, TypeError) as error:
-        raise OrbitError(f"{key_file}: not a private key in PEM form without a password") from error
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise OrbitError(f"{key_file}: not an Ed25519 key")
+    key = private_key(key_file)
     data = read(path)
     Orbit.parse(data, str(path))
     out = signature_path(path)

@@ -7,13 +7,14 @@ asked to evaluate.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedseed.errors import RecipeError
+from fedseed.errors import OrbitError, RecipeError
 from fedseed.federation.hosted import Hosted, matching
 from fedseed.federation.network_client import NetworkClient
+from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.assembly import check_per_round, host
 from fedseed.runs.equipment import Equipment, evaluation_of, evaluation_of_parties
@@ -27,6 +28,9 @@ from fedseed.text import shown
 from fedseed.transport.base import Transport
 from fedseed.transport.subjects import name_problem
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 
 def joining(
     recipe: Recipe,
@@ -37,6 +41,7 @@ def joining(
     progress: Progress | None = None,
     own: OwnData | None = None,
     orbit: Path | None = None,
+    identity: Path | None = None,
 ) -> NetworkClient:
     """A process that takes part in a recipe's run.
 
@@ -49,11 +54,12 @@ def joining(
         progress: shows the run going on.
         own: where the hosted clients' own data lies.
         orbit: a new file for the run's orbit, written when the run is over; of a method that has one.
+        identity: the file of the key that signs for a client in secure sums; "{name}" in it stands for the client.
 
     Raises:
-        RecipeError: the recipe has no client of this name, or its model or data can't be had.
+        RecipeError: the recipe has no client of this name, or its model, data or key can't be had.
     """
-    load = Loading(recipe, clients, examples, progress, own)
+    load = Loading(recipe, clients, examples, progress, own, identity)
     return NetworkClient(transport, run, load, recipe.rounds, progress, orbit)
 
 
@@ -66,14 +72,15 @@ class Loading:
         examples: the one client's own, in place of the task's.
         progress: is told about the evaluation data when that is loaded.
         own: where the hosted clients' own data lies.
+        identity: the file of the key that signs for a client in secure sums; "{name}" in it stands for the client.
 
     Raises:
-        RecipeError: the recipe has no client of such a name, or its data can't be had.
+        RecipeError: the recipe has no client of such a name, or its data or key can't be had.
     """
 
     def __init__(
         self, recipe: Recipe, clients: Sequence[str], examples: Sequence[Any] | None = None,
-        progress: Progress | None = None, own: OwnData | None = None,
+        progress: Progress | None = None, own: OwnData | None = None, identity: Path | None = None,
     ) -> None:  # fmt: skip
         self.recipe = recipe
         self.progress = progress or Silent()
@@ -86,6 +93,7 @@ class Loading:
         self.party = recipe.of_parties or (own is not None and examples is None)
         if self.party:
             self._load_own(clients, own or OwnData(), examples)
+            self.identities = identities(recipe, self.hosted, identity)
             return
         names, whole = recipe.task.client_names(), None
         if names is None:  # only the data says
@@ -94,6 +102,7 @@ class Loading:
         self.names = names
         self.hosted = matching(clients, names)
         check_per_round(recipe, len(names))
+        self.identities = identities(recipe, self.hosted, identity)
         if examples is not None:
             self.data = TaskData([ClientData(self._only(), examples)])
         elif whole is not None:
@@ -125,7 +134,9 @@ class Loading:
 
     def __call__(self) -> Hosted:
         """The model at its base, and the hosted clients' examples."""
-        return host(self.recipe, self.data, self.names, self._evaluate_with, self.party)
+        hosted = host(self.recipe, self.data, self.names, self._evaluate_with, self.party)
+        hosted.identities = self.identities
+        return hosted
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
         """What measures the model; it loads its data when it is first called."""
@@ -152,6 +163,43 @@ class Loading:
             return made[0](model)
 
         return evaluate
+
+
+def identities(recipe: Recipe, clients: Sequence[str], file: Path | None) -> "dict[str, Ed25519PrivateKey]":
+    """The private keys that sign for clients in secure sums, by name; none, if the recipe has nobody's public key.
+
+    Args:
+        recipe: the recipe.
+        clients: names.
+        file: where they are; "{name}" in it stands for the client.
+
+    Raises:
+        RecipeError: a key is missing, or is another than the recipe says.
+    """
+    known = {} if recipe.secure_sums is None else recipe.secure_sums.identities
+    if not known and file is not None:
+        raise RecipeError(f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)")
+    if not known or recipe.secure_sums is None:
+        return {}
+    if (problem := recipe.secure_sums.unknown(clients)) is not None:
+        raise RecipeError(problem)
+    if file is None:
+        raise RecipeError(
+            f"secure_sums.identities: where is the private key of {clients[0]}? --identity FILE, as "
+            "`fedseed orbit keygen` has written it"
+        )
+    from fedseed.orbit.signature import private_key
+
+    found = {}
+    for name in clients:
+        path = Path(str(file).replace("{name}", name)).expanduser()
+        try:
+            found[name] = private_key(path)
+        except OrbitError as error:
+            raise RecipeError(f"--identity {error}") from error
+        if identity_text(found[name].public_key().public_bytes_raw()) != known[name]:
+            raise RecipeError(f"--identity {path}: it is not the key that secure_sums.identities has for {name}")
+    return found
 
 
 def _for_another_task(own: OwnData) -> Sequence[Any]:

@@ -245,6 +245,8 @@ class Recipe(_Table):
             problem := unfit(self.secure_sums, self.method, self.aggregation, self.federation.per_round)
         ):
             raise _told(problem)
+        if self.secure_sums is not None and (problem := self.secure_sums.unknown(self.federation.clients or ())):
+            raise _told(problem)
         if self.reward is not None and (problem := self.reward.problem() or without_gradients(self.method)):
             raise _told(problem)
         if self.federation.names_parties and not self.task.own_data:

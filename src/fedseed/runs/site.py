@@ -63,6 +63,7 @@ class Site(_Table):
         device: where the model lies, as `model.device`.
         data: where its data lies.
         federation: how it reaches the server.
+        identity: file of the key that signs for it in secure sums; "{name}" stands for the client.
     """
 
     client: str | None = None
@@ -71,6 +72,7 @@ class Site(_Table):
     device: str | None = None
     data: SiteData = SiteData()
     federation: Reach = Reach()
+    identity: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -105,6 +107,7 @@ def read_site(file: Path | None) -> Site:
     return site.model_copy(
         update={
             "out": _beside(file, site.out),
+            "identity": _beside(file, site.identity),
             "data": site.data.model_copy(update={key: _beside(file, text) for key, text in places.items()}),
             "federation": site.federation.model_copy(update={key: _beside(file, text) for key, text in ways.items()}),
         }

@@ -1,5 +1,7 @@
 """Reconstruction from the methods' own messages: exact with enough numbers, at chance with few, worse for a batch."""
 
+import csv
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +16,8 @@ from fedseed.experiments.audits.reconstruct import Attack, settings_for
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Picture
 from fedseed.weights.layout import Layout, TensorEntry
+from support.command import fedseed
+from support.page import Page
 
 SIDE, CLASSES = 4, 3
 SIZE = CLASSES * (SIDE * SIDE + 1)  # d = 51
@@ -131,3 +135,31 @@ def test_the_last_layer_is_found():
     size = sum(entry.size for entry in entries)
     assert last_layer(Layout(tuple(entries), (0, size))) == SoftmaxLayer(slice(16, 28), slice(28, 31), 3)
     assert last_layer(Layout(tuple(entries[2:4]), (0, 16))) is None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_command_writes_a_page_and_the_numbers(tmp_path):
+    """A whole gradient of a layer on the pixels is the picture, in closed form; four numbers of it are nothing."""
+    out = tmp_path / "audit"
+    options = ["--linear", "--methods", "ferret,fedsgd", "--numbers", 4, "--examples", 1, "--batches", 2, "--steps", 2,
+               "--out", out, "--json"]  # fmt: skip
+    shown = fedseed("audit", "reconstruct", "digits-feedsign", *options)
+    assert shown.returncode == 0, shown.stderr
+    attempts = {(a["method"], a["batch"]): a for a in json.loads(shown.stdout)["attempts"]}
+    whole, few = attempts["fedsgd", 1], attempts["ferret", 1]
+    assert whole["gradient_cosine"] > 0.999 and whole["input_error"] < 0.01 and whole["label_right"]
+    assert few["count"] == 4 and abs(few["gradient_cosine"]) < 0.2 and not few["identified"]
+    rows = list(csv.DictReader((out / "attempts.csv").open()))
+    assert [(r["method"], int(r["batch"])) for r in rows] == list(attempts) and len({b for _, b in attempts}) == 2
+    page = Page((out / "page.html").read_text())
+    said = " ".join(page.said)
+    assert "What does a message of Ferret give away?" in said and "not by this attack" in said
+    assert all(r.startswith("data:") for r in page.refers)
+    assert (out / "reconstructed.png").read_bytes().startswith(b"\x89PNG")
+    for changed, why in ((options, "--overwrite"), ([*options, "--numbers", "4,x"], "--numbers 4,x: write whole"),
+                         ([*options, "--overwrite", "--methods", "ferret,mail"], "mail")):  # fmt: skip
+        again = fedseed("audit", "reconstruct", "digits-feedsign", *changed)
+        assert again.returncode in (1, 2) and why in again.stderr

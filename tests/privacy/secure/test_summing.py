@@ -275,6 +275,25 @@ def test_signatures_are_of_this_round_and_of_its_members():
             room.clients[0].answer(opening(room, everybody, wrong))
 
 
+def test_signatures_are_of_the_keys_of_this_setup(monkeypatch):
+    """Who signs is known, and so are keys of an earlier run, whose secrets may have been told since: a coordinator that
+    names its setup as it did then can't pass its signatures on."""
+    monkeypatch.setattr("fedseed.privacy.secure.summing.token_bytes", bytes)
+    identities = [Ed25519PrivateKey.generate() for _ in range(5)]
+    known = {n: keys.identity_bytes(key) for n, key in enumerate(identities)}
+    everybody, told = [0, 1, 2, 3, 4], []
+    for _ in range(2):
+        room = Room()
+        room.clients = {n: SecureClient(n, 3, FORM, key, known) for n, key in enumerate(identities)}
+        room.prepare()
+        room.vectors(VALUES)
+        told.append((room, signed_by(room, everybody, everybody)))
+    (_, before), (room, now) = told
+    with pytest.raises(MessageError, match="1 have signed these survivors: 3 must"):
+        room.clients[0].answer(opening(room, everybody, {**before, 0: now[0]}))
+    room.clients[0].answer(opening(room, everybody, now))
+
+
 def test_a_round_is_opened_again_for_the_same_survivors_alone():
     room, vectors = ready()
     assert (room.open(vectors) == plain(range(5))).all()

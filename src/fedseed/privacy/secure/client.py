@@ -22,6 +22,7 @@ from fedseed.privacy.secure.messages import (
     Bundle,
     Phase,
     Terms,
+    digest_of,
     framed,
     listed,
     numbers,
@@ -49,6 +50,7 @@ class _Setup:
         masks: a seed of 16 bytes for each round, that of its key pair.
         selves: the same of its own mask.
         bundles: everybody's public keys.
+        agreed: their digest.
         members: who is masked against; empty until all shares have come.
         held: of each member and round, the shares of both secrets, one behind the other.
         masked: for each round that it was asked for, its vector and what became of it.
@@ -61,6 +63,7 @@ class _Setup:
     masks: list[bytes]
     selves: list[bytes]
     bundles: dict[int, Bundle] = field(default_factory=dict)
+    agreed: bytes = b""
     members: tuple[int, ...] = ()
     held: dict[int, list[bytes]] = field(default_factory=dict)
     masked: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
@@ -188,7 +191,7 @@ class SecureClient:
             raise MessageError(f"keys of {len(bundles)} clients: {setup.terms.threshold} are needed")
         for client, bundle in bundles.items():
             check_bundle(client, bundle, setup.terms, self._known)
-        setup.bundles = bundles
+        setup.bundles, setup.agreed = bundles, digest_of(bundles)
         at = [client + 1 for client in bundles]
         shared = [
             [split(seed, at, setup.terms.threshold) for seed in both]
@@ -248,7 +251,7 @@ class SecureClient:
             raise MessageError(f"round {round}: {len(survivors)} survivors: {setup.terms.threshold} are needed")
         self._once(round, survivors)
         setup.signed[at] = survivors
-        text = statement(setup.terms.setup, round, attempt, setup.members, survivors)
+        text = statement(setup.terms.setup, round, attempt, setup.members, survivors, setup.agreed)
         return round_ask(Phase.CONFIRM, setup.terms.setup, round, attempt, self._identity.sign(text))
 
     def _once(self, round: int, survivors: tuple[int, ...]) -> None:
@@ -265,7 +268,7 @@ class SecureClient:
         if at is None or setup.signed.get(at) != survivors:
             raise MessageError(f"round {round}: other survivors than this client has signed")
         self._once(round, survivors)
-        text = statement(setup.terms.setup, round, attempt, setup.members, survivors)
+        text = statement(setup.terms.setup, round, attempt, setup.members, survivors, setup.agreed)
         signatures = pieces(rest, len(signers), keys.SIGNATURE_BYTES)
         signed = [
             signer

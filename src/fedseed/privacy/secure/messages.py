@@ -15,6 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import sha256
 
 from fedseed.errors import MessageError
 from fedseed.privacy.secure.keys import KEY_BYTES, SIGNATURE_BYTES
@@ -165,6 +166,11 @@ def share_ask(setup: bytes, bundles: Mapping[int, Bundle]) -> bytes:
     return framed(Phase.SHARES, setup, numbers(list(bundles)) + parts)
 
 
+def digest_of(bundles: Mapping[int, Bundle]) -> bytes:
+    """Tells everybody's public keys of a setup from all others."""
+    return sha256(share_ask(b"", bundles)).digest()
+
+
 def read_bundles(body: bytes, count: int) -> dict[int, Bundle]:
     """The keys in such an ask. Raises MessageError."""
     clients, rest = read_numbers(body)
@@ -189,9 +195,15 @@ def read_round(body: bytes) -> tuple[int, int, bytes]:
     return number, attempt, body[_ROUND.size :]
 
 
-def statement(setup: bytes, round: int, attempt: int, members: Sequence[int], survivors: Sequence[int]) -> bytes:
-    """What a client signs before anything is opened: who was masked against, and whose vectors are in the sum."""
-    about = setup + _ROUND.pack(round, attempt)
+def statement(
+    setup: bytes, round: int, attempt: int, members: Sequence[int], survivors: Sequence[int], agreed: bytes
+) -> bytes:
+    """What a client signs before anything is opened: who was masked against, and whose vectors are in the sum.
+
+    `agreed`, the digest of everybody's keys, is what a signature of an earlier setup can't have: so keys of a client
+    that were told in another run, and whose secrets may be known by now, do not pass for its keys of this one.
+    """
+    about = setup + _ROUND.pack(round, attempt) + agreed
     return b"fedseed secure sums: survivors" + about + numbers(members) + numbers(survivors)
 
 

@@ -1,14 +1,37 @@
 """What a recipe says about secure sums."""
 
+from base64 import b64decode, b64encode
+from binascii import Error
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 from fedseed.privacy.secure.fixed import FixedPoint
 
 FEWEST = 3  # clients: of a sum of two, each knows the other's part
 MOST_ROUNDS = 1024  # that keys are agreed on for at once
 MOST_CLIENTS = 4096
+_DER = bytes.fromhex("302a300506032b6570032100")  # what a public Ed25519 key begins with (RFC 8410)
+_KEY_BYTES = 32
+
+
+def identity_text(key: bytes) -> str:
+    """A public Ed25519 key of 32 bytes, as recipes have it: the line of base64 in its PEM file."""
+    return b64encode(_DER + key).decode()
+
+
+def identity_of(text: str) -> bytes:
+    """The inverse of `identity_text`. Raises ValueError."""
+    try:
+        data = b64decode(text, validate=True)
+    except (Error, ValueError):
+        data = b""
+    if not data.startswith(_DER) or len(data) != len(_DER) + _KEY_BYTES:
+        raise ValueError(
+            f"{text[:80]!r} is no public Ed25519 key: the middle line of the .pub file of `fedseed orbit keygen`"
+        )
+    return data[len(_DER) :]
 
 
 class SecureSums(BaseModel):
@@ -22,6 +45,9 @@ class SecureSums(BaseModel):
             client sends, weight included, is limited to 2^(63 - fraction_bits) / most_clients.
         ahead: for how many rounds keys are agreed on at once, where the same clients take part in them.
         masks: false: the same whole numbers in the clear, for comparison: steps have the same bits.
+        identities: over a network, each client's public key, by name: the line of base64 in the .pub file that
+            `fedseed orbit keygen` writes. A client takes no other key for another client's, and `join --identity` says
+            where its own private key is. Empty: clients believe the coordinator who the others are.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -31,6 +57,37 @@ class SecureSums(BaseModel):
     most_clients: Annotated[PositiveInt, Field(ge=FEWEST, le=MOST_CLIENTS)] = 128
     ahead: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] = 16
     masks: bool = True
+    identities: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("identities")
+    @classmethod
+    def _keys(cls, identities: dict[str, str]) -> dict[str, str]:
+        seen: dict[bytes, str] = {}
+        for name, text in identities.items():
+            try:
+                before = seen.setdefault(identity_of(text), name)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            if before != name:
+                raise ValueError(f"{name}: the key of {before}, too; each client needs one of its own")
+        return identities
+
+    def known(self, numbers: Mapping[str, int]) -> dict[int, bytes] | None:
+        """The clients' public keys by number; None: nothing is known of them.
+
+        Args:
+            numbers: those of all clients, by name.
+        """
+        if not self.identities:
+            return None
+        return {numbers[name]: identity_of(text) for name, text in self.identities.items() if name in numbers}
+
+    def unknown(self, names: Iterable[str]) -> str | None:
+        """Which of these clients has no key in a recipe that has others'; None: all have, or none has."""
+        missing = [name for name in names if name not in self.identities] if self.identities else []
+        if not missing:
+            return None
+        return f"secure_sums.identities: {missing[0]} has no key there; name one for each client, or for none"
 
     def form(self, counted: bool) -> FixedPoint:
         """How numbers are written.

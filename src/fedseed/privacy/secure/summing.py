@@ -21,6 +21,7 @@ from fedseed.privacy.secure.messages import (
     Bundle,
     Phase,
     Terms,
+    digest_of,
     listed,
     numbers,
     pieces,
@@ -47,11 +48,13 @@ class Setup:
         terms: for which rounds.
         bundles: public keys by client.
         members: whose shares all have.
+        agreed: the digest of the keys.
     """
 
     terms: Terms
     bundles: Mapping[int, Bundle]
     members: tuple[int, ...]
+    agreed: bytes
 
 
 class Summing:
@@ -61,12 +64,16 @@ class Summing:
         threshold: how many clients open a sum together.
         form: how words are written.
         ahead: for how many rounds keys are agreed on at once.
+        known: the public keys that sign for clients, by number; None: whatever they say.
     """
 
-    def __init__(self, threshold: int, form: FixedPoint, ahead: int = 1) -> None:
+    def __init__(
+        self, threshold: int, form: FixedPoint, ahead: int = 1, known: Mapping[int, bytes] | None = None
+    ) -> None:
         self.threshold = threshold
         self.form = form
         self.ahead = ahead
+        self.known = known
         self.setup: Setup | None = None
         self.barred: dict[int, str] = {}  # clients that have broken the rules, and how: they are asked no more
 
@@ -98,7 +105,7 @@ class Summing:
         members = tuple(texts)
         asks = {c: listed(terms.setup, Phase.DELIVER, members, [texts[m][c] for m in members if m != c]) for c in texts}
         self._accusations(terms, members, (yield asks))
-        self.setup = Setup(terms, bundles, members)
+        self.setup = Setup(terms, bundles, members, digest_of(bundles))
         return self.setup
 
     def open(self, round: int, attempt: int, vectors: Mapping[int, Words]) -> Asking[Words]:
@@ -153,7 +160,7 @@ class Summing:
         for client in sorted(answers):
             try:
                 bundle = Bundle.decode(self._read(Phase.KEYS, terms.setup, answers[client]), terms.count)
-                check_bundle(client, bundle, terms)
+                check_bundle(client, bundle, terms, self.known)
                 theirs = {bundle.identity, bundle.sealing, *bundle.masks}
                 if theirs & seen:
                     raise MessageError("a key that is another client's")
@@ -209,7 +216,8 @@ class Summing:
     def _signatures(
         self, setup: Setup, round: int, attempt: int, survivors: Sequence[int], answers: Mapping[int, bytes]
     ) -> dict[int, bytes]:
-        text, found = statement(setup.terms.setup, round, attempt, setup.members, survivors), {}
+        text = statement(setup.terms.setup, round, attempt, setup.members, survivors, setup.agreed)
+        found = {}
         for client in sorted(answers):
             try:
                 *about, signature = read_round(self._read(Phase.CONFIRM, setup.terms.setup, answers[client]))

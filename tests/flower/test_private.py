@@ -1,0 +1,97 @@
+"""Private runs over a Grid: what nodes say does not depend on their data, and the run ends at its budget."""
+
+import json
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is missing: extra flower")
+
+import numpy as np
+import tomli_w
+
+from fedseed import Orbit
+from fedseed.flower import client, wire
+from fedseed.flower.server import coordinate
+from fedseed.privacy import PrivateScalars
+from fedseed.reports.progress import Silent
+from fedseed.runs.joining import part_of
+from fedseed.runs.recipe import Recipe
+from support.flower import Grid
+from support.problem import Problem
+
+PRIVATE = {
+    "example": {"clip": 0.01, "noise": 2.0, "sampling": "poisson", "examples": 60, "budget": 1.5},
+    "client": {"clip": 1.0, "noise": 4.0, "budget": 5.0},
+}
+METHOD = {"name": "zo-fedsgd", "basis": "rademacher", "seeds": "shared", "learning_rate": 1e-2, "batch": 8}
+PAIR = [{"client": "client-0,client-3"}, {"client": "client-[124]"}]
+CHANCE = {"seconds", "rebuild"}  # how long something took
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quickly", "without_pictures")]
+
+
+def still(told):
+    """What a node says, without times."""
+    if isinstance(told, str) and told.startswith("{"):
+        return still(json.loads(told))
+    if isinstance(told, dict):
+        return {key: still(value) for key, value in told.items() if key not in CHANCE}
+    return told
+
+
+def ran(level, problem, folder, monkeypatch):
+    """The recipe, the result, and all that nodes said."""
+    folder.mkdir()
+    recipe = {
+        "seed": 3, "rounds": 200, "evaluation": {"every": 4}, "method": METHOD,
+        "federation": {"joint": False, "deadline": 30.0}, "privacy": {"level": level, **PRIVATE[level]},
+    }  # fmt: skip
+    path, checked, said = folder / "recipe.toml", Recipe.model_validate(recipe), []
+    path.write_text(tomli_w.dumps(recipe))
+    reply = client.reply
+
+    def heard(*arguments):
+        made = reply(*arguments)
+        said.append(wire.table(made))
+        return made
+
+    def load(names):
+        federation = problem.federation(checked.method, rounds=200, seed=3, joint=False, per_round=5)
+        return part_of(federation, names or ["*"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "reply", heard)
+        over = Grid(PAIR, path, load, processes=False, run_config={"out": str(folder / "run")})
+        result = coordinate(over, over.context, path, Silent())
+    return checked, result, said
+
+
+@pytest.mark.parametrize("level", PRIVATE)
+def test_a_run_ends_at_its_budget_with_the_orbits_model(level, problem, tmp_path, monkeypatch):
+    checked, result, _ = ran(level, problem, tmp_path / "made", monkeypatch)
+    mechanism, summary = checked.method.privacy, result.summary
+    orbit = Orbit.open(tmp_path / "made" / "run" / "model.orbit")
+    assert 3 < mechanism.affordable == orbit.last == summary["rounds"] < 200
+    assert orbit.replay(problem.model()) == summary["weights_digest"]
+    assert (
+        summary["privacy"] == mechanism.spent(orbit.last) and summary["privacy"]["epsilon"] <= PRIVATE[level]["budget"]
+    )
+
+
+@pytest.mark.parametrize("level", PRIVATE)
+def test_nodes_say_the_same_whatever_their_data(level, tmp_path, monkeypatch):
+    """With noisy sums that are: fewer examples, others, and losses that are no numbers."""
+    monkeypatch.setattr(PrivateScalars, "noisy_sum", lambda self, vectors, length: np.full(length, 1e-3))
+    found = {}
+    for kind in ("plain", "odd"):
+        problem = Problem()
+        if kind == "odd":
+            problem.clients[1] = [(x * 3, y) for x, y in problem.clients[1][:9]]
+            problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
+        _, _, said = ran(level, problem, tmp_path / kind, monkeypatch)
+        if level == "client":  # what the coordinator alone sees; as long for each
+            said = [{**one, "updates": [len(u) for u in one.get("updates", [])]} for one in said]
+        found[kind] = [still(one) for one in said]
+    assert found["plain"] == found["odd"] and len(found["odd"]) > 10
+    assert {key for one in found["odd"] for key in one} >= {"examples", "updates", "digest"}
+    assert {n for one in found["odd"] for n in one.get("examples", [0])} == {0}
