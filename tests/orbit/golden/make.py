@@ -56,6 +56,17 @@ def feedsign(step, votes=1):
     return Votes(np.where(numbers(step, votes if step != 5 else 0) > 0, 1, -1).astype(np.int8))
 
 
+def measured(method, step):
+    """What losses that have been normalised leave of a step's estimates; these losses' means and sums are exact."""
+    losses = numbers(step, 3 * method.per_step)
+    if step == 5:
+        losses[:] = 1.5  # all alike: nothing to go by
+    plus, minus, here = np.split(losses.astype(np.float64), 3)
+    one_point = getattr(method, "estimator", "two-point") == "one-point"
+    found = method.quotients(plus.tolist(), here[:1].tolist() if one_point else minus.tolist(), 0.125)
+    return np.array([one.rho for one in found], dtype=np.float32)
+
+
 def own(step, each=1):
     first = np.array([step, (2**32 - step * each) // each], dtype=np.uint32) * np.uint32(each)
     return Projections(numbers(step, 2 * each), indices=first)
@@ -143,11 +154,18 @@ METHODS = {
                           block_rate="rms", server_beta2=0.875, server_eps=0.0625), lambda step: ferret(step, 2), 4),
     "ferret-adam": (Ferret(directions=5, blocks=2, basis="hadamard", allocation="size", seeds="fixed", server="adam",
                            server_eps=0.0625, global_rate=0.125), ferret, 4),
+    # -- losses without their scale: what a client measured shows in the coefficients
+    "mezo-ranks": (RANKS := MeZO(learning_rate=0.0625, estimates=2, population=4, basis="lowrank", normalize="ranks",
+                                 estimator="one-point"), lambda step: Estimates(measured(RANKS, step) / 8), 8),
+    "zo-fedsgd-z-score": (SCORES := ZOFedSGD(learning_rate=0.0625, seeds="shared", population=4, normalize="z-score",
+                                             optimizer="momentum"),
+                          lambda step: Projections(measured(SCORES, step) / 4), 8),
+    "fedkseed-z-score": (FedKSeed(learning_rate=0.0625, candidates=8, normalize="z-score"), decaying, 4),
 }  # fmt: skip
 DTYPES = {
     "zo-fedsgd-own": torch.bfloat16, "zo-fedsgd-rebuilt": torch.bfloat16, "ferret-own": torch.float16,
     "sign": torch.bfloat16, "mezo-scalar": torch.bfloat16, "feedsign-population": torch.float16,
-    "ferret-lowrank": torch.bfloat16,
+    "ferret-lowrank": torch.bfloat16, "zo-fedsgd-z-score": torch.bfloat16,
 }  # fmt: skip
 
 
