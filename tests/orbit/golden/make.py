@@ -16,6 +16,7 @@ from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.methods.mezo import Estimates
+from fedseed.methods.one_bit import BitCoefficients, BitStep, one_bit
 from fedseed.methods.packing import Scattered, nothing
 from fedseed.methods.signs import Signs, SignStep, Weighted
 from fedseed.methods.traces import Branch, Branches, Trace
@@ -46,6 +47,11 @@ def ferret(step, parts=1):
         return FerretStep(())  # a round that nobody answered
     seeds = [2**64 - step - i for i in range(parts)]
     return FerretStep(tuple(Coefficients(s, (numbers(step, 3), numbers(step + 1, 2))) for s in seeds))
+
+
+def bits(step, parts=1):
+    made = ferret(step, parts).parts
+    return BitStep(tuple(BitCoefficients(p.seed, tuple(map(one_bit, p.gammas))).times(0.75) for p in made))
 
 
 def pro(step):
@@ -154,6 +160,11 @@ METHODS = {
                           block_rate="rms", server_beta2=0.875, server_eps=0.0625), lambda step: ferret(step, 2), 4),
     "ferret-adam": (Ferret(directions=5, blocks=2, basis="hadamard", allocation="size", seeds="fixed", server="adam",
                            server_eps=0.0625, global_rate=0.125), ferret, 4),
+    # -- a bit a coefficient
+    "ferret-bit": (Ferret(directions=5, blocks=2, basis="hadamard", allocation="size", seeds="shared", scalars="bit",
+                          server="momentum"), bits, 4),
+    "ferret-bit-own": (Ferret(directions=5, blocks=2, basis="lowrank", allocation="previous", seeds="per-client",
+                              scalars="bit", training={"small_steps": "stochastic"}), lambda step: bits(step, 2), 4),
     # -- losses without their scale: what a client measured shows in the coefficients
     "mezo-ranks": (RANKS := MeZO(learning_rate=0.0625, estimates=2, population=4, basis="lowrank", normalize="ranks",
                                  estimator="one-point"), lambda step: Estimates(measured(RANKS, step) / 8), 8),
@@ -166,6 +177,7 @@ DTYPES = {
     "zo-fedsgd-own": torch.bfloat16, "zo-fedsgd-rebuilt": torch.bfloat16, "ferret-own": torch.float16,
     "sign": torch.bfloat16, "mezo-scalar": torch.bfloat16, "feedsign-population": torch.float16,
     "ferret-lowrank": torch.bfloat16, "zo-fedsgd-z-score": torch.bfloat16,
+    "ferret-bit-own": torch.bfloat16,
 }  # fmt: skip
 
 
