@@ -159,6 +159,28 @@ def test_scores_are_chosen_by_their_highest(monkeypatch, tmp_path):
         Sweeping(sweep(metric="bleu"), tmp_path / "b", str).run()
 
 
+def test_a_block_may_have_some_runs_only_and_grids_of_its_own(monkeypatch, tmp_path):
+    key = "method.training.learning_rate"
+    played = Played(monkeypatch, lambda recipe: recipe.method.training.learning_rate)
+    runs = [{"label": "a", "recipe": "quickstart-fedavg", "grid": {key: [3e-3, 1e-2]}},
+            {"label": "b", "recipe": "quickstart-fedavg"}]  # fmt: skip
+    blocks = [{"name": "bound", "runs": ["b"]}, {"name": "low", "grids": {"a": {key: [1e-3, 2e-3]}}}, {"name": "as is"}]
+    made = sweep(run=runs, scenario=blocks)
+    sweeping = Sweeping(made, tmp_path, str)
+    lines = sweeping.run()
+    assert sweeping.total == len(played.jobs) == 1 + 4 + 4
+    assert [(line.scenario, line.label, line.point) for line in lines] == [
+        ("bound", "b", ()), ("low", "a", (f"{key}=0.001",)), ("low", "b", ()),
+        ("as is", "a", (f"{key}=0.003",)), ("as is", "b", ()),
+    ]  # fmt: skip
+    assert [row[0].partition(" [")[0] for row in sweeps.sheets(made, lines)[0].rows] == ["zero-shot", "b"]
+    assert made.scenarios[1].without([key]).grids == {"a": {}} and made.scenarios[1].without(["rounds"]).grids
+    with pytest.raises(ValueError, match="choose_in = 'bound' has no run 'a' to choose for"):
+        sweep(run=runs, scenario=blocks, choose_in="bound")
+    with pytest.raises(ValueError, match=r"settings for \['c'\]: there is no such run"):
+        sweep(run=runs, scenario=[{"name": "s", "runs": ["a", "c"]}])
+
+
 def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
     played = Played(monkeypatch, lambda recipe: 1.0)
     grid = {"grid": {"method.training.rat": [1, 2]}}

@@ -184,6 +184,7 @@ RUNS = {
         {"block_rate": "rms", "blocks": 3, "global_rate": 0.01, "seeds": "per-client", "server": "momentum"},
         torch.bfloat16,
     ),
+    "bit": ({"scalars": "bit", "directions": 512, "server": "momentum", "global_rate": 0.3}, torch.bfloat16),
     "fixed": ({"seeds": "fixed", "training": {"small_steps": "stochastic"}}, torch.float16),
 }
 

@@ -234,7 +234,8 @@ def _sweep(
         runs = [
             line.model_copy(update={"grid": {**run.grid, **values}}) for run in sweep.runs for line in run.lines(lines)
         ]
-        sweep = sweep.model_copy(update={"runs": runs, "set": [*sweep.set, *overrides]})
+        blocks = [block.without(values) for block in sweep.scenarios]  # what is typed comes last
+        sweep = sweep.model_copy(update={"runs": runs, "scenarios": blocks, "set": [*sweep.set, *overrides]})
     if seeds is not None:
         from fedseed.randomness.seed import check_seed
 

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
@@ -95,11 +95,20 @@ class Scenario(_Table):
         name: its name.
         set: settings that all runs share, such as how data is dealt.
         also: further settings of single runs, by label; they come last but for a grid's.
+        grids: values to choose from in this block in place of a run's own, by label and key.
+        runs: labels of the runs that this block has; left out: all.
     """
 
     name: str
     set: list[str] = []
     also: dict[str, list[str]] = {}
+    grids: dict[str, dict[str, list[Any]]] = {}
+    runs: list[str] | None = None
+
+    def without(self, keys: Iterable[str]) -> "Scenario":
+        """The same without values of its own for these keys."""
+        left = {run: {k: v for k, v in grid.items() if k not in set(keys)} for run, grid in self.grids.items()}
+        return self.model_copy(update={"grids": left})
 
 
 class Sweep(_Table):
@@ -143,11 +152,25 @@ class Sweep(_Table):
             raise ValueError(f"choose_in = {self.choose_in!r}: there is no such scenario")
         labels = {run.label for run in self.runs}
         for scenario in self.scenarios:
-            if unknown := scenario.also.keys() - labels:
+            if unknown := {*scenario.also, *scenario.grids, *(scenario.runs or ())} - labels:
                 raise ValueError(f"scenario {scenario.name!r} has settings for {sorted(unknown)}: there is no such run")
-        if any(not values for run in self.runs for values in run.grid.values()):
+        lines = self.lines()
+        if any(not values for _, run in lines for values in run.grid.values()):
             raise ValueError("a grid's key has no values")
+        if self.choose_in is not None:
+            there = {run.label for scenario, run in lines if scenario.name == self.choose_in}
+            if missing := sorted({run.label for _, run in lines} - there):
+                raise ValueError(f"choose_in = {self.choose_in!r} has no run {missing[0]!r} to choose for")
         return self
+
+    def lines(self) -> list[tuple[Scenario, SweepRun]]:
+        """Each block's runs, with the grids that they have there."""
+        return [
+            (scenario, run.model_copy(update={"grid": {**run.grid, **scenario.grids.get(run.label, {})}}))
+            for scenario in self.scenarios
+            for run in self.runs
+            if scenario.runs is None or run.label in scenario.runs
+        ]
 
 
 @dataclass(frozen=True)
@@ -295,13 +318,12 @@ class Sweeping:
         self._notes: set[str] = set()
         self._kept: dict[tuple[str, str], list[str]] = {}  # settings that keep validation examples
         self._kept = self._validation()
-        for scenario in sweep.scenarios:
-            for run in sweep.runs:
-                points = run.points()
-                choosing = len(points) > 1 and sweep.choose_in in (None, scenario.name)
-                self.total += len(sweep.seeds) + (len(points) * len(self._choosing) if choosing else 0)
-                for point in points:
-                    self._check(scenario, run, point, choosing)
+        for scenario, run in sweep.lines():
+            points = run.points()
+            choosing = len(points) > 1 and sweep.choose_in in (None, scenario.name)
+            self.total += len(sweep.seeds) + (len(points) * len(self._choosing) if choosing else 0)
+            for point in points:
+                self._check(scenario, run, point, choosing)
 
     def run(self) -> list[SweepLine]:
         """Run what is missing; returns the tables' lines. A run that fails is told of and left out.
@@ -313,15 +335,13 @@ class Sweeping:
         with ThreadPoolExecutor(self.jobs) as pool:
             chosen = {
                 (scenario.name, run.label): pool.submit(self._choose, scenario, run)
-                for scenario in self.sweep.scenarios
-                for run in self.sweep.runs
+                for scenario, run in self.sweep.lines()
                 if self.sweep.choose_in in (None, scenario.name)
             }
             # a line waits for what is chosen: all of that is ahead of it in the pool
             lines = [
                 pool.submit(self._line, scenario, run, chosen[self.sweep.choose_in or scenario.name, run.label])
-                for scenario in self.sweep.scenarios
-                for run in self.sweep.runs
+                for scenario, run in self.sweep.lines()
             ]
             try:
                 return [line.result() for line in lines]
@@ -336,15 +356,14 @@ class Sweeping:
 
         All runs of the sweep that could have them get them: they are compared, so they train on the same examples.
         """
-        if all(len(run.points()) == 1 for run in self.sweep.runs):
+        if all(len(run.points()) == 1 for _, run in self.sweep.lines()):
             return {}
         kept = {}
-        for scenario in self.sweep.scenarios:
-            for run in self.sweep.runs:
-                task = self._job(scenario, run, run.points()[0], self.sweep.seeds[0], choosing=False).read().task
-                share = getattr(task, "validation", None)
-                if isinstance(share, float) and share == 0 and "validation" not in task.model_fields_set:
-                    kept[scenario.name, run.label] = [f"task.validation={VALIDATION}"]
+        for scenario, run in self.sweep.lines():
+            task = self._job(scenario, run, run.points()[0], self.sweep.seeds[0], choosing=False).read().task
+            share = getattr(task, "validation", None)
+            if isinstance(share, float) and share == 0 and "validation" not in task.model_fields_set:
+                kept[scenario.name, run.label] = [f"task.validation={VALIDATION}"]
         if kept:
             self._note(
                 f"task.validation = {VALIDATION}: a grid's point is chosen on examples that no client gets; "
@@ -355,17 +374,16 @@ class Sweeping:
     def _load_what_is_chosen_on(self) -> None:
         """Load the data of runs that have yet to choose, so that what is wrong with it is said before any run."""
         seen = set()
-        for scenario in self.sweep.scenarios:
-            for run in self.sweep.runs:
-                points = run.points()
-                if len(points) == 1 or self.sweep.choose_in not in (None, scenario.name):
-                    continue
-                job = self._job(scenario, run, points[0], self._choosing[0], choosing=True)
-                task = job.read().task
-                about = task.model_dump_json()
-                if about not in seen and not (job.folder / "summary.json").exists():
-                    seen.add(about)
-                    task.load()
+        for scenario, run in self.sweep.lines():
+            points = run.points()
+            if len(points) == 1 or self.sweep.choose_in not in (None, scenario.name):
+                continue
+            job = self._job(scenario, run, points[0], self._choosing[0], choosing=True)
+            task = job.read().task
+            about = task.model_dump_json()
+            if about not in seen and not (job.folder / "summary.json").exists():
+                seen.add(about)
+                task.load()
 
     def _check(self, scenario: Scenario, run: SweepRun, point: Point, choosing: bool) -> None:
         job = self._job(scenario, run, point, self.sweep.seeds[0], choosing=False)

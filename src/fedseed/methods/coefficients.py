@@ -44,7 +44,7 @@ class Coefficients(Summand):
 
     def times(self, weight: float) -> "Coefficients":
         """c gamma, in double precision and rounded once."""
-        return Coefficients(self.seed, tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas))
+        return replace(self, gammas=tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas))
 
     @classmethod
     def words(cls, about: About) -> int:

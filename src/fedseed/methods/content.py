@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedseed.methods.one_bit import RaggedBits
 from fedseed.methods.packing import Entrywise, Packed
 from fedseed.methods.payload import Bits, Codec, Many, Nested, Payload, Ragged, Tensors, codecs
 from fedseed.methods.signs import SignCodec
@@ -69,6 +70,8 @@ def _field(codec: Codec, value: Any, size: int) -> Content:
         return total([_fields(part, size) for part in value])
     if isinstance(codec, Tensors):
         return Content(scalars=size if value else 0)
+    if isinstance(codec, RaggedBits):
+        return Content(scalars=len(value), bits=sum(map(len, value)))
     if isinstance(codec, Ragged):
         return Content(scalars=sum(map(len, value)))
     if isinstance(codec, Packed):

@@ -9,6 +9,7 @@ Shu, Hu, Ng, Low, Yu: "Ferret: Federated Full-Parameter Tuning at Scale for Larg
 The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an unbiased reconstruction) need K_l.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -23,6 +24,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.coefficients import Coefficients, FerretPlan, FerretState, FerretStep
 from fedseed.methods.global_step import GlobalStep
 from fedseed.methods.least_squares import scaled
+from fedseed.methods.one_bit import BitCoefficients, BitStep, one_bit
 from fedseed.methods.payload import Floats
 from fedseed.methods.private import NO_SUM, answering, shortened_blocks
 from fedseed.privacy import Level, Required
@@ -45,6 +47,8 @@ class Ferret(GlobalStep):
         allocation: K_l per block (`fedseed.methods.allocation`); "norm" is published.
         seeds: "per-client" (published; the step carries every client's seed and coefficients), "shared" (one a round)
             or "fixed": one for all rounds, so that the weights move in the span of its directions only.
+        scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one magnitude for all
+            of a block, up and down (`fedseed.methods.one_bit`).
         exact: coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512 directions a block.
         streaming: project each gradient as backward produces it, then apply and free it: neither the gradients nor a
             copy of the start weights are kept in memory (the copy is in a temporary file meanwhile). For plain SGD
@@ -56,15 +60,16 @@ class Ferret(GlobalStep):
     """
 
     name: Literal["ferret"] = "ferret"
-    later: ClassVar[frozenset[str]] = frozenset({"basis_rank"})
+    later: ClassVar[frozenset[str]] = frozenset({"basis_rank", "scalars"})
     code: ClassVar[int] = 1
     about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
     protects: ClassVar[frozenset[Level]] = frozenset({"client"})
     private_needs: ClassVar[tuple[Required, ...]] = (
         Required("seeds", ("shared", "fixed"), NO_SUM, "client"),
         Required("allocation", ("size", "uniform", "previous"), "how many coefficients it sends would tell", "client"),
+        Required("scalars", ("float32",), "noise is added to sums, and signs are no summands", "client"),
     )
-    plan_type, update_type, step_type = FerretPlan, Coefficients, FerretStep
+    plan_type = FerretPlan
 
     directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "hadamard"
@@ -72,6 +77,7 @@ class Ferret(GlobalStep):
     blocks: BlockRule = "packed"
     allocation: Allocation = "norm"
     seeds: Literal["per-client", "shared", "fixed"] = "per-client"
+    scalars: Literal["float32", "bit"] = "float32"
     exact: bool = False
     streaming: bool = False
     weighting: Literal["equal", "examples"] = "equal"
@@ -104,8 +110,8 @@ class Ferret(GlobalStep):
         """Train locally (Algorithm 1, step 2), then project the change (step 3)."""
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) if plan.seed is None else plan.seed
         with answering(self):
-            return Coefficients(seed, tuple(self._gammas(state, self.directions_of(seed), client)))
-        return Coefficients(seed, tuple(np.zeros(k, dtype=np.float32) for k in self.allocate(state).tolist()))
+            return self.update_type(seed, self.sent(self._gammas(state, self.directions_of(seed), client)))
+        return self.update_type(seed, tuple(np.zeros(k, dtype=np.float32) for k in self.allocate(state).tolist()))
 
     def _gammas(self, state: FerretState, basis: Basis, client: Client) -> list[Floats]:
         """gamma_l of each block. Raises NonFiniteError."""
@@ -126,6 +132,10 @@ class Ferret(GlobalStep):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
         return shortened_blocks(self, gammas)
 
+    def sent(self, gammas: Sequence[Floats]) -> tuple[Floats, ...]:
+        """Coefficients as they travel."""
+        return tuple(map(one_bit, gammas) if self.scalars == "bit" else gammas)
+
     def scaled(self, state: FerretState, basis: Basis, products: list[Floats]) -> list[Floats]:
         """gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
         return scaled(state.layout, basis, products, self.exact)
@@ -142,12 +152,12 @@ class Ferret(GlobalStep):
     def aggregate(self, state: FerretState, answers: Answers) -> FerretStep:
         """Multiply in the weights c_i; with a shared seed combine the coefficients, missing ones counting as zero."""
         if not answers:
-            return FerretStep(())
+            return self.step_type(())
         if self.shared:
             blocks = list(zip(*(u.gammas for u in answers.updates), strict=True))
-            sums = tuple(total.astype(np.float32) for total in answers.combine_parts(blocks))
-            return FerretStep((Coefficients(answers.updates[0].seed, sums),))
-        return FerretStep(tuple(update.times(weight) for _, weight, update in answers))
+            sums = [total.astype(np.float32) for total in answers.combine_parts(blocks)]
+            return self.step_type((self.update_type(answers.updates[0].seed, self.sent(sums)),))
+        return self.step_type(tuple(update.times(weight) for _, weight, update in answers))
 
     def change(self, state: FerretState, step: FerretStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
@@ -165,6 +175,21 @@ class Ferret(GlobalStep):
         self.training.check(layout)
 
     # -- what it declares ------------------------------------------------------------------------------------------
+
+    @property
+    def update_type(self) -> type[Coefficients]:  # type: ignore[override]
+        """With full floats or a bit each."""
+        return BitCoefficients if self.scalars == "bit" else Coefficients
+
+    @property
+    def step_type(self) -> type[FerretStep]:  # type: ignore[override]
+        """The same."""
+        return BitStep if self.scalars == "bit" else FerretStep
+
+    @property
+    def unsummable(self) -> str | None:
+        """A sum of signs is none."""
+        return 'scalars = "bit": each client has a magnitude of its own' if self.scalars == "bit" else self.incomparable
 
     @property
     def keeps_small_steps(self) -> bool:

@@ -255,12 +255,16 @@ class Ragged(Codec):
 
     def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
         """The arrays."""
+        return tuple(reader.array("f4", length) for length in self.lengths(reader, about))
+
+    def lengths(self, reader: "Reader", about: About) -> list[int]:
+        """Those of the arrays. Raises MessageError: one is larger than can be."""
         most = about.lookup(self.most)
-        lengths = reader.array("u4", about.state.blocks).tolist()
+        lengths: list[int] = reader.array("u4", about.state.blocks).tolist()
         if max(lengths) > most:
             at = int(np.argmax(lengths))
             raise MessageError(f"block {at} has {max(lengths)} coefficients, {most} are allowed")
-        return tuple(reader.array("f4", length) for length in lengths)
+        return lengths
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretPlan, FerretStep
 from fedseed.methods.mezo import Estimates
+from fedseed.methods.one_bit import BitCoefficients, BitStep
 from fedseed.methods.packing import Scattered, Small
 from fedseed.methods.payload import Nothing
 from fedseed.methods.signs import Signed, Signs, SignStep, Weighted
@@ -47,6 +48,7 @@ def gammas(first=0):
     return numbers(3, first), numbers(2, first + 3)
 
 
+BITS = Ferret(directions=5, blocks=2, allocation="size", seeds="shared", scalars="bit")
 SIGNS = Signs(0, np.array([0.625], dtype=np.float32), np.array([0b101101], dtype=np.uint8), 6)
 USES = np.arange(8, dtype=np.uint32) * 1000
 SHARED = Ferret(directions=5, blocks=2, allocation="size", seeds="shared")
@@ -59,6 +61,8 @@ CASES = {
                FerretStep((Coefficients(2**64 - 1, gammas()), Coefficients(3, gammas(9))))),
     "ferret-shared": (SHARED, PLANNED, Coefficients(PLANNED.seed, gammas()),
                       FerretStep((Coefficients(PLANNED.seed, gammas(4)),))),
+    "ferret-bit": (BITS, PLANNED, BitCoefficients(PLANNED.seed, BITS.sent(gammas())),
+                   BitStep((BitCoefficients(PLANNED.seed, BITS.sent(gammas(4))),))),
     "fedkseed": (FedKSeed(candidates=8), Pool(2**32 - 2, numbers(8), None),
                  Pairs(np.array([0, 7, 3], dtype=np.uint32), numbers(3)), Accumulated(numbers(8))),
     "fedkseed-pro": (FedKSeed(candidates=8, importance=True), Pool(258, numbers(8), numbers(8, 5)),

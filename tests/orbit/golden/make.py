@@ -16,6 +16,7 @@ from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.methods.mezo import Estimates
+from fedseed.methods.one_bit import BitCoefficients, BitStep, one_bit
 from fedseed.methods.packing import Scattered, nothing
 from fedseed.methods.signs import Signs, SignStep, Weighted
 from fedseed.methods.traces import Branch, Branches, Trace
@@ -48,12 +49,28 @@ def ferret(step, parts=1):
     return FerretStep(tuple(Coefficients(s, (numbers(step, 3), numbers(step + 1, 2))) for s in seeds))
 
 
+def bits(step, parts=1):
+    made = ferret(step, parts).parts
+    return BitStep(tuple(BitCoefficients(p.seed, tuple(map(one_bit, p.gammas))).times(0.75) for p in made))
+
+
 def pro(step):
     return Accumulated(numbers(step, 8), np.abs(numbers(step, 8)), np.arange(8, dtype=np.uint32) + step)
 
 
 def feedsign(step, votes=1):
     return Votes(np.where(numbers(step, votes if step != 5 else 0) > 0, 1, -1).astype(np.int8))
+
+
+def measured(method, step):
+    """What losses that have been normalised leave of a step's estimates; these losses' means and sums are exact."""
+    losses = numbers(step, 3 * method.per_step)
+    if step == 5:
+        losses[:] = 1.5  # all alike: nothing to go by
+    plus, minus, here = np.split(losses.astype(np.float64), 3)
+    one_point = getattr(method, "estimator", "two-point") == "one-point"
+    found = method.quotients(plus.tolist(), here[:1].tolist() if one_point else minus.tolist(), 0.125)
+    return np.array([one.rho for one in found], dtype=np.float32)
 
 
 def own(step, each=1):
@@ -143,11 +160,24 @@ METHODS = {
                           block_rate="rms", server_beta2=0.875, server_eps=0.0625), lambda step: ferret(step, 2), 4),
     "ferret-adam": (Ferret(directions=5, blocks=2, basis="hadamard", allocation="size", seeds="fixed", server="adam",
                            server_eps=0.0625, global_rate=0.125), ferret, 4),
+    # -- a bit a coefficient
+    "ferret-bit": (Ferret(directions=5, blocks=2, basis="hadamard", allocation="size", seeds="shared", scalars="bit",
+                          server="momentum"), bits, 4),
+    "ferret-bit-own": (Ferret(directions=5, blocks=2, basis="lowrank", allocation="previous", seeds="per-client",
+                              scalars="bit", training={"small_steps": "stochastic"}), lambda step: bits(step, 2), 4),
+    # -- losses without their scale: what a client measured shows in the coefficients
+    "mezo-ranks": (RANKS := MeZO(learning_rate=0.0625, estimates=2, population=4, basis="lowrank", normalize="ranks",
+                                 estimator="one-point"), lambda step: Estimates(measured(RANKS, step) / 8), 8),
+    "zo-fedsgd-z-score": (SCORES := ZOFedSGD(learning_rate=0.0625, seeds="shared", population=4, normalize="z-score",
+                                             optimizer="momentum"),
+                          lambda step: Projections(measured(SCORES, step) / 4), 8),
+    "fedkseed-z-score": (FedKSeed(learning_rate=0.0625, candidates=8, normalize="z-score"), decaying, 4),
 }  # fmt: skip
 DTYPES = {
     "zo-fedsgd-own": torch.bfloat16, "zo-fedsgd-rebuilt": torch.bfloat16, "ferret-own": torch.float16,
     "sign": torch.bfloat16, "mezo-scalar": torch.bfloat16, "feedsign-population": torch.float16,
-    "ferret-lowrank": torch.bfloat16,
+    "ferret-lowrank": torch.bfloat16, "zo-fedsgd-z-score": torch.bfloat16,
+    "ferret-bit-own": torch.bfloat16,
 }  # fmt: skip
 
 

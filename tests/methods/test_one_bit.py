@@ -1,0 +1,130 @@
+"""Ferret's coefficients in a bit each: what is kept of them, how they travel, and that the method learns with them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedseed import Basis, Ferret, Orbit
+from fedseed.errors import MessageError
+from fedseed.methods import protected
+from fedseed.methods.one_bit import BitCoefficients, BitStep, magnitude, one_bit
+from fedseed.privacy import PrivacySettings
+from fedseed.weights.layout import Layout, TensorEntry
+from support.problem import Problem
+from support.rounds import answers
+
+LAYOUT = Layout((TensorEntry("w", (1100,), "float32"),), (0, 300, 1100))
+METHOD = Ferret(directions=11, allocation="size", seeds="shared", scalars="bit")
+STATE = METHOD.start(LAYOUT, 1)
+SEED = METHOD.round_seed(STATE, 1)
+BLOCK = arrays(np.float32, st.integers(1, 40), elements=st.floats(-(2.0**99), 2.0**99, width=32))
+
+
+@given(BLOCK)
+def test_signs_times_a_magnitude_stay_as_they_are_to_the_last_bit(gamma):
+    once = one_bit(gamma)
+    assert once.dtype == np.float32 and len(set(np.abs(once).tolist())) <= 1
+    np.testing.assert_array_equal(one_bit(once), once)
+    if magnitude(gamma) > 1e-30:  # nothing is lost along gamma itself
+        doubles = gamma.astype(np.float64)
+        assert once.astype(np.float64) @ doubles == pytest.approx(doubles @ doubles, rel=1e-6)
+
+
+def update(method=METHOD, scale=1.0):
+    rng = np.random.default_rng(0)
+    counts = method.allocate(method.start(LAYOUT, 1)).tolist()
+    return BitCoefficients(SEED, method.sent([scale * rng.normal(size=k).astype(np.float32) for k in counts]))
+
+
+def test_a_coefficient_takes_a_bit():
+    sent = update()
+    data = sent.encode()
+    assert [len(g) for g in sent.gammas] == [3, 8] and len(data) == 8 + 2 * (4 + 4) + 2
+    back = METHOD.decode_update(STATE, 1, data)
+    assert back.encode() == data
+    for a, b in zip(back.gammas, sent.gammas, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_no_client_can_have_made_is_refused():
+    data = update().encode()
+    negative = data[:16] + np.array([-1.0], dtype="<f4").tobytes() + data[20:]
+    infinite = data[:16] + np.array([np.inf], dtype="<f4").tobytes() + data[20:]
+    more = data[:8] + np.array([12, 8], dtype="<u4").tobytes() + data[16:]
+    for wrong, text in (
+        (negative, "the magnitude of block 0 is negative"),
+        (infinite, "inf"),
+        (data[:-1] + bytes([data[-1] | 0x80]), "more than 11 coefficients: a padding bit is set"),
+        (more, "block 0 has 12 coefficients, 11 are allowed"),
+    ):
+        with pytest.raises(MessageError, match=text):
+            METHOD.decode_update(STATE, 1, wrong)
+
+
+@pytest.mark.parametrize("seeds", ["shared", "per-client"])
+def test_a_step_is_the_weighted_sum_and_in_bits_itself(seeds):
+    method = METHOD.model_copy(update={"seeds": seeds})
+    one, other = update(), update(scale=-3.0)
+    step = method.aggregate(STATE, answers(1, [(0, 0.25, one), (1, 0.75, other)]))
+    assert type(method.decode_step(STATE, step.encode())) is BitStep
+    if seeds == "shared":
+        assert len(step.encode()) == len(one.encode())
+        pairs = zip(one.gammas, other.gammas, strict=True)
+        expected = [[one_bit((0.25 * a + 0.75 * b).astype(np.float32)) for a, b in pairs]]
+    else:
+        expected = [[np.float32(0.25) * a for a in one.gammas], [np.float32(0.75) * b for b in other.gammas]]
+    back = method.decode_step(STATE, step.encode())
+    for part, gammas in zip(back.parts, expected, strict=True):
+        for mine, right in zip(part.gammas, gammas, strict=True):
+            np.testing.assert_allclose(mine, right, rtol=1e-6)
+    nobody = method.aggregate(STATE, answers(1, []))
+    assert method.decode_step(STATE, nobody.encode()) == BitStep(())
+
+
+def test_the_change_comes_through_and_the_noise_is_that_of_32_times_the_directions():
+    """1,024 bits against 32 floats, of a change of 4,096 entries: the mean over 60 seeds is the change."""
+    change = np.random.default_rng(0).normal(size=4096).astype(np.float32)
+    change /= np.linalg.norm(change)
+    layout = Layout((TensorEntry("w", (4096,), "float32"),), (0, 4096))
+    noise = {}
+    for scalars, count in (("float32", 32), ("bit", 1024)):
+        method = Ferret(directions=count, allocation="size", blocks="one", scalars=scalars)
+        state, along, squares = method.start(layout, 1), [], []
+        for seed in range(60):
+            rows = np.stack([Basis("hadamard", seed, size=count).direction(k, 0, 4096) for k in range(count)])
+            (gamma,) = method.sent(method.scaled(state, Basis("hadamard", seed, size=count), [rows @ change]))
+            made = gamma.astype(np.float64) @ rows
+            along.append(made @ change)
+            squares.append(made @ made - along[-1] ** 2)
+        assert abs(np.mean(along) - 1) < 4 * np.std(along) / 60**0.5 + 1e-3
+        noise[scalars] = np.mean(squares)
+    assert noise["float32"] == pytest.approx(4096 / 32 - 1, rel=0.1)
+    assert noise["bit"] == pytest.approx(np.pi / 2 * 4096 / 1024 - 1, rel=0.1)
+
+
+def test_it_learns_and_its_orbit_is_the_model(tmp_path, without_pictures):
+    problem = Problem()
+    method = problem.ferret(scalars="bit", directions=512, blocks="tensor", allocation="size")
+    summary = problem.federation(method, out=tmp_path / "run").run().summary
+    assert summary["final"]["loss"] < summary["baseline"]["loss"] - 0.1
+    assert summary["payload_bytes_up"] == 8 + 4 * 8 + 512 / 8
+    assert summary["exchanged"]["bits_up"] == 512 and summary["exchanged"]["scalars_up"] == 4
+    orbit = Orbit.open(tmp_path / "run" / "model.orbit")
+    assert orbit.header.method == method
+    assert orbit.replay(problem.model(), check_all=True) == summary["weights_digest"]
+
+
+@pytest.mark.parametrize("kind", ["sign", "random", "alie"])
+def test_liars_keep_to_the_bits(kind, without_pictures):
+    problem = Problem()
+    method = problem.ferret(scalars="bit", directions=512, allocation="size")
+    run = problem.federation(method, rounds=1, per_round=5, attack=kind, attackers=[2]).run()
+    assert run.summary["refused"] == 0 and run.summary["attack"]
+
+
+def test_what_needs_sums_is_refused():
+    assert "a magnitude of its own" in METHOD.unsummable
+    with pytest.raises(ValueError, match=r'method\.scalars = "bit" with privacy\.level = "client"'):
+        protected(METHOD, PrivacySettings(level="client", clip=1.0, noise=1.0))
