@@ -87,6 +87,7 @@ class Loading:
         self._evaluation: TaskData | None = None
         self._own = own or OwnData()
         self._parts: list[TaskData] | None = None  # of clients with data of their own
+        self.hosted: Sequence[str]
         if examples is None and own is not None and not recipe.task.own_data:
             examples = _for_another_task(own)
             own = None
