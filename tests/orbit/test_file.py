@@ -316,6 +316,15 @@ def test_a_step_follows_the_one_before_it(tmp_path, number):
     writer.release()
 
 
+def test_the_orbit_of_another_run_is_not_taken_up(tmp_path):
+    write(tmp_path / "a.orbit")
+    before = (tmp_path / "a.orbit").read_bytes()
+    header = Orbit.parse(before).header
+    with pytest.raises(OrbitError, match=r"a\.orbit is the orbit of another run: seed: 7, 8 here"):
+        OrbitWriter(tmp_path / "a.orbit", replace(header, seed=8), resume=True)
+    assert (tmp_path / "a.orbit").read_bytes() == before
+
+
 def test_header_of_an_unknown_method(tmp_path, monkeypatch):
     write(tmp_path / "a.orbit")
     without = {name: entry for name, entry in REGISTRY._entries.items() if name != "ferret"}
