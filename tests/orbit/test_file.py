@@ -128,6 +128,7 @@ def test_a_run_that_goes_on_ends_in_the_same_bytes(tmp_path):
             if tail and (length - head) % STEP:
                 continue  # not what a write leaves
             writer = OrbitWriter(path, whole.header, resume=True)
+            assert writer.take().last == writer.last and writer.orbit is None  # handed out once
             for record in whole.steps():
                 if record.round > writer.last:
                     writer.append(record)
