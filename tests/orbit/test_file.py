@@ -128,6 +128,7 @@ def test_a_run_that_goes_on_ends_in_the_same_bytes(tmp_path):
             if tail and (length - head) % STEP:
                 continue  # not what a write leaves
             writer = OrbitWriter(path, whole.header, resume=True)
+            assert writer.take().last == writer.last and writer.orbit is None  # handed out once
             for record in whole.steps():
                 if record.round > writer.last:
                     writer.append(record)
@@ -314,6 +315,15 @@ def test_a_step_follows_the_one_before_it(tmp_path, number):
     with pytest.raises(OrbitError, match=f"step {number} can't follow step 2"):
         writer.append(Record(number, b""))
     writer.release()
+
+
+def test_the_orbit_of_another_run_is_not_taken_up(tmp_path):
+    write(tmp_path / "a.orbit")
+    before = (tmp_path / "a.orbit").read_bytes()
+    header = Orbit.parse(before).header
+    with pytest.raises(OrbitError, match=r"a\.orbit is the orbit of another run: seed: 7, 8 here"):
+        OrbitWriter(tmp_path / "a.orbit", replace(header, seed=8), resume=True)
+    assert (tmp_path / "a.orbit").read_bytes() == before
 
 
 def test_header_of_an_unknown_method(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ class Coefficients(Summand):
     def of(cls, vector: Vector, about: About) -> "Coefficients":
         """The round's seed, and the blocks without the zeros at their ends."""
         blocks = np.split(vector, np.cumsum(summed_counts(about))[:-1])
-        gammas = tuple(block[: max(1, np.flatnonzero(block).max(initial=0) + 1)] for block in blocks)
+        gammas = tuple(block[: np.flatnonzero(block).max(initial=0) + 1] for block in blocks)
         return cls(about.lookup("round_seed")(about.state, about.round), gammas)  # type: ignore[arg-type]  # doubles
 
     def with_vector(self, vector: NDArray[Any], about: About) -> "Coefficients":
