@@ -40,7 +40,7 @@ def summing(settings: SecureSums, names: Sequence[str], common: tuple[Any, ...])
     if (problem := settings.unknown(names)) is not None:
         raise ValueError(problem)
     known = settings.known({name: number for number, name in enumerate(names)})
-    return SecureCoordinator(settings, *common, known)
+    return SecureCoordinator(settings, *common, known=known)
 
 
 class NetworkCoordinator:
