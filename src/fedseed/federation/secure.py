@@ -83,8 +83,8 @@ class SecureCoordinator(Coordinator):
 
     def __init__(
         self, settings: SecureSums, method: Method, layout: Layout, seed: int, examples: Sequence[int], per_round: int,
-        aggregation: AggregationRule | None = None, bounds: Bounds | None = None, *,
-        known: Mapping[int, bytes] | None = None,
+        aggregation: AggregationRule | None = None, bounds: Bounds | None = None,
+        *, known: Mapping[int, bytes] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(method, layout, seed, [0] * len(examples), per_round, aggregation, bounds)
         if problem := unfit(settings, method, self.aggregation, per_round):

@@ -86,6 +86,7 @@ class Loading:
         self.progress = progress or Silent()
         self._evaluation: TaskData | None = None
         self._own = own or OwnData()
+        self.hosted: list[str] = []
         self._parts: list[TaskData] | None = None  # of clients with data of their own
         self.hosted: Sequence[str]
         if examples is None and own is not None and not recipe.task.own_data:

@@ -159,7 +159,10 @@ def test_the_command_writes_a_page_and_the_numbers(tmp_path):
     assert "What does a message of Ferret give away?" in said and "not by this attack" in said
     assert all(r.startswith("data:") for r in page.refers)
     assert (out / "reconstructed.png").read_bytes().startswith(b"\x89PNG")
-    for changed, why in ((options, "--overwrite"), ([*options, "--numbers", "4,x"], "--numbers 4,x: write whole"),
-                         ([*options, "--overwrite", "--methods", "ferret,mail"], "mail")):  # fmt: skip
+    anew = [*options, "--overwrite"]
+    for changed, why in (
+        (options, "--overwrite"), ([*anew, "--numbers", "4,x"], "--numbers 4,x: write"),
+        ([*anew, "--methods", "mail"], "mail"),
+    ):  # fmt: skip
         again = fedseed("audit", "reconstruct", "digits-feedsign", *changed)
         assert again.returncode in (1, 2) and why in again.stderr

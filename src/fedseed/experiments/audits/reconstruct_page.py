@@ -60,8 +60,8 @@ def audit(found: Reconstruction, name: str, facts: Mapping[str, str], images: Se
         "reconstruct",
         f"Reconstruction from messages: {name}",
         f"A client has one picture and answers the first plan; the attack reads its message as the coordinator does, "
-        f"and looks for the picture. {found.size:,} parameters train; {plural(examples, 'picture')}, each told apart "
-        f"from {found.others - 1} others.",
+        f"and looks for the picture. {found.size:,} parameters train; {plural(examples, 'picture')}"
+        f"{', each' if examples > 1 else ''} told apart from {found.others - 1} others.",
         [_answer(found, method) for method in methods],
         [
             _panel(found, methods, "Picture", "error (1: the mean picture)", lambda a: a.error),
