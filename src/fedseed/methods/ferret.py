@@ -9,7 +9,6 @@ Shu, Hu, Ng, Low, Yu: "Ferret: Federated Full-Parameter Tuning at Scale for Larg
 The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an unbiased reconstruction) need K_l.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -22,9 +21,8 @@ from fedseed.methods.allocation import Allocation, Counts, allocate, estimated_n
 from fedseed.methods.base import Answers, Round
 from fedseed.methods.client import Client
 from fedseed.methods.coefficients import Coefficients, FerretPlan, FerretState, FerretStep
-from fedseed.methods.global_step import GlobalStep
 from fedseed.methods.least_squares import scaled
-from fedseed.methods.one_bit import BitCoefficients, BitStep, one_bit
+from fedseed.methods.one_bit import OneBit
 from fedseed.methods.payload import Floats
 from fedseed.methods.private import NO_SUM, answering, shortened_blocks
 from fedseed.privacy import Level, Required
@@ -35,10 +33,10 @@ from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
 
 
-class Ferret(GlobalStep):
+class Ferret(OneBit):
     """Ferret's settings; defaults as published but for the basis and eta_g, which the paper searches (10, 5, 1).
 
-    Args (besides those of `Method` and `GlobalStep`):
+    Args (besides those of `Method`, `GlobalStep` and `OneBit`):
         directions: K. For allocation "norm" the count of the block with the largest update, otherwise the total.
         basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well and costs the same
             for any number of directions (benchmarks/README.md).
@@ -47,8 +45,6 @@ class Ferret(GlobalStep):
         allocation: K_l per block (`fedseed.methods.allocation`); "norm" is published.
         seeds: "per-client" (published; the step carries every client's seed and coefficients), "shared" (one a round)
             or "fixed": one for all rounds, so that the weights move in the span of its directions only.
-        scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one magnitude for all
-            of a block, up and down (`fedseed.methods.one_bit`).
         exact: coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512 directions a block.
         streaming: project each gradient as backward produces it, then apply and free it: neither the gradients nor a
             copy of the start weights are kept in memory (the copy is in a temporary file meanwhile). For plain SGD
@@ -60,14 +56,13 @@ class Ferret(GlobalStep):
     """
 
     name: Literal["ferret"] = "ferret"
-    later: ClassVar[frozenset[str]] = frozenset({"basis_rank", "scalars"})
+    later: ClassVar[frozenset[str]] = frozenset({"basis_rank"})
     code: ClassVar[int] = 1
     about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
     protects: ClassVar[frozenset[Level]] = frozenset({"client"})
     private_needs: ClassVar[tuple[Required, ...]] = (
         Required("seeds", ("shared", "fixed"), NO_SUM, "client"),
         Required("allocation", ("size", "uniform", "previous"), "how many coefficients it sends would tell", "client"),
-        Required("scalars", ("float32",), "noise is added to sums, and signs are no summands", "client"),
     )
     plan_type = FerretPlan
 
@@ -77,7 +72,6 @@ class Ferret(GlobalStep):
     blocks: BlockRule = "packed"
     allocation: Allocation = "norm"
     seeds: Literal["per-client", "shared", "fixed"] = "per-client"
-    scalars: Literal["float32", "bit"] = "float32"
     exact: bool = False
     streaming: bool = False
     weighting: Literal["equal", "examples"] = "equal"
@@ -132,10 +126,6 @@ class Ferret(GlobalStep):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
         return shortened_blocks(self, gammas)
 
-    def sent(self, gammas: Sequence[Floats]) -> tuple[Floats, ...]:
-        """Coefficients as they travel."""
-        return tuple(map(one_bit, gammas) if self.scalars == "bit" else gammas)
-
     def scaled(self, state: FerretState, basis: Basis, products: list[Floats]) -> list[Floats]:
         """gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
         return scaled(state.layout, basis, products, self.exact)
@@ -175,21 +165,6 @@ class Ferret(GlobalStep):
         self.training.check(layout)
 
     # -- what it declares ------------------------------------------------------------------------------------------
-
-    @property
-    def update_type(self) -> type[Coefficients]:  # type: ignore[override]
-        """With full floats or a bit each."""
-        return BitCoefficients if self.scalars == "bit" else Coefficients
-
-    @property
-    def step_type(self) -> type[FerretStep]:  # type: ignore[override]
-        """The same."""
-        return BitStep if self.scalars == "bit" else FerretStep
-
-    @property
-    def unsummable(self) -> str | None:
-        """A sum of signs is none."""
-        return 'scalars = "bit": each client has a magnitude of its own' if self.scalars == "bit" else self.incomparable
 
     @property
     def keeps_small_steps(self) -> bool:

@@ -12,13 +12,15 @@ projection is in proportion to d / K.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from fedseed.errors import MessageError
 from fedseed.methods.coefficients import Coefficients, FerretStep
+from fedseed.methods.global_step import GlobalStep
 from fedseed.methods.payload import About, Codec, Floats, Many, Ragged, Reader
+from fedseed.privacy import Required
 
 
 def magnitude(gamma: Floats) -> np.float32:
@@ -77,3 +79,38 @@ class BitStep(FerretStep):
     """A round's step in a bit a coefficient."""
 
     parts: Annotated[tuple[BitCoefficients, ...], Many(BitCoefficients)]
+
+
+class OneBit(GlobalStep):
+    """Whether coefficients travel in floats or in bits.
+
+    Args:
+        scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one magnitude for all
+            of a block, up and down (`fedseed.methods.one_bit`).
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset({"scalars"})
+    private_needs: ClassVar[tuple[Required, ...]] = (
+        Required("scalars", ("float32",), "noise is added to sums, and signs are no summands", "client"),
+    )
+
+    scalars: Literal["float32", "bit"] = "float32"
+
+    def sent(self, gammas: Sequence[Floats]) -> tuple[Floats, ...]:
+        """Coefficients as they travel, block by block."""
+        return tuple(map(one_bit, gammas) if self.scalars == "bit" else gammas)
+
+    @property
+    def update_type(self) -> type[Coefficients]:  # type: ignore[override]
+        """With full floats or a bit each."""
+        return BitCoefficients if self.scalars == "bit" else Coefficients
+
+    @property
+    def step_type(self) -> type[FerretStep]:  # type: ignore[override]
+        """The same."""
+        return BitStep if self.scalars == "bit" else FerretStep
+
+    @property
+    def unsummable(self) -> str | None:
+        """A sum of signs is none."""
+        return 'scalars = "bit": each client has a magnitude of its own' if self.scalars == "bit" else self.incomparable
