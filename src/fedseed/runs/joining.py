@@ -88,7 +88,6 @@ class Loading:
         self._own = own or OwnData()
         self.hosted: list[str] = []
         self._parts: list[TaskData] | None = None  # of clients with data of their own
-        self.hosted: Sequence[str]
         if examples is None and own is not None and not recipe.task.own_data:
             examples = _for_another_task(own)
             own = None
