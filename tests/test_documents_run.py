@@ -179,6 +179,7 @@ PAGES = {
     "reproduce.md": Page(),
     "results.md": Page(results),
     "rewards.md": Page(rewards, {"my.toml": ["rounds=2", "reward.max_new_tokens=4", "evaluation.max_new_tokens=4"]}),
+    "secure-sums.md": Page(),
     "start.md": Page(sets={"recipe.toml": SHORT}),
     "tracking.md": Page(tracking),
     "vision.md": Page(sets={"digits-feedsign": ["rounds=2", "evaluation.every=2"]}),
