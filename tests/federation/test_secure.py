@@ -202,8 +202,7 @@ def test_nothing_but_masked_words_depends_on_a_clients_data(tmp_path):
     for kind in ("plain", "odd"):
         problem = Problem()
         if kind == "odd":
-            problem.clients[1] = [(x * 3, y) for x, y in problem.clients[1][:9]]
-            problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
+            problem.spoil()
         with pytest.MonkeyPatch.context() as patch:
             run = Run(recipe("zo-fedsgd"), problem, patch)
             run.coordinate(tmp_path / kind)

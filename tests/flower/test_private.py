@@ -86,8 +86,7 @@ def test_nodes_say_the_same_whatever_their_data(level, tmp_path, monkeypatch):
     for kind in ("plain", "odd"):
         problem = Problem()
         if kind == "odd":
-            problem.clients[1] = [(x * 3, y) for x, y in problem.clients[1][:9]]
-            problem.clients[2] = [(x * float("nan"), y) for x, y in problem.clients[2]]
+            problem.spoil()
         _, _, said = ran(level, problem, tmp_path / kind, monkeypatch)
         if level == "client":  # what the coordinator alone sees; as long for each
             said = [{**one, "updates": [len(u) for u in one.get("updates", [])]} for one in said]

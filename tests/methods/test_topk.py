@@ -1,5 +1,6 @@
 """Top-k beside its formulas: what is kept, what is remembered, what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from fedseed.aggregation.median import Median
 from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.experiments.sweeps import Sweeping, packaged_sweeps, read_sweep
+from fedseed.federation.bounds import Bounds
 from fedseed.methods import topk
 from fedseed.methods.entries import Kept
 from fedseed.methods.packing import CHUNK, Small, packed_bytes
@@ -33,6 +35,16 @@ def dense(entries, size=SIZE):
     found = np.zeros(size)
     found[entries.indices] = entries.values
     return found
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_scale_that_makes_infinite_entries_says_so_by_its_size_alone():
+    """Nothing is printed; a size that is not finite is refused."""
+    method, state = started(TopK(share=0.01, bits=8))
+    update = method.compressed(state, np.arange(1, SIZE + 1, dtype=np.float32), 1)
+    huge = replace(update, scales=np.full(state.chunks, 3e38, dtype=np.float32))
+    assert huge.size(About(method, state, "update")) == np.inf
+    assert Bounds().outliers({1: np.inf, 2: 1.0}, {}).keys() == {1}
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

@@ -25,6 +25,11 @@ class Problem:
         self.clients = [data(60 + 10 * i) for i in range(5)]
         self.test = data(300)
 
+    def spoil(self):
+        """Give two clients other data: fewer examples, and such whose losses are no numbers."""
+        self.clients[1] = [(x * 3, y) for x, y in self.clients[1][:9]]
+        self.clients[2] = [(x * float("nan"), y) for x, y in self.clients[2]]
+
     def model(self):
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 5)).to(self.dtype)

@@ -20,7 +20,7 @@ from fedseed.methods.base import Answer, Answers, State, misfit, too_few
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.methods.content import Content, content
 from fedseed.methods.payload import About, Payload
-from fedseed.privacy import Mechanism
+from fedseed.privacy import Noise
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
@@ -294,10 +294,9 @@ class Coordinator:
         return Answers(current.number, answers, self.aggregation, past, self._noise, len(current.clients))
 
     @property
-    def _noise(self) -> Mechanism | None:
+    def _noise(self) -> Noise | None:
         """What bounds updates and adds noise here: there no client may decide what becomes of another's update."""
-        mechanism = self.method.privacy
-        return mechanism if mechanism is not None and mechanism.of_sums else None
+        return None if (mechanism := self.method.privacy) is None else mechanism.of_sums
 
     def _said(self, current: Round, clients: Sequence[int]) -> tuple[Any, list[int], list[int]]:
         """How clients weigh, and what they say of themselves: their examples, and the terms of their losses."""

@@ -29,7 +29,7 @@ from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload
 from fedseed.methods.summands import Summand
 from fedseed.models.adapters import Adapter
-from fedseed.privacy import Level, Mechanism, PrivacySettings, PrivateScalars, Required
+from fedseed.privacy import Level, Mechanism, Noise, PrivacySettings, PrivateScalars, Required
 from fedseed.renaming import Renamed
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
@@ -102,7 +102,7 @@ class Answers(Sequence[Answer]):
     answers: Sequence[Answer]
     rule: AggregationRule
     past: Past = field(default_factory=Past)
-    noise: Mechanism | None = None
+    noise: Noise | None = None
     asked: int = 0
 
     def __len__(self) -> int:

@@ -78,7 +78,8 @@ class Kept(Payload):
         sign_bit = 1 << (self.codes.width - 1)
         levels = (self.codes.numbers & (sign_bit - 1)).astype(np.float32) + np.float32(1)
         signed = np.where(self.codes.numbers & sign_bit, -levels, levels)
-        return signed * np.repeat(self.scales, counts)
+        with np.errstate(over="ignore"):  # infinite entries are refused, or not taken, as all huge ones are (`size`)
+            return signed * np.repeat(self.scales, counts)
 
     def entries(self, counts: NDArray[np.int64]) -> Scattered:
         """The same with their places."""

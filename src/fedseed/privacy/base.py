@@ -9,6 +9,14 @@ from numpy.typing import NDArray
 WITHHELD = "nothing to send"  # why a client of a private run sends nothing: the reason would depend on its data
 
 
+class Noise(Protocol):
+    """Bounds clients' vectors and adds noise to their sum."""
+
+    def mean(self, vectors: Sequence[NDArray[np.floating[Any]]], asked: int) -> NDArray[np.float64]:
+        """The noisy sum of the clients' bounded vectors over the number of those that were asked."""
+        ...
+
+
 class Mechanism(Protocol):
     """Makes steps private.
 
@@ -17,15 +25,14 @@ class Mechanism(Protocol):
     Attributes:
         by_turns: what is counted: the turns of the client that was asked most often, where who is asked follows from
             seed and round alone; else all steps.
-        of_sums: it bounds the clients' vectors and adds noise to their sum (`mean`).
     """
 
     by_turns: ClassVar[bool] = False
 
     @property
-    def of_sums(self) -> bool:
-        """Whether the coordinator adds noise."""
-        return False
+    def of_sums(self) -> Noise | None:
+        """What the coordinator makes a sum private with; None: clients protect what they send."""
+        return None
 
     @property
     def affordable(self) -> int | None:
@@ -39,8 +46,3 @@ class Mechanism(Protocol):
     def spent(self, rounds: int) -> dict[str, Any]:
         """The same and what a tighter account finds, for `summary.json`."""
         ...
-
-    def mean(self, vectors: Sequence[NDArray[np.floating[Any]]], asked: int) -> NDArray[np.float64]:
-        """The noisy sum of the clients' bounded vectors over the number of those that were asked."""
-        text = f"{type(self).__name__} adds no noise to sums"
-        raise NotImplementedError(text)

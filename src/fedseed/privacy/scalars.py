@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.privacy.base import Mechanism
+from fedseed.privacy.base import Mechanism, Noise
 from fedseed.privacy.draws import Bytes, discrete_gaussian
 from fedseed.privacy.settings import PrivacySettings
 
@@ -58,9 +58,9 @@ class PrivateScalars(Mechanism):
     # -- the noise ---------------------------------------------------------------------------------------------------
 
     @property
-    def of_sums(self) -> bool:
-        """Clients' vectors; an example's the client itself protects."""
-        return self.settings.level == "client"
+    def of_sums(self) -> Noise | None:
+        """This; but examples the client itself protects."""
+        return self if self.settings.level == "client" else None
 
     @property
     def sigma(self) -> int:
