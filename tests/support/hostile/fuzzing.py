@@ -9,6 +9,7 @@ import signal
 import time
 import traceback
 import tracemalloc
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def drive(room, seed, count=None, seconds=None, folder=None):
             held, began = tracemalloc.get_traced_memory()[0], time.process_time()
             signal.setitimer(signal.ITIMER_PROF, TOO_LONG)
             try:
-                taken = act()
+                with warnings.catch_warnings(action="error", category=RuntimeWarning):  # they go to the terminal
+                    taken = act()
             except (TooLong, Exception) as error:
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 place = f"{Path(where.filename).name}:{where.lineno}"
