@@ -12,6 +12,7 @@ from fedseed.experiments.papers.reproducing import Making
 from fedseed.experiments.papers.training import curves, judge, measured, rounds_to_converge
 from fedseed.experiments.sweeps import SweepLine
 from fedseed.experiments.worker_pool import WorkerPool
+from fedseed.reports.results import read_summary
 from fedseed.runs.assembly import build
 
 (ITEM,) = chosen("ferret/figure-2")
@@ -166,8 +167,11 @@ def test_a_small_item_is_made_of_runs_and_taken_up_again(here, monkeypatch, tmp_
     # all is there; more seeds add runs; other settings run anew
     making.make(item, "small")
     assert len(here) == 1 and said[-1].endswith("(there already)")
-    Making(tmp_path, said.append, settings=TINY, seeds=[1, 2]).make(item, "small")
+    longer = Making(tmp_path, said.append, settings=TINY, seeds=[1, 2]).make(item, "small")
     assert [job.folder.name for job in here[1:]] == ["seed-2"]
+    spent = [read_summary(job.folder)["seconds"]["total"] for job in here]
+    took = [result["seconds"], longer["seconds"]]  # of all its runs, whichever item had them made
+    assert took == pytest.approx([spent[0], sum(spent)], abs=0.01)  # rounded
     monkeypatch.setattr(WorkerPool, "run", lambda pool, job: "not run anew")
     with pytest.raises(FedseedError, match="every run of small-fedkseed-probabilities failed: not run anew"):
         Making(tmp_path, said.append, settings=[*TINY, "method.steps=3"], seeds=[1]).make(item, "small")

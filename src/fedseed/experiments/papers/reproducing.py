@@ -32,6 +32,7 @@ from fedseed.reports.findings import (
     table_csv,
 )
 from fedseed.reports.machine import command, host, versions
+from fedseed.reports.results import read_summary
 from fedseed.runs.folder import discard
 from fedseed.runs.recipe import read_recipe
 
@@ -89,7 +90,8 @@ class Making:
         self.say(f"{item.name} ({scale}): {item.shows}")
         began = time.perf_counter()
         found, extra = self._found(item, scale)
-        seconds = time.perf_counter() - began
+        # items share the runs of a sweep: what those took counts for each, whichever was made first
+        seconds = extra.pop("runs took", time.perf_counter() - began)
         subject = Subject(item.name, item.title, item.shows, scale, _facts(item, scale, self.settings))
         result = {**finding_json(subject, found, seconds, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"), **wanted, **extra}
         write_files(folder, subject, found, seconds, result)
@@ -146,7 +148,9 @@ class Making:
         if not any(line.folders for line in lines):
             why = next((text for line in lines for text in line.failed.values()), "")
             raise FedseedError(f"every run of {source} failed: {why}")
-        return finding(item, sweep, lines), {"lines": as_mapping(lines)}
+        runs = (self.out / "runs" / source).rglob("summary.json")
+        took = sum(read_summary(run.parent)["seconds"]["total"] for run in runs)
+        return finding(item, sweep, lines), {"lines": as_mapping(lines), "runs took": took}
 
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
         """A sweep's lines, or those of a recipe over three seeds, run as far as they are missing."""
