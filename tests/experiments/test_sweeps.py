@@ -287,13 +287,13 @@ WorkerPool.run = held
 """
 
 
-def start(out, *words, before=""):
+def start(out, *words, before="", stderr=None):
     code = f"{before}\nfrom fedseed.cli.app import main; main()"
     words = ["compare", "quickstart-fedavg", "--out", out, "--seeds", "1,2", *words]
     words += [word for pair in TINY for word in ("--set", pair)]
     # a shell starts what runs in the background deaf to Ctrl-C, and so would we be, and all that we start
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, text=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, stderr=stderr,
+                            text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
 
 
 def wait_for(condition, process=None, seconds=600):
@@ -317,12 +317,13 @@ def free(run):
 @pytest.mark.long
 def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
     out = tmp_path / "out"
-    killed = start(out)
+    killed = start(out, stderr=subprocess.PIPE)
     wait_for(lambda: (out / "quickstart-fedavg" / "seed-1" / "summary.json").exists(), killed)
     second = out / "quickstart-fedavg" / "seed-2"
     wait_for(lambda: (second / "progress.jsonl").exists(), killed)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
+    assert "BrokenPipe" not in killed.stderr.read()  # until its processes have ended, too: they do so without a word
     first = out / "quickstart-fedavg" / "seed-1" / "summary.json"
     written = first.stat().st_mtime_ns
     wait_for(lambda: free(second))  # its run is a process that ends with the sweep

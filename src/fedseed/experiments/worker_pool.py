@@ -149,6 +149,8 @@ def main() -> None:
         _help()
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # nobody is left to be told
+        os._exit(3)  # python's own exit would try once more to write, and say so
 
 
 def _help() -> None:
