@@ -112,7 +112,9 @@ class FeedSign(Population, Stepwise):
         if not answers:
             return Votes(np.zeros(0, dtype=np.int8))
         if answers.rule.linear:
-            sums = np.sum([u.signs.astype(np.int64) for u in answers.updates], axis=0)
+            sums = np.zeros(self.per_step, dtype=np.int64)
+            for update in answers.updates:
+                sums += update.signs.astype(np.int64)  # a secure sum comes as doubles
         else:
             sums = answers.combine([u.signs.astype(np.float64) for u in answers.updates])
         if self.privacy is not None:
