@@ -112,7 +112,7 @@ class FeedSign(Population, Stepwise):
         if not answers:
             return Votes(np.zeros(0, dtype=np.int8))
         if answers.rule.linear:
-            sums = np.zeros(self.per_step, dtype=np.int64)
+            sums: NDArray[Any] = np.zeros(self.per_step, dtype=np.int64)
             for update in answers.updates:
                 sums += update.signs.astype(np.int64)  # a secure sum comes as doubles
         else:
