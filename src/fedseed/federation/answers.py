@@ -141,33 +141,38 @@ class Answers:
         numbers = self.replica.numbers
         self._look_at_weights()
         new = [name for name in names if numbers[name] not in self._given]
-        if new:
-            await self._train(plan, new)
+        costs = await self._train(plan, new) if new else []
         for name in names:
             await self._send(name, self._given[numbers[name]], about)
+        self._count(costs)  # when the answers are on their way
 
     def _forget(self, carried: bytes) -> None:
         """The plan that was just answered may have come once more meanwhile."""
         for plan in [plan for plan in self._plans if plan[1] == carried]:
             self._plans.remove(plan)
 
-    async def _train(self, plan: bytes, names: Sequence[str]) -> None:
+    async def _train(self, plan: bytes, names: Sequence[str]) -> list[Cost]:
+        """Find out what these answer; what it has cost."""
         hosted = self.replica.hosted
         numbers = [self.replica.numbers[name] for name in names]
         items = [hosted.items[name] for name in names]
         answers = await self._thread.do(hosted.worker.train_all, [plan] * len(names), numbers, items)
-        costs = [cost_of(answer.cost, counts=answer.message is not None) for answer in answers]
-        lossy = [cost for cost in costs if cost.movable_weights]
-        if lossy:  # in the first round only
-            self._progress.warn(rounding_warning(sum(c.moved_weights / c.movable_weights for c in lossy) / len(lossy)))
-        for number, answer, cost in zip(numbers, answers, costs, strict=True):
-            self.replica.spent.add(cost)
+        for number, answer in zip(numbers, answers, strict=True):
             if answer.message is None:
                 self._given[number] = str(answer.reason)
             elif number in hosted.attackers and hosted.attack is not None:
                 self._given[number] = hosted.worker.corrupt(answer.message, hosted.attack)
             else:
                 self._given[number] = answer.message
+        return [cost_of(answer.cost, counts=answer.message is not None) for answer in answers]
+
+    def _count(self, costs: Sequence[Cost]) -> None:
+        """Remember what training has cost, for the next report."""
+        for cost in costs:
+            self.replica.spent.add(cost)
+        lossy = [cost for cost in costs if cost.movable_weights]
+        if lossy:  # in the first round only
+            self._progress.warn(rounding_warning(sum(c.moved_weights / c.movable_weights for c in lossy) / len(lossy)))
 
     async def _send(self, name: str, answer: bytes | str, plan: Message) -> None:
         if self.masking is not None:

@@ -95,6 +95,8 @@ class Coordinator:
         depend on who of the others can be reached. Where turns are counted nobody takes the place of one who can't be:
         each client's number of turns is known beforehand.
         """
+        if self.per_round >= len(self.examples):  # whatever the order
+            return [i for i in range(len(self.examples)) if alive is None or i in alive]
         order = (int(i) for i in permutation(self.seed, Domain.SAMPLING, len(self.examples), number))
         if self.by_turns:
             return sorted(i for i in list(order)[: self.per_round] if alive is None or i in alive)
@@ -160,20 +162,23 @@ class Coordinator:
 
     def plan(self, client: int = EVERYBODY) -> bytes:
         """The message that asks a client (or all that are picked) to take part in the open round."""
+        return self._planned(client, client)
+
+    def _planned(self, client: int, receiver: int) -> bytes:
+        """A plan made for a client, in a message that is addressed to a receiver."""
         current = self._current()
         about = PlannedRound(current.number, client, current.clients)
         plan = self.method.plan(self.state, about)
         payload = plan.encode()
         current.planned = self._content(plan, payload)
-        return Message(MessageKind.PLAN, self.method.code, current.number, client, payload, current.attempt).encode()
+        return Message(MessageKind.PLAN, self.method.code, current.number, receiver, payload, current.attempt).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
         """The open round's plans, addressed to everybody, each with the clients it is for: mostly one for all."""
         current = self._current()
         found: dict[bytes, list[int]] = {}
         for client in current.clients if self.method.personal_plans else current.clients[:1]:
-            message = replace(Message.decode(self.plan(client)), client=EVERYBODY)
-            found.setdefault(message.encode(), []).append(client)
+            found.setdefault(self._planned(client, EVERYBODY), []).append(client)
         if self.method.personal_plans:
             return found
         return {message: list(current.clients) for message in found}

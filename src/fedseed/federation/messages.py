@@ -17,6 +17,7 @@ FORMAT = 1
 # magic, format, stream version, kind, method, attempt, round, client, payload length, CRC-32
 _FRAME = struct.Struct("<2sBBBBHIIQI")
 FRAME_BYTES = _FRAME.size
+_UNCHECKED = bytes(4)  # in the checksum's place while it is made
 EVERYBODY = 0xFFFFFFFF  # the client field of a message that goes to all
 
 
@@ -26,6 +27,9 @@ class MessageKind(IntEnum):
     PLAN = 1
     UPDATE = 2
     STEP = 3
+
+
+_KINDS = frozenset(MessageKind)
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,12 @@ class Message:
             raise MessageError(f"message format {fmt}: this version of fedseed reads format {FORMAT}")
         if stream != STREAM_VERSION:
             raise MessageError(f"random stream version {stream}: this version of fedseed has {STREAM_VERSION}")
-        if kind not in MessageKind.__members__.values():
+        if kind not in _KINDS:
             raise MessageError(f"message kind {kind} is unknown")
         if length != len(data) - FRAME_BYTES:
             raise MessageError(f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came")
-        head = (magic, fmt, stream, kind, method, attempt, number, client, length)
         payload = data[FRAME_BYTES:]
-        if zlib.crc32(payload, zlib.crc32(_FRAME.pack(*head, 0))) != check:
+        if zlib.crc32(payload, zlib.crc32(data[: FRAME_BYTES - len(_UNCHECKED)] + _UNCHECKED)) != check:
             raise MessageError("checksum differs: the message was damaged on the way")
         return cls(MessageKind(kind), method, number, client, payload, attempt)
 

@@ -106,4 +106,5 @@ class Session:
             await self.call()
         self._changed.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            async with asyncio.timeout(seconds):  # no task of its own, as `wait_for` would make: there is one a step
+                await self._changed.wait()

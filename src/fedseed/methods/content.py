@@ -5,7 +5,7 @@ Appendix C.2). Those are the scalars here; seeds and votes are counted beside th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,13 @@ NUMBERS = ("scalars", "integers", "bits")
 
 def total(parts: Sequence[Content]) -> Content:
     """All of them together."""
-    return Content(
-        sum(part.bytes for part in parts),
-        sum(part.scalars for part in parts),
-        sum(part.integers for part in parts),
-        sum(part.bits for part in parts),
-    )
+    size = scalars = integers = bits = 0
+    for part in parts:
+        size += part.bytes
+        scalars += part.scalars
+        integers += part.integers
+        bits += part.bits
+    return Content(size, scalars, integers, bits)
 
 
 def content(payload: Payload, data: bytes, size: int) -> Content:
@@ -54,16 +55,23 @@ def content(payload: Payload, data: bytes, size: int) -> Content:
         data: the same, encoded.
         size: d, the number of parameters, which is what a payload of whole tensors holds.
     """
-    return replace(_fields(payload, size), bytes=len(data))
+    held = _fields(payload, size)
+    return Content(len(data), held.scalars, held.integers, held.bits)
 
 
 def _fields(payload: Payload, size: int) -> Content:
-    return total([_field(codec, getattr(payload, name), size) for name, codec in codecs(type(payload))])
+    wired = codecs(type(payload))
+    if len(wired) == 1:
+        ((name, codec),) = wired
+        return _field(codec, getattr(payload, name), size)
+    return total([_field(codec, getattr(payload, name), size) for name, codec in wired])
 
 
 def _field(codec: Codec, value: Any, size: int) -> Content:
     if value is None:
         return Content()
+    if isinstance(codec, Bits):  # first: a step of votes is over in a millisecond
+        return Content(bits=len(value))
     if isinstance(codec, Nested):
         return _fields(value, size)
     if isinstance(codec, Many):
@@ -80,7 +88,5 @@ def _field(codec: Codec, value: Any, size: int) -> Content:
         return Content(scalars=len(value.values), integers=len(value.places))
     if isinstance(codec, SignCodec):
         return Content(scalars=len(value.scales), integers=1, bits=value.entries)
-    if isinstance(codec, Bits):
-        return Content(bits=len(value))
     numbers = np.asarray(value)
     return Content(scalars=numbers.size) if numbers.dtype.kind == "f" else Content(integers=numbers.size)

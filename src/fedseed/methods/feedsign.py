@@ -105,19 +105,21 @@ class FeedSign(Population, Stepwise):
             for at in range(0, self.per_step, n):
                 with suppress(NonFiniteError) if self.epsilon is not None else nullcontext():
                     rho[at : at + n] = [r for r, _ in self.estimates_along(client, basis, along[at : at + n], items)]
-        return Votes(np.where(rho == 0, self.coins(state, client.round), np.sign(rho)).astype(np.int8))
+        return Votes(self._settled(rho, state, client.round))
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:
         """Majority for each direction (Eq. 4), or a private draw (Eq. 21); of another rule's outcome the sign."""
         if not answers:
             return Votes(np.zeros(0, dtype=np.int8))
         if answers.rule.linear:
-            sums = np.sum([u.signs.astype(np.int64) for u in answers.updates], axis=0)
+            sums: NDArray[Any] = np.zeros(self.per_step, dtype=np.int64)
+            for update in answers.updates:
+                sums += update.signs.astype(np.int64)  # a secure sum comes as doubles
         else:
             sums = answers.combine([u.signs.astype(np.float64) for u in answers.updates])
         if self.privacy is not None:
             return Votes(np.array(self.privacy.draw(sums), dtype=np.int8))
-        return Votes(np.where(sums == 0, self.coins(state, answers.round), np.sign(sums)).astype(np.int8))
+        return Votes(self._settled(sums, state, answers.round))
 
     def change(self, state: StepState, step: Votes) -> Change:
         """w <- w - eta sum_i f_i z_i, rounded once (Eq. 3)."""
@@ -126,6 +128,11 @@ class FeedSign(Population, Stepwise):
     def advance(self, state: StepState, step: Votes) -> StepState:
         """Count the step, also one that nobody voted on."""
         return self.count(state, step.signs)
+
+    def _settled(self, values: NDArray[Any], state: StepState, number: int) -> Signs:
+        """The signs of values, of zeros the step's coins."""
+        zero, signs = values == 0, np.sign(values)
+        return (np.where(zero, self.coins(state, number), signs) if zero.any() else signs).astype(np.int8)
 
     def coins(self, state: StepState, number: int) -> Signs:
         """The step's coins, one per vote; everybody knows them."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedseed.methods.base import Method, State
 
 Floats = NDArray[np.float32]
+_SIGNS = np.array([-1, 1], dtype=np.int8)  # of a bit
 LARGEST = 1e6  # no honest projection, gradient or move of the weights is larger
 
 
@@ -235,7 +236,7 @@ class Bits(Codec):
         """The inverse of `write`. Raises MessageError: not so many bytes, or a padding bit is set."""
         self.check(data, count)
         bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
-        return np.where(bits[:count] > 0, 1, -1).astype(np.int8)
+        return _SIGNS[bits[:count]]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class Downloads:
         self._has = [0] * clients  # how many steps each client has received
         # contents of all steps up to and with each, a column for each of a content's numbers: there may be millions
         self._totals = {name: array("q", [0]) for name in COLUMNS}
+        self._found: tuple[tuple[int, int, int], Content] | None = None  # what was looked up last: many ask the same
         self.changed = 0  # number of the newest step that is not empty
 
     def of(self, client: int) -> Content:
@@ -34,7 +35,11 @@ class Downloads:
         return self._between(has, -1)
 
     def _between(self, first: int, last: int) -> Content:
-        return Content(**{name: column[last] - column[first] for name, column in self._totals.items()})
+        asked = (first, last, len(self._totals["bytes"]))
+        if self._found is None or self._found[0] != asked:
+            between = {name: column[last] - column[first] for name, column in self._totals.items()}
+            self._found = asked, Content(**between)
+        return self._found[1]
 
     def add(self, step: Content) -> None:
         """There is a new step."""

@@ -6,7 +6,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,25 +47,27 @@ class _Guarded(Client):
             raise nats.errors.SecureConnWantedError
         await super()._process_info(info, initial_connection)
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        await super()._process_msg(sid, _as_text(subject), _as_text(reply), data, headers)
+    def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> Coroutine[Any, Any, None]:
+        return super()._process_msg(sid, _as_text(subject), _as_text(reply), data, headers)
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        if headers and len(headers) > MOST_HEADERS:  # they would take ten times that, and are not counted as waiting
+        if not headers or len(headers) > MOST_HEADERS:  # they would take ten times that, not counted as waiting
             return None
         try:
             return await super()._process_headers(headers)
         except (ValueError, IndexError):
             return None
 
-    async def _send_publish(
+    def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Refuses subjects that would be no line of the protocol: others' names may be in them."""
         both = subject + reply
         if len(both.encode()) > MOST_SUBJECTS or _NO_SUBJECT.search(both):
             raise nats.errors.BadSubjectError
-        await super()._send_publish(subject, reply, payload, payload_size, headers)
+        return super()._send_publish(subject, reply, payload, payload_size, headers)
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():  # who asked has given up; the library would end the connection
@@ -77,7 +79,7 @@ class _Guarded(Client):
 
 def _as_text(data: bytes) -> bytes:
     """The same in UTF-8, whatever it is: what is not is replaced, and so it is nobody's name."""
-    return data.decode(errors="replace").encode()
+    return data if data.isascii() else data.decode(errors="replace").encode()
 
 
 async def connect(

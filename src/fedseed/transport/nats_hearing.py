@@ -7,7 +7,7 @@ everything a question, a receipt or an entry of the log would wait behind whatev
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -30,8 +30,7 @@ TOO_MANY = "one of too many messages at once: it was not looked at"
 Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
+class _Said(NamedTuple):
     """What has come in a client's name.
 
     Args:
@@ -112,6 +111,8 @@ class Hearing:
     async def _keep_looking(self) -> None:
         turn = 0
         while True:
+            if not self._turns:  # waiting for the next lets others have theirs
+                turn = 0
             said = await self._turns.next()
             try:
                 await self._look(said)
@@ -119,7 +120,8 @@ class Hearing:
                 about = {"message": f"a message of {said.sender} can't be looked at", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(about)
             turn += 1
-            if turn % IN_A_ROW == 0:
+            if turn == IN_A_ROW:
+                turn = 0
                 await asyncio.sleep(0)
 
     async def _look(self, said: _Said) -> None:

@@ -37,6 +37,10 @@ class Turns(Generic[T]):
         """How many messages wait."""
         return sum(len(line.waiting) for line in self._lines.values())
 
+    def __bool__(self) -> bool:
+        """Whether any waits."""
+        return bool(self._lines)
+
     def put(self, whose: Hashable, message: T, size: int) -> None:
         """One more message waits, or something is dropped.
 
