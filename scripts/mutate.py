@@ -46,6 +46,7 @@ OPERATORS = {
 TWINS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any",
          "floor": "ceil", "ceil": "floor"}  # fmt: skip
 Target = dict[str, Any]  # of the table
+Limits = dict[str, float]  # of a run of tests: "seconds" by the clock, and seconds of the "processor"
 DROPPED = {"sqrt", "abs", "square", "sorted", "rint", "round"}  # f(x) -> x
 
 
@@ -206,6 +207,30 @@ def mutants(path: Path, names: list[str]) -> list[Mutant]:
 # -- running tests ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a run of tests has come to.
+
+    Args:
+        outcome: "passed", "killed", "timeout", "unfit" (the code can't be swapped) or "broken".
+        seconds: that it took.
+        processor: seconds of the processor's time.
+    """
+
+    outcome: str
+    seconds: float = 0.0
+    processor: float = 0.0
+
+    @property
+    def limits(self) -> Limits:
+        """What tests with a mistake may take, where these were without: a busy machine alone reaches neither."""
+        return {"seconds": max(120.0, 40 * self.seconds), "processor": max(20.0, 20 * self.processor)}
+
+
+UNFIT = Found("unfit")
+FIRST: Limits = {"seconds": 3600.0, "processor": 1800.0}  # of runs without a mistake
+
+
 class Server:
     """A copy of the source tree, and a process that runs tests with it (scripts/mutation_server.py)."""
 
@@ -217,30 +242,30 @@ class Server:
         self._stamp = time.time()
         self._ready: Target | None = None  # the target that it is prepared for
 
-    def run(self, target: Target, data: bytes, seconds: float) -> tuple[str, float]:
-        """Run a target's tests with its file's content replaced: the outcome, and the seconds."""
+    def run(self, target: Target, data: bytes, limits: Limits) -> Found:
+        """Run a target's tests with its file's content replaced."""
         self._finish()
         path = self.folder / target["file"]
         before = path.read_bytes()
         try:
             self._write(path, data)
-            return self._order({"tests": target["tests"], "seconds": seconds})
+            return self._order({"tests": target["tests"], **limits})
         finally:
             self._write(path, before)
 
-    def swapped(self, target: Target, mutant: "Mutant | None", data: bytes, seconds: float) -> tuple[str, float]:
+    def swapped(self, target: Target, mutant: "Mutant | None", data: bytes, limits: Limits) -> Found:
         """The same with a function's code replaced in memory, without a mutant as it is; "unfit": it can't be done."""
         tests = target["tests"]
         if self._ready is not target:
             self._finish()
             self._ready = target
-            order = {"prepare": True, "file": str(self.folder / target["file"]), "tests": tests, "seconds": seconds}
-            if self._order(order)[0] != "passed":
+            order = {"prepare": True, "file": str(self.folder / target["file"]), "tests": tests, **limits}
+            if self._order(order).outcome != "passed":
                 self._finish()
-                return "unfit", 0.0
+                return UNFIT
         text = None if mutant is None else data.decode()
         name = None if mutant is None else mutant.function
-        return self._order({"tests": tests, "seconds": seconds, "text": text, "function": name})
+        return self._order({"tests": tests, **limits, "text": text, "function": name})
 
     def _finish(self) -> None:
         """Be prepared for no target any more."""
@@ -248,16 +273,16 @@ class Server:
             self._order({"finish": True})
             self._ready = None
 
-    def _order(self, order: dict[str, Any]) -> tuple[str, float]:
-        """Have an order carried out: "passed", "killed", "timeout", "unfit" or "broken", and the seconds."""
+    def _order(self, order: dict[str, Any]) -> Found:
+        """Have an order carried out."""
         assert self._process.stdin is not None and self._process.stdout is not None
         order |= {"folder": str(self.folder / "src"), "log": str(self.log)} if "finish" not in order else {}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        code, took = json.loads(self._process.stdout.readline())
+        code, *took = json.loads(self._process.stdout.readline())
         # 1: a test failed; 2 to 4: a module could not be imported, which somebody would notice too
         names = {0: "passed", 1: "killed", 2: "killed", 3: "killed", 4: "killed", 98: "unfit", -1000: "timeout"}
-        return names.get(code, "killed" if code < 0 else "broken"), took
+        return Found(names.get(code, "killed" if code < 0 else "broken"), *took)
 
     def _write(self, path: Path, data: bytes) -> None:
         """With a time of its own, by which Python and numba know what of theirs is stale."""
@@ -307,35 +332,36 @@ def check(
     data = path.read_bytes()
     made = drawn(mutants(path, target.get("functions", [])), sample)
     first = servers.get()
-    first.run(target, data, 1800)  # what is compiled once is compiled now
-    outcome, seconds = first.run(target, data, 1800)
-    if outcome != "passed":
-        raise SystemExit(f"{name}: the tests do not pass as it is ({outcome}):\n{first.log.read_text()[-3000:]}")
-    swaps = first.swapped(target, None, data, 1800)[0] == "passed"
+    first.run(target, data, FIRST)  # what is compiled once is compiled now
+    as_it_is = first.run(target, data, FIRST)
+    if as_it_is.outcome != "passed":
+        log = first.log.read_text()[-3000:]
+        raise SystemExit(f"{name}: the tests do not pass as it is ({as_it_is.outcome}):\n{log}")
+    swaps = first.swapped(target, None, data, FIRST).outcome == "passed"
     servers.put(first)
-    print(f"{name}: {len(made)} mutants, {seconds:.1f} s each", flush=True)
-    limit = max(20.0, 20 * seconds)
+    print(f"{name}: {len(made)} mutants, {as_it_is.processor:.1f} s of the processor each", flush=True)
+    limits = as_it_is.limits
 
-    def one(mutant: Mutant, swap: bool) -> tuple[str, float]:
+    def one(mutant: Mutant, swap: bool) -> Found:
         server = servers.get()
         try:
             changed = data[: mutant.start] + mutant.text.encode() + data[mutant.stop :]
-            return server.swapped(target, mutant, changed, limit) if swap else server.run(target, changed, limit)
+            return server.swapped(target, mutant, changed, limits) if swap else server.run(target, changed, limits)
         finally:
             servers.put(server)
 
     with ThreadPoolExecutor(jobs) as pool:
         found = dict(zip(made, pool.map(one, made, [True] * len(made)), strict=True)) if swaps else {}
-        rest = [mutant for mutant in made if found.get(mutant, ("unfit", 0.0))[0] in ("passed", "unfit", "broken")]
+        rest = [mutant for mutant in made if found.get(mutant, UNFIT).outcome in ("passed", "unfit", "broken")]
         found |= zip(rest, pool.map(one, rest, [False] * len(rest)), strict=True)
-    return [line_of(name, target, mutant, *found[mutant]) for mutant in made]
+    return [line_of(name, target, mutant, found[mutant]) for mutant in made]
 
 
-def line_of(name: str, target: Target, mutant: Mutant, outcome: str, took: float) -> dict[str, Any]:
+def line_of(name: str, target: Target, mutant: Mutant, found: Found) -> dict[str, Any]:
     """A mutant's line of the report; said at once if somebody should look at it."""
-    outcome = "survived" if outcome == "passed" else outcome
+    outcome = "survived" if found.outcome == "passed" else found.outcome
     why = explained(target, mutant) if outcome == "survived" else None
-    line = {"target": name, "file": target["file"], **asdict(mutant), "outcome": outcome, "seconds": took}
+    line = {"target": name, "file": target["file"], **asdict(mutant), **asdict(found), "outcome": outcome}
     if why is not None:
         line |= {"outcome": "equivalent", "why": why}
     if line["outcome"] in ("survived", "broken"):
