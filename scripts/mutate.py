@@ -4,6 +4,7 @@
     python scripts/mutate.py rounding stream        these
     python scripts/mutate.py rounding --list        only what would be changed
     python scripts/mutate.py space --sample 30      30 of a target's mistakes, the same ones each time
+    python scripts/mutate.py --again build/mutants/mutants.json     what has survived, with new tests
 
 A mistake ("mutant") is a comparison that includes its bound or not, another operator, a constant that is one more, min
 for max, a condition turned round, a statement left out, and the like. Tests see it in a copy of the source tree,
@@ -228,6 +229,7 @@ class Found:
 
 
 UNFIT = Found("unfit")
+OPEN = ("survived", "broken")  # somebody should look at it
 FIRST: Limits = {"seconds": 3600.0, "processor": 1800.0}  # of runs without a mistake
 
 
@@ -324,13 +326,21 @@ def drawn(made: list[Mutant], sample: int | None) -> list[Mutant]:
     return [made[at] for at in chosen]
 
 
+def tried(name: str, target: Target, sample: int | None, report: Path | None) -> list[Mutant]:
+    """A target's mutants: all, or a sample, or those that have survived in a report."""
+    made = drawn(mutants(ROOT / target["file"], target.get("functions", [])), sample)
+    if report is None:
+        return made
+    lines = [line for line in json.loads(report.read_text(encoding="utf-8")) if line["outcome"] in OPEN]
+    left = {(line["target"], line["function"], line["source"], line["change"]) for line in lines}
+    return [mutant for mutant in made if (name, mutant.function, mutant.source, mutant.change) in left]
+
+
 def check(
-    name: str, target: Target, servers: "queue.Queue[Server]", jobs: int, sample: int | None = None
+    name: str, target: Target, made: list[Mutant], servers: "queue.Queue[Server]", jobs: int
 ) -> list[dict[str, Any]]:
-    """Try a target's mutants, all or a sample; a line of the report for each."""
-    path = ROOT / target["file"]
-    data = path.read_bytes()
-    made = drawn(mutants(path, target.get("functions", [])), sample)
+    """Try a target's mutants; a line of the report for each."""
+    data = (ROOT / target["file"]).read_bytes()
     first = servers.get()
     first.run(target, data, FIRST)  # what is compiled once is compiled now
     as_it_is = first.run(target, data, FIRST)
@@ -364,7 +374,7 @@ def line_of(name: str, target: Target, mutant: Mutant, found: Found) -> dict[str
     line = {"target": name, "file": target["file"], **asdict(mutant), **asdict(found), "outcome": outcome}
     if why is not None:
         line |= {"outcome": "equivalent", "why": why}
-    if line["outcome"] in ("survived", "broken"):
+    if line["outcome"] in OPEN:
         print(f"  {outcome}: {target['file']}:{mutant.line} {mutant.function}: {mutant.change}", flush=True)
     return line
 
@@ -399,6 +409,7 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", help="targets of the table; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument("--sample", type=int, help="mutants of a target, the same ones each time; default: all")
+    parser.add_argument("--again", type=Path, metavar="REPORT", help="mutants.json: only what has survived there")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants", help="folder for the report")
     parser.add_argument("--list", action="store_true", help="say what would be changed, and stop")
     options = parser.parse_args()
@@ -406,11 +417,11 @@ def main() -> int:
     unknown = set(options.targets) - set(table)
     if unknown:
         parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
-    chosen = {name: table[name] for name in options.targets or table}
+    chosen = {name: tried(name, table[name], options.sample, options.again) for name in options.targets or table}
     if options.list:
-        for name, target in chosen.items():
-            for mutant in drawn(mutants(ROOT / target["file"], target.get("functions", [])), options.sample):
-                print(f"{name} {target['file']}:{mutant.line} {mutant.function}: {mutant.change}")
+        for name, made in chosen.items():
+            for mutant in made:
+                print(f"{name} {table[name]['file']}:{mutant.line} {mutant.function}: {mutant.change}")
         return 0
     lines: list[dict[str, Any]] = []
     servers: queue.Queue[Server] = queue.Queue()
@@ -419,14 +430,14 @@ def main() -> int:
         for server in all_servers:
             servers.put(server)
         try:
-            for name, target in chosen.items():
-                lines += check(name, target, servers, options.jobs, options.sample)
+            for name, made in chosen.items():
+                lines += check(name, table[name], made, servers, options.jobs) if made else []
                 text = save(lines, options.out)  # after each target: a run of hours may be stopped
         finally:
             for server in all_servers:
                 server.close()
     print(f"\n{text}\n{options.out}/mutants.json, .txt")
-    return 1 if any(line["outcome"] in ("survived", "broken") for line in lines) else 0
+    return 1 if any(line["outcome"] in OPEN for line in lines) else 0
 
 
 if __name__ == "__main__":
