@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedseed import FedAvg, FedSGD, ZOFedSGD
+from fedseed.aggregation.centred_clipping import CentredClipping
 from fedseed.aggregation.trimmed import TrimmedMean
 from fedseed.errors import MessageError
 from fedseed.federation.coordinator import Coordinator
@@ -177,6 +178,15 @@ def test_too_few_answers_for_the_rule_make_an_empty_step():
     assert round_of(made, 2) == b"" and made.untaken is None  # nobody has answered: nothing was refused
     assert round_of(made, 3, *((client, scalar(client)) for client in range(3))) == scalar(1.0)
     assert made.untaken is None and made.steps == 3
+
+
+def test_what_a_rule_remembers_is_the_last_rounds_that_had_an_outcome():
+    """Momentum of 0.5: half of how far the weights went last, also over a round that nobody has answered."""
+    made = Coordinator(FedAvg(), LAYOUT, 1, [1, 1], 2, CentredClipping(momentum=0.5))
+    made.take_base(lambda: floats(0.0, 0.0))
+    assert round_of(made, 1, *((client, floats(1.0, -1.0)) for client in (0, 1))) == floats(0.5, -0.5)
+    assert round_of(made, 2) == b""
+    assert round_of(made, 3, *((client, floats(1.5, -1.5)) for client in (0, 1))) == floats(1.25, -1.25)
 
 
 @pytest.mark.parametrize("per_round", [1, 2, 3])
