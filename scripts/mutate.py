@@ -4,6 +4,7 @@
     python scripts/mutate.py rounding stream        these
     python scripts/mutate.py rounding --list        only what would be changed
     python scripts/mutate.py space --sample 30      30 of a target's mistakes, the same ones each time
+    python scripts/mutate.py --again build/mutants/mutants.json     what has survived, with new tests
 
 A mistake ("mutant") is a comparison that includes its bound or not, another operator, a constant that is one more, min
 for max, a condition turned round, a statement left out, and the like. Tests see it in a copy of the source tree,
@@ -46,6 +47,7 @@ OPERATORS = {
 TWINS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any",
          "floor": "ceil", "ceil": "floor"}  # fmt: skip
 Target = dict[str, Any]  # of the table
+Limits = dict[str, float]  # of a run of tests: "seconds" by the clock, and seconds of the "processor"
 DROPPED = {"sqrt", "abs", "square", "sorted", "rint", "round"}  # f(x) -> x
 
 
@@ -206,6 +208,31 @@ def mutants(path: Path, names: list[str]) -> list[Mutant]:
 # -- running tests ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a run of tests has come to.
+
+    Args:
+        outcome: "passed", "killed", "timeout", "unfit" (the code can't be swapped) or "broken".
+        seconds: that it took.
+        processor: seconds of the processor's time.
+    """
+
+    outcome: str
+    seconds: float = 0.0
+    processor: float = 0.0
+
+    @property
+    def limits(self) -> Limits:
+        """What tests with a mistake may take, where these were without: a busy machine alone reaches neither."""
+        return {"seconds": max(120.0, 40 * self.seconds), "processor": max(20.0, 20 * self.processor)}
+
+
+UNFIT = Found("unfit")
+OPEN = ("survived", "broken")  # somebody should look at it
+FIRST: Limits = {"seconds": 3600.0, "processor": 1800.0}  # of runs without a mistake
+
+
 class Server:
     """A copy of the source tree, and a process that runs tests with it (scripts/mutation_server.py)."""
 
@@ -217,30 +244,30 @@ class Server:
         self._stamp = time.time()
         self._ready: Target | None = None  # the target that it is prepared for
 
-    def run(self, target: Target, data: bytes, seconds: float) -> tuple[str, float]:
-        """Run a target's tests with its file's content replaced: the outcome, and the seconds."""
+    def run(self, target: Target, data: bytes, limits: Limits) -> Found:
+        """Run a target's tests with its file's content replaced."""
         self._finish()
         path = self.folder / target["file"]
         before = path.read_bytes()
         try:
             self._write(path, data)
-            return self._order({"tests": target["tests"], "seconds": seconds})
+            return self._order({"tests": target["tests"], **limits})
         finally:
             self._write(path, before)
 
-    def swapped(self, target: Target, mutant: "Mutant | None", data: bytes, seconds: float) -> tuple[str, float]:
+    def swapped(self, target: Target, mutant: "Mutant | None", data: bytes, limits: Limits) -> Found:
         """The same with a function's code replaced in memory, without a mutant as it is; "unfit": it can't be done."""
         tests = target["tests"]
         if self._ready is not target:
             self._finish()
             self._ready = target
-            order = {"prepare": True, "file": str(self.folder / target["file"]), "tests": tests, "seconds": seconds}
-            if self._order(order)[0] != "passed":
+            order = {"prepare": True, "file": str(self.folder / target["file"]), "tests": tests, **limits}
+            if self._order(order).outcome != "passed":
                 self._finish()
-                return "unfit", 0.0
+                return UNFIT
         text = None if mutant is None else data.decode()
         name = None if mutant is None else mutant.function
-        return self._order({"tests": tests, "seconds": seconds, "text": text, "function": name})
+        return self._order({"tests": tests, **limits, "text": text, "function": name})
 
     def _finish(self) -> None:
         """Be prepared for no target any more."""
@@ -248,16 +275,16 @@ class Server:
             self._order({"finish": True})
             self._ready = None
 
-    def _order(self, order: dict[str, Any]) -> tuple[str, float]:
-        """Have an order carried out: "passed", "killed", "timeout", "unfit" or "broken", and the seconds."""
+    def _order(self, order: dict[str, Any]) -> Found:
+        """Have an order carried out."""
         assert self._process.stdin is not None and self._process.stdout is not None
         order |= {"folder": str(self.folder / "src"), "log": str(self.log)} if "finish" not in order else {}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        code, took = json.loads(self._process.stdout.readline())
+        code, *took = json.loads(self._process.stdout.readline())
         # 1: a test failed; 2 to 4: a module could not be imported, which somebody would notice too
         names = {0: "passed", 1: "killed", 2: "killed", 3: "killed", 4: "killed", 98: "unfit", -1000: "timeout"}
-        return names.get(code, "killed" if code < 0 else "broken"), took
+        return Found(names.get(code, "killed" if code < 0 else "broken"), *took)
 
     def _write(self, path: Path, data: bytes) -> None:
         """With a time of its own, by which Python and numba know what of theirs is stale."""
@@ -299,46 +326,55 @@ def drawn(made: list[Mutant], sample: int | None) -> list[Mutant]:
     return [made[at] for at in chosen]
 
 
-def check(
-    name: str, target: Target, servers: "queue.Queue[Server]", jobs: int, sample: int | None = None
-) -> list[dict[str, Any]]:
-    """Try a target's mutants, all or a sample; a line of the report for each."""
-    path = ROOT / target["file"]
-    data = path.read_bytes()
-    made = drawn(mutants(path, target.get("functions", [])), sample)
-    first = servers.get()
-    first.run(target, data, 1800)  # what is compiled once is compiled now
-    outcome, seconds = first.run(target, data, 1800)
-    if outcome != "passed":
-        raise SystemExit(f"{name}: the tests do not pass as it is ({outcome}):\n{first.log.read_text()[-3000:]}")
-    swaps = first.swapped(target, None, data, 1800)[0] == "passed"
-    servers.put(first)
-    print(f"{name}: {len(made)} mutants, {seconds:.1f} s each", flush=True)
-    limit = max(20.0, 20 * seconds)
+def tried(name: str, target: Target, sample: int | None, report: Path | None) -> list[Mutant]:
+    """A target's mutants: all, or a sample, or those that have survived in a report."""
+    made = drawn(mutants(ROOT / target["file"], target.get("functions", [])), sample)
+    if report is None:
+        return made
+    lines = [line for line in json.loads(report.read_text(encoding="utf-8")) if line["outcome"] in OPEN]
+    left = {(line["target"], line["function"], line["source"], line["change"]) for line in lines}
+    return [mutant for mutant in made if (name, mutant.function, mutant.source, mutant.change) in left]
 
-    def one(mutant: Mutant, swap: bool) -> tuple[str, float]:
+
+def check(
+    name: str, target: Target, made: list[Mutant], servers: "queue.Queue[Server]", jobs: int
+) -> list[dict[str, Any]]:
+    """Try a target's mutants; a line of the report for each."""
+    data = (ROOT / target["file"]).read_bytes()
+    first = servers.get()
+    first.run(target, data, FIRST)  # what is compiled once is compiled now
+    as_it_is = first.run(target, data, FIRST)
+    if as_it_is.outcome != "passed":
+        log = first.log.read_text()[-3000:]
+        raise SystemExit(f"{name}: the tests do not pass as it is ({as_it_is.outcome}):\n{log}")
+    swaps = first.swapped(target, None, data, FIRST).outcome == "passed"
+    servers.put(first)
+    print(f"{name}: {len(made)} mutants, {as_it_is.processor:.1f} s of the processor each", flush=True)
+    limits = as_it_is.limits
+
+    def one(mutant: Mutant, swap: bool) -> Found:
         server = servers.get()
         try:
             changed = data[: mutant.start] + mutant.text.encode() + data[mutant.stop :]
-            return server.swapped(target, mutant, changed, limit) if swap else server.run(target, changed, limit)
+            return server.swapped(target, mutant, changed, limits) if swap else server.run(target, changed, limits)
         finally:
             servers.put(server)
 
     with ThreadPoolExecutor(jobs) as pool:
         found = dict(zip(made, pool.map(one, made, [True] * len(made)), strict=True)) if swaps else {}
-        rest = [mutant for mutant in made if found.get(mutant, ("unfit", 0.0))[0] in ("passed", "unfit", "broken")]
+        rest = [mutant for mutant in made if found.get(mutant, UNFIT).outcome in ("passed", "unfit", "broken")]
         found |= zip(rest, pool.map(one, rest, [False] * len(rest)), strict=True)
-    return [line_of(name, target, mutant, *found[mutant]) for mutant in made]
+    return [line_of(name, target, mutant, found[mutant]) for mutant in made]
 
 
-def line_of(name: str, target: Target, mutant: Mutant, outcome: str, took: float) -> dict[str, Any]:
+def line_of(name: str, target: Target, mutant: Mutant, found: Found) -> dict[str, Any]:
     """A mutant's line of the report; said at once if somebody should look at it."""
-    outcome = "survived" if outcome == "passed" else outcome
+    outcome = "survived" if found.outcome == "passed" else found.outcome
     why = explained(target, mutant) if outcome == "survived" else None
-    line = {"target": name, "file": target["file"], **asdict(mutant), "outcome": outcome, "seconds": took}
+    line = {"target": name, "file": target["file"], **asdict(mutant), **asdict(found), "outcome": outcome}
     if why is not None:
         line |= {"outcome": "equivalent", "why": why}
-    if line["outcome"] in ("survived", "broken"):
+    if line["outcome"] in OPEN:
         print(f"  {outcome}: {target['file']}:{mutant.line} {mutant.function}: {mutant.change}", flush=True)
     return line
 
@@ -373,6 +409,7 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", help="targets of the table; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument("--sample", type=int, help="mutants of a target, the same ones each time; default: all")
+    parser.add_argument("--again", type=Path, metavar="REPORT", help="mutants.json: only what has survived there")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants", help="folder for the report")
     parser.add_argument("--list", action="store_true", help="say what would be changed, and stop")
     options = parser.parse_args()
@@ -380,11 +417,11 @@ def main() -> int:
     unknown = set(options.targets) - set(table)
     if unknown:
         parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
-    chosen = {name: table[name] for name in options.targets or table}
+    chosen = {name: tried(name, table[name], options.sample, options.again) for name in options.targets or table}
     if options.list:
-        for name, target in chosen.items():
-            for mutant in drawn(mutants(ROOT / target["file"], target.get("functions", [])), options.sample):
-                print(f"{name} {target['file']}:{mutant.line} {mutant.function}: {mutant.change}")
+        for name, made in chosen.items():
+            for mutant in made:
+                print(f"{name} {table[name]['file']}:{mutant.line} {mutant.function}: {mutant.change}")
         return 0
     lines: list[dict[str, Any]] = []
     servers: queue.Queue[Server] = queue.Queue()
@@ -393,14 +430,14 @@ def main() -> int:
         for server in all_servers:
             servers.put(server)
         try:
-            for name, target in chosen.items():
-                lines += check(name, target, servers, options.jobs, options.sample)
+            for name, made in chosen.items():
+                lines += check(name, table[name], made, servers, options.jobs) if made else []
                 text = save(lines, options.out)  # after each target: a run of hours may be stopped
         finally:
             for server in all_servers:
                 server.close()
     print(f"\n{text}\n{options.out}/mutants.json, .txt")
-    return 1 if any(line["outcome"] in ("survived", "broken") for line in lines) else 0
+    return 1 if any(line["outcome"] in OPEN for line in lines) else 0
 
 
 if __name__ == "__main__":

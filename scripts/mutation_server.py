@@ -1,6 +1,9 @@
 """The process in which scripts/mutate.py runs tests: what takes long to import is imported once, each run is a fork.
 
-A line of JSON in, a line out: (outcome, seconds). There are two ways to run tests with a mistake in the code:
+A line of JSON in, a line out: (outcome, seconds, seconds of the processor). How long a run may take is said in both: a
+loop without end is known by the processor's, however busy the machine is; a wait without end by the clock's alone.
+
+There are two ways to run tests with a mistake in the code:
 
     plain      the changed file stands in the copy of the source tree, which the fork imports
     swapped    tests and sources are imported already; the fork puts the changed function's code in the old one's place,
@@ -13,7 +16,9 @@ while modules are imported; so what it finds no test to notice is run the first 
 import contextlib
 import gc
 import json
+import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -28,6 +33,7 @@ WARM = """numpy scipy.stats torch torch._dynamo transformers.modeling_utils numb
           sklearn anyio.pytest_plugin"""
 KILLED, UNFIT = -1000, 98  # in place of an exit code: it took too long; the code can't be swapped
 Order = dict[str, Any]
+Answer = tuple[int, float, float]  # exit code, seconds, seconds of the processor
 
 
 def serve() -> None:
@@ -45,30 +51,36 @@ def serve() -> None:
         if not child:
             prepared(order)
         os.waitpid(child, 0)
-        say(0, 0.0)
+        say(0, 0.0, 0.0)
 
 
-def say(code: int, seconds: float) -> None:
+def say(code: int, seconds: float, processor: float) -> None:
     """Answer an order."""
-    print(json.dumps([code, seconds]), flush=True)
+    print(json.dumps([code, seconds, processor]), flush=True)
 
 
-def forked(order: Order, body: Callable[[], NoReturn]) -> tuple[int, float]:
+def forked(order: Order, body: Callable[[], NoReturn]) -> Answer:
     """Run something that ends in an exit in a process of its own: its exit code, and the seconds it took."""
     began = time.monotonic()
     child = os.fork()
     if not child:
         os.setsid()  # what the tests start ends with them
+        most = math.ceil(order["processor"])
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
         body()
+    late = False
     while True:
-        done, status = os.waitpid(child, os.WNOHANG)
+        done, status, used = os.wait4(child, 0 if late else os.WNOHANG)
+        took = time.monotonic() - began
         if done:
-            return os.waitstatus_to_exitcode(status), time.monotonic() - began
-        if time.monotonic() - began > order["seconds"]:
+            code = os.waitstatus_to_exitcode(status)
+            stopped = late or (code < 0 and used.ru_utime + used.ru_stime >= order["processor"])
+            return KILLED if stopped else code, took, used.ru_utime + used.ru_stime
+        if took > order["seconds"]:
             os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return KILLED, time.monotonic() - began
-        time.sleep(0.005)
+            late = True
+        else:
+            time.sleep(0.005)
 
 
 def settle(order: Order) -> None:
@@ -121,7 +133,7 @@ def prepared(order: Order) -> NoReturn:
     path = order["file"]
     functions = [f for f in gc.get_objects() if isinstance(f, FunctionType) and f.__code__.co_filename == path]
     gc.freeze()
-    answer: tuple[int, float] = (code, 0.0)
+    answer: Answer = (code, 0.0, 0.0)
     while True:
         os.write(reply, (json.dumps(answer) + "\n").encode())
         line = sys.stdin.readline()

@@ -1,6 +1,8 @@
 """The table of the mutation check speaks of what there is: files, functions, tests, and changes that are tried."""
 
 import runpy
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -43,6 +45,43 @@ def test_what_is_changed_in_a_function(tmp_path):
     assert len(some) == 3 and some == [mutant for mutant in made if mutant in some] == MUTATE["drawn"](made, 3)
     with pytest.raises(SystemExit, match="there is no function g; there are: f"):
         MUTATE["mutants"](path, ["g"])
+
+
+def test_what_survived_is_tried_again(tmp_path):
+    made = MUTATE["mutants"](ROOT / TABLE["rounding"]["file"], [])
+    lines = [
+        MUTATE["line_of"]("rounding", TABLE["rounding"], mutant, MUTATE["Found"](outcome))
+        for mutant, outcome in zip(made, ("passed", "killed", "timeout", "broken", "passed"), strict=False)
+    ]
+    MUTATE["save"](lines, tmp_path)
+    again = MUTATE["tried"]("rounding", TABLE["rounding"], None, tmp_path / "mutants.json")
+    assert again == [made[0], made[3], made[4]]
+    assert MUTATE["tried"]("stream", TABLE["stream"], None, tmp_path / "mutants.json") == []
+
+
+FORKED = """
+import os, runpy, signal, sys, time
+server = runpy.run_path(sys.argv[1])
+
+def loop():
+    while True:
+        pass
+
+def kill():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+for body, seconds, processor in (
+    (loop, 900, 0.1), (lambda: time.sleep(900), 0.1, 900), (lambda: os._exit(3), 900, 900), (kill, 900, 900)
+):
+    print(server["forked"]({"seconds": seconds, "processor": processor}, body)[0])
+"""
+
+
+def test_loops_are_known_by_the_processors_time_and_waits_by_the_clock():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, MUTATE["SERVER"]], capture_output=True, text=True, check=True, timeout=900
+    )
+    assert [int(code) for code in done.stdout.split()] == [SERVER["KILLED"], SERVER["KILLED"], 3, -11]
 
 
 HELD = """

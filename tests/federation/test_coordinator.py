@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 
 from fedseed import FedAvg, FedSGD, FeedSign, ZOFedSGD
+from fedseed.aggregation.centred_clipping import CentredClipping
+from fedseed.aggregation.trimmed import TrimmedMean
 from fedseed.errors import MessageError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
+from fedseed.methods import protected
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedsgd import Gradient
+from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Domain, stream
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -180,3 +184,49 @@ def test_a_step_next_to_those_before():
         assert round_of(made, number, (0, scalar(value))) == (b"" if value == 1e5 else scalar(value))
         assert (made.untaken is not None) == (value == 1e5)
         assert made.steps == number
+    again = Coordinator(SCALARS, LAYOUT, 1, [1], 1)
+    assert len(again.catch_up([scalar(value) for value in (2.0, 3.0, 2.0)])) == 3
+    assert round_of(again, 4, (0, scalar(1e5))) == b"" and again.untaken is not None
+
+
+def test_too_few_answers_for_the_rule_make_an_empty_step():
+    made = Coordinator(SCALARS, LAYOUT, 1, [1] * 4, 4, TrimmedMean(liars=1))
+    assert round_of(made, 1, (0, scalar(1.0)), (1, scalar(1.0))) == b""
+    assert "needs 3 answers, and there are 2" in made.untaken
+    assert round_of(made, 2) == b"" and made.untaken is None  # nobody has answered: nothing was refused
+    assert round_of(made, 3, *((client, scalar(client)) for client in range(3))) == scalar(1.0)
+    assert made.untaken is None and made.steps == 3
+
+
+def test_what_a_rule_remembers_is_the_last_rounds_that_had_an_outcome():
+    """Momentum of 0.5: half of how far the weights went last, also over a round that nobody has answered."""
+    made = Coordinator(FedAvg(), LAYOUT, 1, [1, 1], 2, CentredClipping(momentum=0.5))
+    made.take_base(lambda: floats(0.0, 0.0))
+    assert round_of(made, 1, *((client, floats(1.0, -1.0)) for client in (0, 1))) == floats(0.5, -0.5)
+    assert round_of(made, 2) == b""
+    assert round_of(made, 3, *((client, floats(1.5, -1.5)) for client in (0, 1))) == floats(1.25, -1.25)
+
+
+@pytest.mark.parametrize("per_round", [1, 2, 3])
+def test_turns_are_counted_by_who_is_asked_whoever_answers(per_round, monkeypatch):
+    """Privacy's account hangs on seed and round alone; the budget of three turns here ends a run before a fourth."""
+    method = protected(SCALARS, PrivacySettings(level="client", clip=1.0, noise=1.0))
+    monkeypatch.setattr(type(method.privacy), "affordable", 3)
+    made = Coordinator(method, LAYOUT, 5, [1] * 3, per_round)
+    asked = [made.sampled(number) for number in range(1, 10)]
+    turns = [max(sum(client in one for one in asked[:number]) for client in range(3)) for number in range(10)]
+    last = sum(most <= 3 for most in turns[1:])
+    assert [made.last_round(rounds) for rounds in (2, last, last + 1, 9)] == [2, last, last, last]
+    payloads = []
+    for number, clients in enumerate(asked, start=1):
+        assert made.counted == turns[number - 1] and made.steps == number - 1
+        first = [(clients[0], scalar(0.5))] if number % 2 else []
+        payloads.append(round_of(made, number, *first))
+    assert made.counted == turns[9]
+    assert made.sampled(1, set(range(3)) - {asked[0][0]}) == asked[0][1:]  # nobody takes its place
+    again = Coordinator(method, LAYOUT, 5, [1] * 3, per_round)
+    again.catch_up(payloads)
+    assert again.counted == turns[9] and again.steps == 9
+    plain = Coordinator(SCALARS, LAYOUT, 5, [1] * 3, per_round)
+    plain.catch_up(payloads)
+    assert plain.counted == 9 and plain.last_round(7) == 7

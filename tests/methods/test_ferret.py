@@ -311,7 +311,13 @@ def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_
         assert update.seed == client.bases[0].seed == expected
         assert client.rates == [0.25]
         assert (plan(method, state, 3).seed is None) == (seeds == "per-client") == (method.incomparable is not None)
-        assert method.change(state, FerretStep((update,))).rounding is None  # to nearest
+        assert method.lasting_entries == (seeds == "fixed")
+        step = FerretStep((update,))
+        assert method.change(state, step).rounding is None  # to nearest
+        kept = Ferret(directions=4, seeds=seeds, training={**training, "small_steps": "stochastic"})
+        for done in range(3):  # what a step's rounding is drawn by differs from step to step
+            assert kept.change(state, step).rounding == (expected, done if seeds == "fixed" else 0)
+            state = kept.advance(state, step)
 
 
 def test_limits_of_the_settings():

@@ -48,6 +48,26 @@ def test_a_coefficient_takes_a_bit():
         np.testing.assert_array_equal(a, b)
 
 
+def test_magnitudes_and_bytes_by_hand():
+    """Zeros stay zeros and count as positive; three blocks, whose bits follow one another without a gap."""
+    assert one_bit(np.float32([3, -1, 0])).tolist() == [2.5, -2.5, 2.5]
+    assert one_bit(np.float32([-0.25, -0.75])).tolist() == [-0.625, -0.625] and magnitude(np.float32([-1])) == 1
+    assert one_bit(np.zeros(2, dtype=np.float32)).tolist() == [0, 0] == [magnitude(np.zeros(0)), 0]
+    layout = Layout((TensorEntry("w", (60,), "float32"),), (0, 20, 40, 60))
+    state = METHOD.start(layout, 1)
+    for lengths, bits in (((8, 3, 5), b"\xff\xf8"), ((8, 3, 7), b"\xff\xf8\x01")):  # no bit of the first is padding
+        signs = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[: sum(lengths)] * 2.0 - 1
+        blocks = np.split(np.float32(signs), np.cumsum(lengths)[:-1])
+        sent = tuple(np.float32(s) * block for s, block in zip((0, 0.5, 2), blocks, strict=True))
+        data = SEED.to_bytes(8, "little") + np.array(lengths, dtype="<u4").tobytes()
+        data += np.array([0, 0.5, 2], dtype="<f4").tobytes() + bits
+        assert BitCoefficients(SEED, (np.abs(sent[0]), *sent[1:])).encode() == data
+        back = METHOD.decode_update(state, 1, data)
+        assert [gamma.tolist() for gamma in back.gammas] == [gamma.tolist() for gamma in sent]
+    with pytest.raises(MessageError, match="more than 18 coefficients: a padding bit is set"):
+        METHOD.decode_update(state, 1, data[:-1] + b"\x05")
+
+
 def test_what_no_client_can_have_made_is_refused():
     data = update().encode()
     negative = data[:16] + np.array([-1.0], dtype="<f4").tobytes() + data[20:]

@@ -147,6 +147,11 @@ def test_lies_are_as_large_as_the_truth(bits):
     np.testing.assert_array_equal(np.abs(noisy), np.abs(q))
     np.testing.assert_array_equal(noisy != q, drawn >> (bits - 1) & 1 == 1)
     np.testing.assert_array_equal(lies["random"].codes.numbers, drawn % (1 << bits))
+    both = (np.resize(drawn, 2 * len(q)).reshape(2, -1) + 0.5) / 2.0**32
+    reversed_ = 1 + np.sqrt(-2 * np.log(both[0])) * np.cos(2 * np.pi * both[1]) < 0
+    assert 0.1 < reversed_.mean() < 0.25
+    multiplied = honest.attacked(Attack("multiplier"), drawn, method)
+    np.testing.assert_array_equal(multiplied.values(state.counts), np.where(reversed_, -q, q))
     assert honest.size(About(method, state, "update")) == pytest.approx((np.square(q, dtype=float).sum() / SIZE) ** 0.5)
 
 

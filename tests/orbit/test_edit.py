@@ -3,6 +3,7 @@
 import os
 import runpy
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, FerretStep
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record, edit, signature
+from fedseed.orbit.file import write_orbit
 from fedseed.weights.digest import base_digest
 from support.rounds import answers, plan
 
@@ -81,6 +83,15 @@ def test_a_compacted_orbit_holds_the_final_model_only(name, tmp_path):
     for length in range(len(data)):  # here a cut between records is found, too
         with pytest.raises(OrbitError):
             Orbit.parse(data[:length])
+    (only,) = small.parts
+    for at, parts in ((0, [replace(only, steps=2)]), (1, [only, replace(only, first=only.last + 1)])):
+        write_orbit(tmp_path / "small.orbit", small.start, parts)
+        with pytest.raises(OrbitError, match=f"step {only.last + at}: a compacted orbit holds one step"):
+            Orbit.open(tmp_path / "small.orbit")
+    (tmp_path / "small.orbit").write_bytes(small.start)
+    with pytest.raises(OrbitError, match=f"step {whole.last} is cut off; this is no write that was interrupted"):
+        OrbitWriter(tmp_path / "small.orbit", small.header, resume=True)
+    assert (tmp_path / "small.orbit").read_bytes() == small.start
 
 
 def test_what_can_not_be_compacted(tmp_path):

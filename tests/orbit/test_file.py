@@ -98,12 +98,15 @@ def test_every_cut_is_found_and_only_a_torn_tail_is_cut_back(tmp_path):
         path.write_bytes(data[:length])
         if length < head:
             for attempt in (lambda: Orbit.open(path), lambda: OrbitWriter(path, header, resume=True)):
-                with pytest.raises(OrbitError, match=r"not an orbit file|header is damaged or cut short"):
+                text = "not an orbit file" if length < 16 else "header is damaged or cut short"
+                with pytest.raises(OrbitError, match=text):
                     attempt()
             continue
         whole, rest = divmod(length - head, STEP)
         if rest:
-            with pytest.raises(OrbitError, match=f"step {whole + 1} is cut short"):
+            size = STEP if whole < 3 else FRAME
+            missing = f": {size - rest} bytes are missing" if rest >= 16 else ", at byte"
+            with pytest.raises(OrbitError, match=f"step {whole + 1} is cut short{missing}"):
                 Orbit.open(path)
         else:
             assert len(Orbit.open(path)) == whole and not Orbit.open(path).complete
@@ -147,6 +150,15 @@ def test_damage_before_the_last_record_is_never_cut_off(tmp_path):
         with pytest.raises(OrbitError, match=r"step 2 is damaged.*nothing is cut off.*rollback --to 1"):
             OrbitWriter(tmp_path / "b.orbit", header, resume=True)
         assert (tmp_path / "b.orbit").read_bytes() == changed
+
+
+def test_what_follows_the_end_is_never_cut_off(tmp_path):
+    write(tmp_path / "a.orbit")
+    data = (tmp_path / "a.orbit").read_bytes() + b"more"
+    (tmp_path / "a.orbit").write_bytes(data)
+    with pytest.raises(OrbitError, match=r"4 bytes after the end.*nothing is cut off.*rollback --to 3"):
+        OrbitWriter(tmp_path / "a.orbit", Orbit.parse(data[:-4]).header, resume=True)
+    assert (tmp_path / "a.orbit").read_bytes() == data
 
 
 def test_a_swapped_record_is_told_from_a_damaged_one(tmp_path):

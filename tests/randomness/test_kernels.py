@@ -11,6 +11,7 @@ from fedseed.randomness import Basis
 from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load, reference, transform
 from fedseed.randomness.kernels.reference import Part, from_float
+from fedseed.randomness.stream import Domain, words
 from support.forked import forked
 from support.tiers import mark, tiered
 
@@ -154,6 +155,15 @@ def test_tables_of_directions_that_touch_several_bases():
     for (n, table), (m, compiled) in zip(tables, transform.hadamard_tables(8, 5, coefficients), strict=True):
         assert n == m
         same_bits(compiled, table)
+
+
+@pytest.mark.parametrize("start, stop", [(0, 1), (3, 9), (4, 8), (127, 129), (128, 256), (300, 300), (77, 501)])
+def test_words_and_signs_do_not_depend_on_where_a_run_begins(start, stop):
+    """Four elements share a Philox call, 128 signs do."""
+    numbers = words(5, Domain.SIGNS, 9, 0, 130).reshape(-1)
+    bits = (numbers[:, None] >> np.arange(32, dtype=np.uint32)) & 1
+    np.testing.assert_array_equal(reference.element_words(5, Domain.SIGNS, 9, start, stop), numbers[start:stop])
+    same_bits(reference.signs(5, Domain.SIGNS, 9, start, stop), 1 - 2 * bits.reshape(-1)[start:stop].astype(np.float32))
 
 
 def not_compiled():

@@ -115,6 +115,19 @@ def test_a_change_that_fails_leaves_the_weights(name, dtype):
     assert where.digest() == before
 
 
+def test_a_step_that_is_refused_does_not_count():
+    """Adam's averages, and how many steps they are of, are as before."""
+    rule = Rule("adam", 1e-3)
+    refused, other = space(), space()
+    for where in (refused, other):
+        where.apply(Optimize(ONE, rule))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        refused.apply(Optimize(BAD, rule))
+    for where in (refused, other):
+        where.apply(Optimize(ONE, rule))
+    assert refused.digest() == other.digest()
+
+
 def test_weights_of_another_length_change_nothing():
     where = space(torch.bfloat16)
     before, data = where.digest(), bytes(where.layout.dense_bytes)
@@ -183,6 +196,9 @@ def test_after_any_other_change_only_a_copy_leads_back(change):
     where.apply(Rebuild(ONE))
     assert where.way_back() is not None
     where.apply_adds([Add(ONE)])
+    assert where.way_back() is None
+    where.apply(Rebuild(ONE))
+    where.restore(where.snapshot())  # of which nothing is known
     assert where.way_back() is None
     where.restore_base()
     assert where.way_back() is not None

@@ -7,6 +7,7 @@ import torch
 
 from fedseed import Basis, ParameterSpace
 from fedseed.weights import offload
+from fedseed.weights import space as whole_space
 from fedseed.weights.change import Rebuild, Term
 from fedseed.weights.offload import InFile, InHostMemory, copies, offloaded, out_of_the_way
 
@@ -75,6 +76,15 @@ def test_a_rebuild_from_a_file_has_the_bits_of_one_from_memory(monkeypatch, dtyp
         space.restore_base()
         ends.append([*digests, space.digest()])
     assert ends[0] == ends[1] and len(set(ends[0])) == 3
+
+
+def test_what_a_space_asks_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(whole_space, "copies", lambda tensors, *how: asked.append(how) or [])
+    space = ParameterSpace(torch.nn.Linear(2, 2))
+    space.keep_base()
+    space.keep_base(True, often=True)
+    assert asked == [("auto", False), (True, True)]
 
 
 def test_auto_takes_a_file_for_what_is_large_where_there_is_a_disk(monkeypatch):

@@ -6,6 +6,7 @@ from fedseed import Basis, ParameterSpace
 from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
+from fedseed.weights import space as module
 from fedseed.weights.change import Add, Replace, Term
 from fedseed.weights.digest import base_digest
 from support.tiers import tiered
@@ -97,6 +98,7 @@ def test_project_over_blocks(name):
     whole = space.project(delta.numpy(), basis, 3)
     each = space.project(delta, basis, [3] * 4)
     np.testing.assert_allclose(whole, np.sum(each, axis=0), rtol=1e-5, atol=1e-6)
+    assert ParameterSpace(Tied()).project(delta, basis, 3).shape == (3,)
     with pytest.raises(ValueError, match="shape"):
         space.project(delta[1:], basis, 3)
     with pytest.raises(ValueError, match="2 counts for 4 blocks"):
@@ -131,6 +133,38 @@ def test_dense_bytes_round_trip_and_a_wrong_length_changes_nothing(dtype):
     assert space.digest() == changed != before
     space.apply(Replace(saved))
     assert space.digest() == before
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lengths_differences_and_gradients_are_those_of_the_elements(dtype):
+    """Differences are made in single precision; a tensor without a gradient has one of zeros."""
+    space = ParameterSpace(Tied(dtype))
+    saved, before = space.snapshot(), flat(space).float()
+    space.apply(Add([Term(Basis("normal", 1), [0.5], 0)], 1.0))
+    now, digest = flat(space).float(), space.digest()
+    space.restore(saved)
+    space.add(Basis("normal", 1), [0.5])
+    assert space.digest() == digest
+    np.testing.assert_array_equal(space.difference(saved), (before - now).numpy())
+    np.testing.assert_array_equal(space.difference(saved, [s.float() * 0 + 0.1 for s in saved]), (before - 0.1).numpy())
+    assert space.norm() == pytest.approx(float(now.double().norm()), rel=1e-12)
+    space.parameters[1].grad = torch.full((16, 16), 2.0, dtype=dtype)
+    gradient = torch.frombuffer(bytearray(space.take_gradient()), dtype=dtype)
+    expected = torch.zeros(space.size, dtype=dtype)
+    expected[37 * 16 : 37 * 16 + 16 * 16] = 2.0
+    assert torch.equal(gradient, expected) and space.parameters[1].grad is None
+
+
+def test_weights_are_moved_in_memory_only_where_they_can_not_be_exchanged_or_are_used_often(monkeypatch):
+    space, basis = ParameterSpace(Tied()), Basis("normal", 2)
+    memory = space.parameters[0].detach().numpy()
+    before = memory.copy()
+    for can, often, moved in ((True, {}, False), (True, {"often": True}, True), (False, {}, True)):
+        monkeypatch.setattr(module, "can_exchange", lambda model, answer=can: answer)
+        with space.perturbed(basis, 0, 1e-2, **often):
+            assert bool((memory != before).any()) == moved
+            assert (flat(space)[: memory.size].numpy() != before.ravel()).any()
+        assert (memory == before).all()
 
 
 def test_digest_sees_names_dtypes_and_single_bits():

@@ -46,6 +46,7 @@ def test_what_is_no_share_is_refused():
     for data in (b"", bytes(16), PRIME.to_bytes(SHARE_BYTES, "little"), b"\xff" * SHARE_BYTES):
         with pytest.raises(MessageError, match="a share that is no number"):
             read_share(data)
+    assert join({1: 1 << 128}) is None and join({1: (1 << 128) - 1}) == b"\xff" * 16  # 130 bits, and 128
     for at, threshold in (((1, 1), 1), ((0, 1), 1), ((1, 2), 3), ((1, 2), 0)):
         with pytest.raises(ValueError, match="can't be"):
             split(bytes(16), at, threshold)
@@ -61,6 +62,18 @@ def test_words_add_up_exactly_and_never_over(form):
     total = sum((form.write(huge) for _ in range(form.clients)), start=np.zeros(3, form.dtype))
     assert (np.sign(form.read(total)) == [1, -1, 1]).all()
     assert np.allclose(np.abs(form.read(total)), form.most * form.clients, rtol=1e-2)
+
+
+def test_words_by_hand():
+    """Halves go to the even number, and what is too large to the largest whole number below (2^31 - 1) / n."""
+    form = FixedPoint(32, 0, 1)
+    assert form.write(np.array([0.5, 1.5, -1.0, 3e9, -3e9])).tolist() == [0, 2, 2**32 - 1, 2**31 - 2, 2**31 + 2]
+    assert form.read(np.array([3, 2**31 - 1, 2**31, 2**32 - 1], dtype=np.uint32)).tolist() == [
+        3, 2**31 - 1, -(2**31), -1,
+    ]  # fmt: skip
+    assert FixedPoint(32, 4, 3).write(np.array([1.25, 9e9]), 2).tolist() == [40, 715_827_882]
+    assert FixedPoint(32, 4, 3).most == pytest.approx(715_827_882.3333 / 16)
+    assert FixedPoint(64, 1, 1).write(np.array([-1.5])).dtype == np.dtype("<u8")
 
 
 def test_masks_cancel_and_a_key_is_needed():
