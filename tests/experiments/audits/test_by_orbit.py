@@ -54,10 +54,10 @@ def attacked(method, planted, tmp_path, rounds=ROUNDS, per_round=3):
 
 @pytest.mark.usefixtures("without_pictures")
 class TestScores:
-    @pytest.mark.parametrize(("planted", "per_round"), [(4, 3), (11, 2)])
-    def test_votes_name_the_canary(self, planted, per_round, tmp_path):
-        scores, records, known = attacked(FeedSign(**QUICK), planted, tmp_path, per_round=per_round)
-        assert rank(scores, planted) == 1 and scores[planted] == 0  # it explains every step; none of the others does
+    def test_votes_name_the_canary(self, tmp_path):
+        """Two of three clients take part in a round, and the candidate's not in all."""
+        scores, records, known = attacked(FeedSign(**QUICK), 11, tmp_path, per_round=2)
+        assert rank(scores, 11) == 1 and scores[11] == 0  # it explains every step; none of the others does
         assert known.worker.space.digest() == records[-1].digest  # the attack has followed the whole orbit
 
     def test_where_none_was_planted_nothing_explains_the_steps(self, tmp_path):
@@ -67,19 +67,19 @@ class TestScores:
     def test_a_private_draws_odds_are_within_its_epsilon(self, tmp_path):
         """For every pair of candidates: what DP-FeedSign promises. And the odds are told, not made up."""
         method = FeedSign(**QUICK, epsilon=0.01)
-        scores, _, _ = attacked(method, 4, tmp_path)
-        assert 0 < np.ptp(scores) <= 0.01 * ROUNDS
-        assert scores == pytest.approx(ROUNDS * np.log(0.5), abs=0.02 * ROUNDS)  # nearly fair coins
+        scores, _, _ = attacked(method, 4, tmp_path, rounds=40)
+        assert 0 < np.ptp(scores) <= 0.01 * 40
+        assert scores == pytest.approx(40 * np.log(0.5), abs=0.02 * 40)  # nearly fair coins
 
     def test_a_draw_with_a_large_epsilon_hides_little(self, tmp_path):
         scores, _, _ = attacked(FeedSign(**QUICK, epsilon=4.0), 4, tmp_path)
         assert rank(scores, 4) == 1
 
     def test_a_hopeless_candidate_is_left_behind(self, tmp_path, monkeypatch):
-        whole, _, _ = attacked(FeedSign(**QUICK), 4, tmp_path / "whole")
+        """It keeps the score that it had: two steps that can't follow are enough here."""
         monkeypatch.setattr(by_orbit, "HOPELESS", 10.0)
-        scores, _, _ = attacked(FeedSign(**QUICK), 4, tmp_path / "left")
-        assert rank(scores, 4) == 1 and scores.min() > whole.min()
+        scores, _, _ = attacked(FeedSign(**QUICK), 4, tmp_path)
+        assert rank(scores, 4) == 1 and scores.min() == pytest.approx(2 * np.log(1e-3))
 
     def test_examples_that_the_model_leaves_out_are_said(self, tmp_path):
         train, _ = data(3)
@@ -105,18 +105,12 @@ def test_what_can_not_be_reckoned_with_is_refused(recipe, setting, said):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize("epsilon", [None, 0.025])
-def test_the_command_finds_feedsigns_canary_by_its_orbit_and_not_at_epsilon_1(epsilon, tmp_path):
+def test_the_command_finds_feedsigns_canary_by_its_orbit(tmp_path):
     (tmp_path / "votes.toml").write_text(VOTES)
-    options = ["--by", "orbit", "--runs", 2, "--candidates", 30, "--copies", 8, "--out", tmp_path / "audit", "--json"]
-    private = [] if epsilon is None else ["--set", f"method.epsilon={epsilon}"]
-    shown = fedseed("audit", "canary", tmp_path / "votes.toml", *options, *private)
+    options = ["--by", "orbit", "--runs", 1, "--candidates", 30, "--copies", 8, "--out", tmp_path / "audit", "--json"]
+    shown = fedseed("audit", "canary", tmp_path / "votes.toml", *options)
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
-    assert found["by"] == "orbit" and len(found["ranks_in_control"]) == 2
-    if epsilon is None:
-        assert found["ranks"] == [1, 1] and 1 not in found["ranks_in_control"] and found["epsilon_at_least"] > 1.9
-        assert "By the last model and a twin: in" in (tmp_path / "audit" / "page.html").read_text()
-    else:
-        assert found["privacy"]["epsilon_pure"] == 1.0 and not found["contradicts_account"]
-        assert found["ranks"] != [1, 1]  # twice by chance: one in 300 at epsilon = 1
+    assert (found["by"], found["ranks"]) == ("orbit", [1]) and found["ranks_in_control"] != [1]
+    assert 0.4 < found["epsilon_at_least"] < 0.5  # of one guess
+    assert "By the last model and a twin: in" in (tmp_path / "audit" / "page.html").read_text()
