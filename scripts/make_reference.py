@@ -29,7 +29,7 @@ TABLES = {
     "task": "The data. `task.name` says which of the tasks below.",
     "federation": "Who takes part in a round, and the network.",
     "method": "The method. `method.name` says which of the methods below.",
-    "aggregation": "How the answers of a round are combined.",
+    "aggregation": "How the answers of a round are combined. What a robust rule costs: docs/robustness.md.",
     "bounds": "How far from the others a client, or a step, may be (docs/trust.md).",
     "privacy": "Noise for privacy ([privacy](privacy.md)). Without this table there is none but DP-FeedSign's.",
     "secure_sums": "Sums in place of answers (docs/secure-sums.md). Without this table all are read.",

@@ -4,6 +4,7 @@ from fractions import Fraction
 from itertools import count
 from math import exp, sqrt
 
+import numpy as np
 import pytest
 
 from fedseed.privacy import PrivateSign, sign
@@ -99,3 +100,11 @@ def test_the_account_says_something_of_every_epsilon():
     spent = PrivateSign(1.0, 4).spent(25)
     assert spent.items() >= PrivateSign(1.0, 4).counted(25).items()
     assert spent["votes"] == 100 and spent["epsilon"] == pytest.approx(79.84, abs=0.01)
+
+
+def test_the_odds_of_a_draw_are_told():
+    """Eq. 21; of each pair of sums that one vote tells apart within e^epsilon."""
+    told = PrivateSign(0.5).log_chance(np.array([3, -1]), np.array([1, 1]))
+    assert exp(told) == pytest.approx(1 / (1 + exp(-0.75)) / (1 + exp(0.25)))
+    one, other = (PrivateSign(40.0).log_chance(np.array([total]), np.array([-1])) for total in (99, 97))
+    assert one == pytest.approx(-40.0 * 99 / 2) and other - one == pytest.approx(40.0)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedseed.randomness import stream
 from fedseed.randomness.stream import Domain, derive, permutation, philox4x32, sample, uniform_integers, words
 
 ONES = 0xFFFFFFFF
@@ -39,6 +40,16 @@ def test_counter_and_key_are_laid_out_as_specified():
 def test_a_block_does_not_depend_on_where_the_run_of_blocks_begins(seed, direction, first, count, skip):
     whole = words(seed, Domain.DIRECTION, direction, first, skip + count)
     np.testing.assert_array_equal(whole[skip:], words(seed, Domain.DIRECTION, direction, first + skip, count))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, ONES), st.integers(0, 2**64 - 1), st.integers(0, stream.FEW))
+def test_a_few_blocks_made_one_by_one_are_the_definitions(seed, direction, first, count):
+    found = words(seed, np.int64(7), np.int64(direction), first, count)
+    index = [(first + i) % 2**64 for i in range(count)]
+    low_high = np.array([(i & ONES, i >> 32) for i in index], dtype=np.uint64).reshape(count, 2)
+    made = philox4x32((low_high[:, 0], low_high[:, 1], direction, 7), (seed & ONES, seed >> 32))
+    assert found.dtype == np.uint32
+    np.testing.assert_array_equal(found, np.stack(made, axis=-1))
 
 
 def test_uses_of_a_seed_share_no_numbers():

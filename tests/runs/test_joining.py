@@ -10,9 +10,9 @@ import pytest
 from fedseed.errors import RecipeError
 from fedseed.federation.network_client import NetworkClient
 from fedseed.runs.assembly import build
-from fedseed.runs.joining import Loading
+from fedseed.runs.joining import Loading, joining
 from fedseed.runs.network import coordinate
-from fedseed.runs.recipe import Recipe
+from fedseed.runs.recipe import Recipe, read_recipe
 from fedseed.tasks.data import Example
 from fedseed.transport.memory import Hub
 
@@ -175,3 +175,17 @@ def test_names_that_only_the_data_says(tmp_path):
     assert checked.task.client_names() is None
     load = Loading(checked, ["b"])
     assert load.names == ["a", "b"] and [client.name for client in load.data.clients] == ["b"]
+
+
+def test_a_client_shows_as_many_rounds_as_the_budget_allows():
+    settings = ["rounds=300", "task.clients=3", "task.examples=24", "federation.per_round=2", "method.seeds=shared"]
+    private = ["privacy.level=client", "privacy.clip=1.0", "privacy.noise=20.0", "privacy.budget=2.0"]
+    found = [
+        joining(read_recipe("digits-zo-fedsgd", settings + more), "run", Hub().transport("run"), ["*"])
+        for more in ([], private, [*private, "federation.per_round=3"])
+    ]
+    turns = found[1].hosted.worker.method.privacy.affordable
+    assert 10 < turns < 200
+    assert found[0].rounds == 300  # no budget
+    assert turns < found[1].rounds < 2 * turns  # two of three take part in each
+    assert found[2].rounds == turns

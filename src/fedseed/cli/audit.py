@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -44,6 +44,10 @@ def canary(
     candidates: Annotated[int, typer.Option(min=2, help="Canaries of which one is planted.")] = 100,
     copies: Annotated[int, typer.Option(min=1, help="Examples of the client that are the canary.")] = 1,
     client: Annotated[str | None, typer.Option(help="Who has the canary. Default: the first client.")] = None,
+    by: Annotated[
+        Literal["model", "orbit"],
+        typer.Option(help="What the attack has: the last model, or every step (FeedSign)."),
+    ] = "model",
     seed: SeedOption = 1,
     set_: SetOption = None,
     device: DeviceOption = None,
@@ -74,7 +78,7 @@ def canary(
     name = Path(recipe).stem
     say(f"{name}: {runs} runs with one of {candidates} canaries, {runs} without")
     with limited(threads):
-        test = canary_test(checked, runs, candidates, copies, client, seed, say)
+        test = canary_test(checked, runs, candidates, copies, client, seed, say, by)
     page = canary_page.audit(test, name, facts_of(name, checked, changes))
     result = write_audit(folder, page, canary_page.numbers(test), time.perf_counter() - began)
     for found in page.answers:

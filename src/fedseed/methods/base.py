@@ -343,6 +343,15 @@ class Method(Renamed, ABC):
                 )
         return None
 
+    @property
+    def odds_batch(self) -> int | None:
+        """Of how many examples, drawn once a round, an answer is made, where `log_chance` is known; None: it is not."""
+        return None
+
+    def log_chance(self, state: Any, answers: Answers, step: Any) -> float:
+        """log P(this step follows from these answers), for audits by the orbit; of one that can't follow, very low."""
+        raise NotImplementedError
+
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:
         """What of the state a person would like to see at the end of a run: 1-D arrays by name."""
         return {}

@@ -15,6 +15,7 @@ never abstains: that its losses are not usable would be told by its silence, so 
 
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from math import log
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -35,6 +36,7 @@ from fedseed.randomness.stream import words
 from fedseed.weights.change import Change
 
 Signs = NDArray[np.int8]
+UNLIKELY = 1e-3  # that a projection is so small that the float noise of another batch size turns its sign
 
 
 @dataclass(frozen=True)
@@ -111,15 +113,27 @@ class FeedSign(Population, Stepwise):
         """Majority for each direction (Eq. 4), or a private draw (Eq. 21); of another rule's outcome the sign."""
         if not answers:
             return Votes(np.zeros(0, dtype=np.int8))
-        if answers.rule.linear:
-            sums: NDArray[Any] = np.zeros(self.per_step, dtype=np.int64)
-            for update in answers.updates:
-                sums += update.signs.astype(np.int64)  # a secure sum comes as doubles
-        else:
-            sums = answers.combine([u.signs.astype(np.float64) for u in answers.updates])
+        sums = self._sums(answers)
         if self.privacy is not None:
             return Votes(np.array(self.privacy.draw(sums), dtype=np.int8))
         return Votes(self._settled(sums, state, answers.round))
+
+    def _sums(self, answers: Answers) -> NDArray[Any]:
+        """What the rule makes of the votes on each direction."""
+        if answers.rule.linear:
+            sums = np.zeros(self.per_step, dtype=np.int64)
+            for update in answers.updates:
+                sums += update.signs.astype(np.int64)  # a secure sum comes as doubles
+            return sums
+        return answers.combine([u.signs.astype(np.float64) for u in answers.updates])
+
+    def log_chance(self, state: StepState, answers: Answers, step: Votes) -> float:
+        """Of the private draw; of a majority that is another one, `UNLIKELY` for each vote."""
+        if not answers or not len(step.signs):
+            return 0.0
+        if self.privacy is not None:
+            return self.privacy.log_chance(self._sums(answers), step.signs)
+        return log(UNLIKELY) * int((self.aggregate(state, answers).signs != step.signs).sum())
 
     def change(self, state: StepState, step: Votes) -> Change:
         """w <- w - eta sum_i f_i z_i, rounded once (Eq. 3)."""
@@ -163,6 +177,11 @@ class FeedSign(Population, Stepwise):
     def unsummable(self) -> None:
         """Of the votes the majority needs nothing but their sum."""
         return None
+
+    @property
+    def odds_batch(self) -> int:
+        """A batch is drawn for all directions."""
+        return self.batch
 
     @property
     def privacy(self) -> PrivateSign | None:

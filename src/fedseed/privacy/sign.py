@@ -12,6 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from secrets import randbelow, randbits
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedseed.privacy.base import Mechanism
 
@@ -33,6 +37,10 @@ class PrivateSign(Mechanism):
     def draw(self, sums: Iterable[int]) -> list[int]:
         """+1 or -1 for each sum S of votes."""
         return [private_sign(int(total), self.epsilon) for total in sums]
+
+    def log_chance(self, sums: NDArray[np.integer[Any]], signs: NDArray[np.integer[Any]]) -> float:
+        """log P(draw(sums) = signs)."""
+        return float(-np.logaddexp(0.0, -0.5 * self.epsilon * sums * signs).sum())
 
     def counted(self, rounds: int) -> dict[str, float]:
         """Over T votes: T epsilon, by plain composition."""

@@ -20,6 +20,7 @@ MULTIPLIER_1 = 0xCD9E8D57
 WEYL_0 = 0x9E3779B9
 WEYL_1 = 0xBB67AE85
 ROUNDS = 10
+FEW = 12  # blocks that take less time one by one
 
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _SHIFT_32 = np.uint64(32)
@@ -78,6 +79,20 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
     return w0, w1, w2, w3
 
 
+def _philox_of_ints(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
+    """`philox4x32` of one counter, in Python's whole numbers: a fiftieth of what as many small arrays take."""
+    for _ in range(ROUNDS):
+        product_0, product_1 = MULTIPLIER_0 * c0, MULTIPLIER_1 * c2
+        c0, c1, c2, c3 = (
+            (product_1 >> 32) ^ c1 ^ k0,
+            product_1 & 0xFFFFFFFF,
+            (product_0 >> 32) ^ c3 ^ k1,
+            product_0 & 0xFFFFFFFF,
+        )
+        k0, k1 = (k0 + WEYL_0) & 0xFFFFFFFF, (k1 + WEYL_1) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
 def split_seed(seed: int) -> tuple[int, int]:
     """The Philox key of a 64-bit seed: (low word, high word).
 
@@ -102,6 +117,11 @@ def words(seed: int, domain: int, direction: int, first_block: int, blocks: int)
     Returns:
         uint32 array of shape (blocks, 4).
     """
+    if blocks <= FEW:
+        key = split_seed(seed)
+        low_high = ((i & 0xFFFFFFFF, i >> 32 & 0xFFFFFFFF) for i in range(int(first_block), int(first_block) + blocks))
+        rows = [_philox_of_ints(*index, int(direction), int(domain), *key) for index in low_high]
+        return np.array(rows, dtype=np.uint32).reshape(blocks, 4)
     index = np.uint64(first_block) + np.arange(blocks, dtype=np.uint64)
     counter = (index & _LOW_32, index >> _SHIFT_32, direction, domain)
     return np.stack(philox4x32(counter, split_seed(seed)), axis=-1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedseed.errors import OrbitError, RecipeError
+from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.hosted import Hosted, matching
 from fedseed.federation.network_client import NetworkClient
 from fedseed.privacy.secure.settings import identity_text
@@ -60,7 +61,18 @@ def joining(
         RecipeError: the recipe has no client of this name, or its model, data or key can't be had.
     """
     load = Loading(recipe, clients, examples, progress, own, identity)
-    return NetworkClient(transport, run, load, recipe.rounds, progress, orbit)
+    client = NetworkClient(transport, run, load, recipe.rounds, progress, orbit)
+    client.rounds = _last_round(recipe, load, client.hosted)
+    return client
+
+
+def _last_round(recipe: Recipe, load: "Loading", hosted: Hosted) -> int:
+    """How many rounds privacy's budget allows, as the coordinator counts; of parties that know of no other, all."""
+    if recipe.method.privacy is None or (load.party and recipe.federation.clients is None):
+        return recipe.rounds
+    clients = [0] * len(load.names)
+    per_round = check_per_round(recipe, len(clients))
+    return Coordinator(recipe.method, hosted.header.layout, recipe.seed, clients, per_round).last_round(recipe.rounds)
 
 
 class Loading:

@@ -4,20 +4,26 @@ The attack knows all but which canary it is: recipe, data, the run's seed. It tr
 canary, and guesses the candidate whose loss fell furthest below the twin's for the length of its gradient: to first
 order that is how far the weights went its way. A weaker attack has no twin and goes by the candidates' losses alone.
 Half of the runs, the twins, have no canary: there the attack must be at chance.
+
+By the orbit, the attack has every step in place of the last model alone, and needs no twin (`by_orbit`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedseed.errors import RecipeError, plural
-from fedseed.experiments.audits.canaries import planting
+from fedseed.experiments.audits import by_orbit
+from fedseed.experiments.audits.canaries import Planting, planting
 from fedseed.experiments.audits.guessing import at_least, epsilon_at_least, percentile, rank
+from fedseed.orbit import Orbit
 from fedseed.reports.progress import shown_by
 from fedseed.runs.assembly import Federation, build
 from fedseed.runs.parties import load_data
@@ -26,6 +32,7 @@ from fedseed.tasks.data import TaskData
 
 Losses = NDArray[np.float64]
 Say = Callable[[str], None]
+By = Literal["model", "orbit"]
 BATCH = 64  # candidates that go through the model at a time
 CONFIDENCE = 0.95
 
@@ -41,6 +48,8 @@ class Game:
         with_it: after the run with the canary.
         twin: after the run without.
         lengths: of the candidates' gradients at the twin's weights, shape (N,).
+        odds: how well each candidate explains the run's orbit, in logs, shape (N,); None: it has the model alone.
+        odds_twin: the twin's orbit.
     """
 
     seed: int
@@ -49,10 +58,17 @@ class Game:
     with_it: Losses
     twin: Losses
     lengths: Losses
+    odds: Losses | None = None
+    odds_twin: Losses | None = None
 
     @property
     def scores(self) -> Losses:
-        """How far the weights went each candidate's way: the attack."""
+        """The attack: how well candidates explain the orbit, or how far the weights went their way."""
+        return self.ways if self.odds is None else self.odds
+
+    @property
+    def ways(self) -> Losses:
+        """How far the weights went each candidate's way: the attack by the model."""
         return (self.twin - self.with_it) / self.longer
 
     @property
@@ -88,9 +104,19 @@ class CanaryTest:
         return len(self.games[0].base)
 
     @property
+    def by(self) -> By:
+        """What the attack has."""
+        return "model" if self.games[0].odds is None else "orbit"
+
+    @property
     def ranks(self) -> list[int]:
-        """The canary's place in each run, by the attack with a twin."""
+        """The canary's place in each run, by the attack: by the orbit, or by the model with a twin."""
         return [rank(game.scores, game.planted) for game in self.games]
+
+    @property
+    def ranks_by_model(self) -> list[int]:
+        """The same by the last model and a twin, whatever else the attack had."""
+        return [rank(game.ways, game.planted) for game in self.games]
 
     @property
     def ranks_alone(self) -> list[int]:
@@ -99,16 +125,21 @@ class CanaryTest:
 
     @property
     def control(self) -> list[Losses]:
-        """Scores of the twins, which had no canary, against the next pair's: what there is to be found in nothing."""
+        """Scores of the twins, which had no canary: what there is to be found in nothing.
+
+        By the model each is compared with the next pair's twin; with one pair there is none.
+        """
+        if self.by == "orbit":
+            return [game.odds_twin for game in self.games if game.odds_twin is not None]
+        if len(self.games) < 2:
+            return []
         after = [*self.games[1:], self.games[0]]
         return [(other.twin - game.twin) / game.longer for game, other in zip(self.games, after, strict=True)]
 
     @property
     def ranks_control(self) -> list[int]:
-        """The place of the canary in the runs that did not have it; none with one pair of runs, which has no other."""
-        if len(self.games) < 2:
-            return []
-        return [rank(scores, game.planted) for scores, game in zip(self.control, self.games, strict=True)]
+        """The place of the canary in the runs that did not have it."""
+        return [rank(scores, game.planted) for scores, game in zip(self.control, self.games, strict=False)]
 
     @property
     def found(self) -> int:
@@ -155,6 +186,7 @@ def canary_test(
     client: str | None = None,
     seed: int = 1,
     say: Say = lambda text: None,
+    by: By = "model",
 ) -> CanaryTest:
     """Run a recipe with and without a canary.
 
@@ -166,12 +198,15 @@ def canary_test(
         client: who gets the canary; None: the first.
         seed: draws candidates, and in each run the canary.
         say: shows a line of progress.
+        by: what the attack has: the last model, or the orbit, which is every step.
 
     Raises:
-        RecipeError: the recipe has no losses to go by, or the data no canary.
+        RecipeError: the recipe has no losses to go by, the data no canary, or the method no odds of its steps.
     """
     if recipe.reward is not None:
         raise RecipeError("audit canary: a recipe with [reward] has no losses to go by")
+    if by == "orbit":
+        by_orbit.check(recipe)
     data = load_data(recipe)
     plan = planting(data, candidates, copies, client, seed)
     bare = replace(data, evaluation={}, validation=())
@@ -181,10 +216,10 @@ def canary_test(
     for number in range(runs):
         own = recipe.seed + number
         planted = int(drawn.integers(candidates))
-        twin = _run(recipe, bare, own, plan.candidates, twin=True)
-        run = _run(recipe, plan.planted(bare, planted), own, plan.candidates)
+        twin = _run(recipe, bare, own, plan, by)
+        run = _run(recipe, bare, own, plan, by, planted)
         spent = run.spent
-        games.append(Game(own, planted, twin.base, run.losses, twin.losses, twin.lengths))
+        games.append(Game(own, planted, twin.base, run.losses, twin.losses, twin.lengths, run.odds, twin.odds))
         placed = rank(games[-1].scores, planted)
         say(f"run {number + 1} of {runs}: the canary is in place {placed} of {candidates}")
     return CanaryTest(games, data.clients[plan.client].name, copies, spent)
@@ -199,22 +234,35 @@ class _Run:
         losses: after it.
         lengths: of their gradients; ones but for a twin.
         spent: the account.
+        odds: how well they explain its orbit, in logs; None: the attack has the model alone.
     """
 
     base: Losses
     losses: Losses
     lengths: Losses
     spent: dict[str, float] | None
+    odds: Losses | None
 
 
-def _run(recipe: Recipe, data: TaskData, seed: int, candidates: Sequence[Any], twin: bool = False) -> _Run:
+def _run(recipe: Recipe, bare: TaskData, seed: int, plan: Planting, by: By, planted: int | None = None) -> _Run:
+    """A run with candidate `planted` in the data; None: a twin."""
+    data, candidates = bare if planted is None else plan.planted(bare, planted), plan.candidates
     evaluation = recipe.evaluation.model_copy(update={"every": recipe.rounds})
     quiet = {"seed": seed, "tracking": [], "stopping": None, "evaluation": evaluation}
-    federation = build(recipe.model_copy(update=quiet), None, shown_by(False), data=data)
-    base = _losses(federation, candidates)
-    spent = federation.run().summary.get("privacy")
+    recipe = recipe.model_copy(update=quiet)
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "run" if by == "orbit" else None
+        federation = build(recipe, out, shown_by(False), data=data)
+        base = _losses(federation, candidates)
+        spent = federation.run().summary.get("privacy")
+        steps = None if out is None else Orbit.open(out / "model.orbit").records
     after = _losses(federation, candidates)
-    return _Run(base, after, _lengths(federation, candidates) if twin else np.ones(len(base)), spent)
+    lengths = _lengths(federation, candidates) if planted is None else np.ones(len(base))
+    odds = None
+    if steps is not None:  # the attack knows the data without the canary
+        known = build(recipe, None, shown_by(False), data=bare)
+        odds = by_orbit.scores(known, steps, plan, len(bare.clients[plan.client].examples))
+    return _Run(base, after, lengths, spent, odds)
 
 
 @torch.no_grad()

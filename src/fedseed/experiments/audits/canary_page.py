@@ -14,9 +14,13 @@ from fedseed.reports.findings import Panel
 from fedseed.reports.tables import Sheet
 
 CHANCE = 0.05  # what is at least as likely by blind guessing counts as chance
+HAS = {
+    "model": "the last model, the recipe, all other data and a twin run of the same seed without a canary",
+    "orbit": "every step, and with them the model of every round, the recipe and all other data",
+}
 LIMITS = (
     "A test bounds privacy from below: that nothing was found does not say that nothing can be.",
-    "The attack sees the last model, not what the coordinator receives.",
+    "The attack sees the last model, or with --by orbit every step, not what the coordinator receives.",
     "The bound is about exchanging the canary's examples. An account of adding or removing one example allows twice "
     "its epsilon for an exchange; one of single examples says nothing about several copies.",
 )
@@ -30,6 +34,8 @@ def numbers(test: CanaryTest) -> dict[str, Any]:
         "copies": test.copies,
         "client": test.client,
         "found": test.found,
+        "by": test.by,
+        "found_by_model": test.ranks_by_model.count(1),
         "found_without_twin": test.ranks_alone.count(1),
         "found_in_control": test.ranks_control.count(1),
         "by_chance": test.by_chance,
@@ -39,6 +45,7 @@ def numbers(test: CanaryTest) -> dict[str, Any]:
         "privacy": test.spent,
         "contradicts_account": test.contradicts,
         "ranks": test.ranks,
+        "ranks_by_model": test.ranks_by_model,
         "ranks_without_twin": test.ranks_alone,
         "ranks_in_control": test.ranks_control,
     }
@@ -58,8 +65,7 @@ def audit(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
         "canary",
         f"Canary test of {name}",
         f"In each of {plural(runs, 'run')} one of {n} canaries, drawn evenly, took the place of {whose}. The attack "
-        "has the last model, the recipe, all other data and a twin run of the same seed without a canary, and guesses "
-        "which one it was.",
+        f"has {HAS[test.by]}, and guesses which one it was.",
         [found(test), control(test), bound(test)],
         [_curve(test), _scores(test), _bounds(test)],
         [_table(test)],
@@ -76,11 +82,18 @@ def found(test: CanaryTest) -> Answer:
         "Is the canary found?",
         f"In {test.found} of {plural(runs, 'run')}; blind guessing is right in 1 of {n}, and as often as this with "
         f"probability {test.by_chance:.2g}. In the mean, {100 * test.mean_percentile:.1f}% of the other candidates "
-        f"score below it (50% at chance). Without a twin, by the losses alone: in "
-        f"{test.ranks_alone.count(1)} of {runs}.",
+        f"score below it (50% at chance). {_weaker(test)}in {test.ranks_alone.count(1)} of {runs}.",
         "at chance" if chance else "found",
         "good" if chance else "warn",
     )
+
+
+def _weaker(test: CanaryTest) -> str:
+    """How far attacks get that have less."""
+    if test.by == "model":
+        return "Without a twin, by the losses alone: "
+    count = test.ranks_by_model.count(1)
+    return f"By the last model and a twin: in {count} of {len(test.games)}; by the last model's losses alone: "
 
 
 def control(test: CanaryTest) -> Answer:
@@ -88,10 +101,10 @@ def control(test: CanaryTest) -> Answer:
     asks, found = "And where no canary was planted?", test.ranks_control
     if not found:
         return Answer(asks, "One pair of runs has no other to compare with.", "not tried")
-    right = found.count(1)
+    right, against = found.count(1), ", against another twin," if test.by == "model" else ""
     return Answer(
         asks,
-        f"The attack on the {plural(len(found), 'twin')}, against another twin, names the one that would have been "
+        f"The attack on the {plural(len(found), 'twin')}{against} names the one that would have been "
         f"planted in {right} of {len(found)}.",
         "at chance" if right <= 1 else "found",
         "good" if right <= 1 else "warn",
@@ -126,12 +139,14 @@ def bound(test: CanaryTest) -> Answer:
 def _curve(test: CanaryTest) -> Panel:
     n = test.candidates
     lines = [
-        Series("with a twin", shares_found(test.ranks, n), number=1),
+        Series("with a twin", shares_found(test.ranks_by_model, n), number=1),
         Series("by the losses alone", shares_found(test.ranks_alone, n), number=0),
         Series("blind guessing", [(float(r), r / n) for r in first_guesses(n)], number=23),
     ]
+    if test.by == "orbit":
+        lines.insert(0, Series("by the orbit", shares_found(test.ranks, n), number=3))
     if test.ranks_control:
-        lines.insert(2, Series("no canary planted", shares_found(test.ranks_control, n), number=2))
+        lines.insert(-1, Series("no canary planted", shares_found(test.ranks_control, n), number=2))
     return Panel("Found", lines, Axis("among the first guesses", log=True), Axis("share of runs"))
 
 
