@@ -89,6 +89,26 @@ def split_seed(seed: int) -> tuple[int, int]:
     return seed & 0xFFFFFFFF, seed >> 32
 
 
+def block(seed: int, domain: int, direction: int, position: int) -> tuple[int, int, int, int]:
+    """One Philox block as four numbers, as `words` has it: of so few, NumPy would take thirty times as long.
+
+    Args:
+        seed: 64-bit seed (the key).
+        domain: the use of the numbers.
+        direction: direction index, 32 bits.
+        position: index of the block; the 64 bits at its end count.
+    """
+    k0, k1 = split_seed(int(seed))
+    position = int(position)
+    c0, c1, c2, c3 = position & 0xFFFFFFFF, position >> 32 & 0xFFFFFFFF, int(direction), int(domain)
+    for _ in range(ROUNDS):
+        product_0, product_1 = MULTIPLIER_0 * c0, MULTIPLIER_1 * c2
+        c0, c1 = (product_1 >> 32) ^ c1 ^ k0, product_1 & 0xFFFFFFFF
+        c2, c3 = (product_0 >> 32) ^ c3 ^ k1, product_0 & 0xFFFFFFFF
+        k0, k1 = (k0 + WEYL_0) & 0xFFFFFFFF, (k1 + WEYL_1) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
 def words(seed: int, domain: int, direction: int, first_block: int, blocks: int) -> Words:
     """Consecutive Philox blocks of one direction.
 
@@ -102,6 +122,8 @@ def words(seed: int, domain: int, direction: int, first_block: int, blocks: int)
     Returns:
         uint32 array of shape (blocks, 4).
     """
+    if blocks == 1:
+        return np.array([block(seed, domain, direction, first_block)], dtype=np.uint32)
     index = np.uint64(first_block) + np.arange(blocks, dtype=np.uint64)
     counter = (index & _LOW_32, index >> _SHIFT_32, direction, domain)
     return np.stack(philox4x32(counter, split_seed(seed)), axis=-1)
@@ -116,8 +138,8 @@ def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int
         position: 64-bit counter, for example the round.
         direction: 32-bit counter, for example the client's number.
     """
-    row = words(seed, domain, direction, position, 1)[0]
-    return int(row[0]) | int(row[1]) << 32
+    low, high, _, _ = block(seed, domain, direction, position)
+    return low | high << 32
 
 
 def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.uint64]:
