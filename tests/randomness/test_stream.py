@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedseed.randomness.stream import Domain, derive, permutation, philox4x32, sample, uniform_integers, words
+from fedseed.randomness.stream import Domain, block, derive, permutation, philox4x32, sample, uniform_integers, words
 
 ONES = 0xFFFFFFFF
 
@@ -39,6 +39,15 @@ def test_counter_and_key_are_laid_out_as_specified():
 def test_a_block_does_not_depend_on_where_the_run_of_blocks_begins(seed, direction, first, count, skip):
     whole = words(seed, Domain.DIRECTION, direction, first, skip + count)
     np.testing.assert_array_equal(whole[skip:], words(seed, Domain.DIRECTION, direction, first + skip, count))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, ONES), st.integers(0, 2**64 - 1))
+def test_one_block_alone_is_the_one_among_many(seed, direction, position):
+    first = max(0, position - 1)
+    among = words(seed, Domain.COIN, direction, first, 3 if first < 2**64 - 3 else 2)
+    assert block(seed, Domain.COIN, direction, position) == tuple(among[position - first].tolist())
+    alone = words(seed, Domain.COIN, direction, position, 1)
+    assert alone.tolist() == among[position - first :][:1].tolist() and alone.dtype == among.dtype
 
 
 def test_uses_of_a_seed_share_no_numbers():

@@ -10,6 +10,10 @@ from fedseed.objectives.losses import Blank, CausalLM, MaskedLM
 from fedseed.tasks.data import NextWord
 
 
+class Prompted(Blank):
+    """A tokenised prompt, and the words that may follow it; the blank is after the last of `ids`, which is `mask`."""
+
+
 class NextWords(MaskedLM):
     """Which of an example's words follows its prompt: `Choices` for options of one token.
 
@@ -34,14 +38,14 @@ class NextWords(MaskedLM):
         Raises:
             ValueError: an option is not one token, or two are the same.
         """
-        items = []
+        items: list[Blank] = []
         for example in examples:
             words = self.word_ids(example.options)
             ids = self._language.prompt_ids(example.prompt)
             if len(ids) >= self.max_length:
                 self.dropped += 1
             else:
-                items.append(Blank(tuple(ids), len(ids) - 1, words, example.gold))
+                items.append(Prompted(tuple(ids), len(ids) - 1, words, example.gold))
         return items
 
     def _scores(self, model: torch.nn.Module, items: Sequence[Blank], most: int) -> torch.Tensor:

@@ -43,6 +43,7 @@ _CONSUMERS = {
 LARGE = 1 << 20  # elements of a matrix beyond which a product is done in slices: a copy then takes 4 MiB at most
 FUSED = 1 << 18  # elements of a matrix from which on a product makes its copy as it goes on, where the kernels can,
 FUSED_INPUTS = range(8, 1025)  # for so many inputs: for fewer or more a library's product of a copy is as fast
+_SHORT_CUTS = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 _MAY_HOLD = (torch.Tensor, list, tuple, dict)
 _WAYS: dict[Any, str] = {}  # what to do with which function, found out once
 
@@ -210,15 +211,18 @@ class Perturbation:
         return self._prepared[key]
 
 
-def can_stand_in(vector: Vector, scaling: Moments | None) -> bool:
-    """Whether copies of all tensors may take their place (`in_place_of`).
+def can_stand_in(model: torch.nn.Module, vector: Vector, scaling: Moments | None) -> bool:
+    """Whether copies of all tensors may take their place (`in_place_of`), with the same bits.
 
-    They may not where gradients go to the tensors, and not under autocast, which remembers what it made of a tensor.
+    They may not where gradients go to the tensors, nor under autocast, which remembers what it made of a tensor.
+    Torch's own attention takes another way where functions are not asked.
     """
     return (
         vector.layout.size < FUSED  # and so no product is made as it goes on
+        and not any(isinstance(module, _SHORT_CUTS) for module in model.modules())
         and scaling is None
         and not torch.is_grad_enabled()
+        and not torch.is_inference_mode_enabled()
         and all(p.is_cpu for p in vector.parameters)
         and not torch.is_autocast_enabled("cpu")
     )

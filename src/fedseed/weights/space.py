@@ -318,7 +318,7 @@ class ParameterSpace:
         term, scaling = Term(basis, np.ones(1, dtype=np.float32), k), self._scaling
         if can_exchange(self.model) and not often:
             perturbation = Perturbation(self.vector, term, scale, scaling)
-            tiny = can_stand_in(self.vector, scaling)
+            tiny = can_stand_in(self.model, self.vector, scaling)
             with in_place_of(self.vector, perturbation) if tiny else PerturbedUse(perturbation):
                 yield
             return
