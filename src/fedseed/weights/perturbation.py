@@ -233,7 +233,7 @@ def in_place_of(vector: Vector, perturbation: Perturbation) -> Iterator[None]:
     """Inside the block, the parameters' memory is that of perturbed copies; afterwards it is their own again.
 
     What a function sees has the same bits as in `PerturbedUse`. All copies are there at once, which a small model can
-    afford, and no function is asked what it is given, which would take longer than a small model's work.
+    afford, and no function is asked what it is given, which takes half as long again as a small model's work.
     """
     own = [p.data for p in vector.parameters]
     copies = [perturbation.whole(p) if p.numel() else p.data for p in vector.parameters]
