@@ -183,6 +183,12 @@ PAGES = {
     "start.md": Page(sets={"recipe.toml": SHORT}),
     "tracking.md": Page(tracking),
     "vision.md": Page(sets={"digits-feedsign": ["rounds=2", "evaluation.every=2"]}),
+    "zeroth-order.md": Page(
+        sets={
+            "words-feedsign": ["rounds=2", "evaluation.every=2"],
+            "words-fedmezo": ["rounds=1", "method.steps=2"],
+        }
+    ),
 }
 TO_DO = {
     path: run

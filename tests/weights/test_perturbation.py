@@ -6,7 +6,9 @@ import transformers as tf
 
 from fedseed import Basis, ParameterSpace
 from fedseed.randomness.kernels import load
-from fedseed.weights.perturbation import can_exchange
+from fedseed.weights import space as spaces
+from fedseed.weights.change import Term
+from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
 
 TEXT = {"vocab_size": 61, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
 
@@ -23,6 +25,13 @@ def text_model(name):
         return tf.Qwen2ForCausalLM(tf.Qwen2Config(**TEXT, intermediate_size=32, num_key_value_heads=1))
     config = tf.RobertaConfig(**TEXT, intermediate_size=32, max_position_embeddings=40)
     return tf.RobertaForMaskedLM(config)
+
+
+@pytest.fixture(autouse=True)
+def by_functions(request, monkeypatch):
+    """The models here are tiny: let functions be asked nevertheless, as of larger ones."""
+    if "tiny" not in request.node.name:
+        monkeypatch.setattr(spaces, "can_stand_in", lambda *_: False)
 
 
 class Shared(torch.nn.Module):
@@ -245,3 +254,71 @@ def test_a_weight_that_gets_other_memory_is_read_from_there():
         torch.testing.assert_close(second, first + x.sum(dim=1, keepdim=True) + 1)
         space.add(Basis("rademacher"), [1.0], 0.5)
         torch.testing.assert_close(model(x), second)
+
+
+def places(model):
+    return [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("opt", torch.float32), ("llama", torch.bfloat16),
+                                             ("resnet", torch.float32)])  # fmt: skip
+def test_copies_in_place_of_a_tiny_models_weights_give_the_same_bits(name, dtype, monkeypatch):
+    model, forward = build(name)
+    model.to(dtype).eval()
+    space = ParameterSpace(model, blocks=3)
+    before, outputs = places(model), []
+    with torch.no_grad():
+        for alone in (False, True):
+            monkeypatch.setattr(spaces, "can_stand_in", lambda *_, alone=alone: alone)
+            for kind in ("normal", "lowrank"):
+                with space.perturbed(Basis(kind, 5), 3, 0.05):
+                    outputs.append(forward(model))
+                    assert (places(model)[0][0] != before[0][0]) is alone  # what is tested, is what happens
+        outputs.append(forward(model))
+    assert torch.equal(outputs[0], outputs[2]) and torch.equal(outputs[1], outputs[3])
+    assert not torch.equal(outputs[0], outputs[4])
+    for (place, values), (now, value) in zip(before, places(model), strict=True):
+        assert place == now and torch.equal(values, value)
+
+
+def test_weights_are_their_own_again_when_a_tiny_model_fails():
+    model, _ = build("opt")
+    space = ParameterSpace(model)
+    before = places(model)
+    term = Term(Basis("rademacher", 5), torch.ones(1).numpy(), 0)
+    with (
+        torch.no_grad(),
+        pytest.raises(ZeroDivisionError),
+        in_place_of(space.vector, Perturbation(space.vector, term, 0.1)),
+    ):
+        assert all(a != b for (a, _), (b, _) in zip(before, places(model), strict=True))
+        raise ZeroDivisionError
+    assert all(a == b and torch.equal(v, w) for (a, v), (b, w) in zip(before, places(model), strict=True))
+
+
+def test_copies_stand_in_for_a_tiny_models_weights_only_where_nothing_remembers_them():
+    model, _ = build("opt")
+    vector = ParameterSpace(model).vector
+    assert not can_stand_in(model, vector, None)  # gradients may be wanted
+    with torch.no_grad():
+        assert can_stand_in(model, vector, None)
+        with torch.autocast("cpu", torch.bfloat16):  # keeps what it has cast, by tensor
+            assert not can_stand_in(model, vector, None)
+        large, attention = torch.nn.Linear(512, 512), Shared()  # whose attention has a short cut of its own
+        assert not can_stand_in(large, ParameterSpace(large).vector, None)
+        assert not can_stand_in(attention, ParameterSpace(attention).vector, None)
+    with torch.inference_mode():
+        assert not can_stand_in(model, vector, None)
+
+
+def test_autocast_sees_each_side_of_a_tiny_model():
+    model, forward = build("opt")
+    model.eval()
+    space = ParameterSpace(model)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        plain = forward(model)
+        with space.perturbed(Basis("normal", 5), 3, 0.05):
+            plus = forward(model)
+        with space.perturbed(Basis("normal", 5), 3, -0.05):
+            minus = forward(model)
+    assert not torch.equal(plain, plus) and not torch.equal(plus, minus)

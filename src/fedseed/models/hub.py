@@ -50,6 +50,6 @@ def _ask(place: str) -> str:
 
 def _not_there(place: str, why: str) -> RecipeError:
     return RecipeError(
-        f'model.base = "{place}": there is no such folder, {why}; give "small", "digits", an existing folder or a hub '
-        "name"
+        f'model.base = "{place}": there is no such folder, {why}; give "small", "words", "digits", an existing folder '
+        "or a hub name"
     )

@@ -22,7 +22,7 @@ from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.models.quantized import Quantization, settings_of, settle
 from fedseed.weights.layout import DigestKind
 
-PACKAGED = ("small", "digits")  # the project's own bases: a language model, an image classifier
+PACKAGED = ("small", "words", "digits")  # the project's own bases: two language models, an image classifier
 
 
 def locate(base: str) -> str:
@@ -39,7 +39,8 @@ def locate(base: str) -> str:
         return str(path)
     if looks_like_path:
         raise RecipeError(
-            f'model.base = "{base}": there is no such folder; give "small", "digits", an existing folder or a hub name'
+            f'model.base = "{base}": there is no such folder; give "small", "words", "digits", an existing folder or a '
+            "hub name"
         )
     if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):  # asking the hub for it could take a minute
         raise RecipeError(
@@ -61,7 +62,7 @@ def load_model(
     """A model and its tokenizer (or what stands in its place).
 
     Args:
-        base: "small" or "digits" (the project's own), a local folder, or a hub name.
+        base: "small", "words" or "digits" (the project's own), a local folder, or a hub name.
         dtype: "float32", "bfloat16" or "float16".
         trust_remote_code: run code that comes with the model. Without it such a model is refused; nobody is asked.
         architecture: what the task needs (`LOADERS`); None: what the model says it is.

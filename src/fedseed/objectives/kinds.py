@@ -15,10 +15,11 @@ from fedseed.objectives.classification import TextClasses, class_metrics, classe
 from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
 from fedseed.objectives.images import Images, picture_metrics
 from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
+from fedseed.objectives.next_words import NextWords
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.seq2seq import Seq2SeqChoices, Seq2SeqLM, seq2seq_metrics
 from fedseed.objectives.settings import EvaluationSettings
-from fedseed.tasks.data import Choice, Cloze, Example, Picture, TaskData
+from fedseed.tasks.data import Choice, Cloze, Example, NextWord, Picture, TaskData
 from fedseed.tasks.rewards import Judge, RewardSettings
 
 Measure = Callable[[torch.nn.Module, Sequence[Any]], dict[str, float]]  # a model, examples -> metrics by name
@@ -64,6 +65,10 @@ def _masked(tokenizer: Any, settings: EvaluationSettings) -> MaskedLM:
     return MaskedLM(tokenizer, settings.max_length)
 
 
+def _next_words(tokenizer: Any, settings: EvaluationSettings) -> NextWords:
+    return NextWords(tokenizer, settings.max_length)
+
+
 def _measure_choices(objective: Choices | MaskedLM, data: TaskData, settings: EvaluationSettings) -> Measure:
     return lambda model, examples: choice_metrics(model, objective, examples)
 
@@ -101,6 +106,7 @@ def _measure_texts(objective: TextClasses, data: TaskData, settings: EvaluationS
 KINDS: tuple[ExampleKind, ...] = (
     ExampleKind(Example, "causal", _language, _measure_language),
     ExampleKind(Example, "seq2seq", _seq2seq, _measure_seq2seq),
+    ExampleKind(NextWord, "causal", _next_words, _measure_choices),
     ExampleKind(Choice, "causal", _choices, _measure_choices),
     ExampleKind(Choice, "seq2seq", _seq2seq_choices, _measure_choices),
     ExampleKind(Choice, "classification", _texts, _measure_texts, bases=("masked",)),

@@ -79,20 +79,6 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
     return w0, w1, w2, w3
 
 
-def _philox_of_ints(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
-    """`philox4x32` of one counter, in Python's whole numbers: a fiftieth of what as many small arrays take."""
-    for _ in range(ROUNDS):
-        product_0, product_1 = MULTIPLIER_0 * c0, MULTIPLIER_1 * c2
-        c0, c1, c2, c3 = (
-            (product_1 >> 32) ^ c1 ^ k0,
-            product_1 & 0xFFFFFFFF,
-            (product_0 >> 32) ^ c3 ^ k1,
-            product_0 & 0xFFFFFFFF,
-        )
-        k0, k1 = (k0 + WEYL_0) & 0xFFFFFFFF, (k1 + WEYL_1) & 0xFFFFFFFF
-    return c0, c1, c2, c3
-
-
 def split_seed(seed: int) -> tuple[int, int]:
     """The Philox key of a 64-bit seed: (low word, high word).
 
@@ -102,6 +88,26 @@ def split_seed(seed: int) -> tuple[int, int]:
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed = {seed}: a seed is an integer from 0 to 2**64 - 1")
     return seed & 0xFFFFFFFF, seed >> 32
+
+
+def block(seed: int, domain: int, direction: int, position: int) -> tuple[int, int, int, int]:
+    """One Philox block as four numbers, as `words` has it: of so few, NumPy would take thirty times as long.
+
+    Args:
+        seed: 64-bit seed (the key).
+        domain: the use of the numbers.
+        direction: direction index, 32 bits.
+        position: index of the block; the 64 bits at its end count.
+    """
+    k0, k1 = split_seed(int(seed))
+    position = int(position)
+    c0, c1, c2, c3 = position & 0xFFFFFFFF, position >> 32 & 0xFFFFFFFF, int(direction), int(domain)
+    for _ in range(ROUNDS):
+        product_0, product_1 = MULTIPLIER_0 * c0, MULTIPLIER_1 * c2
+        c0, c1 = (product_1 >> 32) ^ c1 ^ k0, product_1 & 0xFFFFFFFF
+        c2, c3 = (product_0 >> 32) ^ c3 ^ k1, product_0 & 0xFFFFFFFF
+        k0, k1 = (k0 + WEYL_0) & 0xFFFFFFFF, (k1 + WEYL_1) & 0xFFFFFFFF
+    return c0, c1, c2, c3
 
 
 def words(seed: int, domain: int, direction: int, first_block: int, blocks: int) -> Words:
@@ -118,10 +124,8 @@ def words(seed: int, domain: int, direction: int, first_block: int, blocks: int)
         uint32 array of shape (blocks, 4).
     """
     if blocks <= FEW:
-        key = split_seed(seed)
-        low_high = ((i & 0xFFFFFFFF, i >> 32 & 0xFFFFFFFF) for i in range(int(first_block), int(first_block) + blocks))
-        rows = [_philox_of_ints(*index, int(direction), int(domain), *key) for index in low_high]
-        return np.array(rows, dtype=np.uint32).reshape(blocks, 4)
+        few = [block(seed, domain, direction, int(first_block) + i) for i in range(blocks)]
+        return np.array(few, dtype=np.uint32).reshape(blocks, 4)
     index = np.uint64(first_block) + np.arange(blocks, dtype=np.uint64)
     counter = (index & _LOW_32, index >> _SHIFT_32, direction, domain)
     return np.stack(philox4x32(counter, split_seed(seed)), axis=-1)
@@ -136,8 +140,8 @@ def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int
         position: 64-bit counter, for example the round.
         direction: 32-bit counter, for example the client's number.
     """
-    row = words(seed, domain, direction, position, 1)[0]
-    return int(row[0]) | int(row[1]) << 32
+    low, high, _, _ = block(seed, domain, direction, position)
+    return low | high << 32
 
 
 def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.uint64]:

@@ -82,7 +82,7 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> No
 
 
 def draw_sweep(curves: Mapping[str, Mapping[str, Sequence[Lines]]], path: Path) -> None:
-    """Held-out loss and Rouge-L over rounds, bytes, passes and seconds: means over seeds, with their deviation.
+    """Held-out loss, Rouge-L and accuracy over rounds, bytes, passes and seconds: means over seeds, and deviations.
 
     A row for each scenario and metric.
 
@@ -92,7 +92,7 @@ def draw_sweep(curves: Mapping[str, Mapping[str, Sequence[Lines]]], path: Path) 
     """
     labels = list(dict.fromkeys(name for runs in curves.values() for name in runs))
     names, note = fonts.prepare([*labels, *curves])
-    metrics = [m for m in ("loss", "rouge_l") if m == "loss" or _all_measure(m, curves)]
+    metrics = [m for m in ("loss", "rouge_l", "accuracy") if m == "loss" or _all_measure(m, curves)]
     rows = [(scenario, runs, metric) for scenario, runs in curves.items() for metric in metrics]
     shown = dict(zip(curves, names[len(labels) :], strict=True))
     figure, grid = plt.subplots(len(rows), 4, figsize=(18, 3.6 * len(rows)), squeeze=False, sharey="row")

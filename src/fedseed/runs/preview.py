@@ -9,6 +9,7 @@ from fedseed.errors import RecipeError
 from fedseed.objectives.classification import ClassifiedText
 from fedseed.objectives.evaluation import longest_input
 from fedseed.objectives.losses import Blank, Objective, Options
+from fedseed.objectives.next_words import Prompted
 from fedseed.objectives.prepared import Prepared, about, idle, prepare_clients
 from fedseed.objectives.rewarded import Asked
 from fedseed.objectives.seq2seq import Pair
@@ -175,6 +176,8 @@ def _sequence(item: Any) -> Tokens:
         return Tokens(item.ids, len(item.source), ((len(item.source), len(item.ids)),))
     if isinstance(item, ClassifiedText):
         return Tokens(item.ids, len(item.ids), ((0, 0),))
+    if isinstance(item, Prompted):
+        return Tokens((*item.ids, item.words[item.gold]), len(item.ids))
     if isinstance(item, Blank):
         return Tokens(item.ids, item.mask, ((item.mask, item.mask + 1),))
     if isinstance(item, Tokens):
@@ -187,9 +190,9 @@ def _shown(title: str, item: Any, objective: Any, example: Any) -> Shown:
     learnt = {at for begin, end in tokens.learnt for at in range(begin, end)}
     texts = _texts(objective.tokenizer, tokens.ids)
     pieces = tuple(Piece(text, at in learnt) for at, text in enumerate(texts))
-    if isinstance(item, Options):
+    if isinstance(item, Options | Prompted):
         counts = "the loss is which option follows"
-        if item.teacher_forcing:
+        if isinstance(item, Options) and item.teacher_forcing:
             counts = f"{tokens.terms:,} of them count"
         note = f"options: {' / '.join(option.strip() for option in example.options)}"
     elif isinstance(item, Blank):

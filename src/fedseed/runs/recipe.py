@@ -63,10 +63,10 @@ class _Table(Renamed):
 
 
 class ModelSettings(_Table):
-    """The base: "small", "digits", a local folder or a hub name; its dtype; which parameters train.
+    """The base: "small", "words", "digits", a local folder or a hub name; its dtype; which parameters train.
 
     Args:
-        base: "small" or "digits" (the project's own), a folder, or a name on the hub; `fedseed list models`.
+        base: "small", "words" or "digits" (the project's own), a folder, or a name on the hub; `fedseed list models`.
         architecture: what it is taken for: "causal", "seq2seq", "masked", "classification" or "image"; by default what
             the task and the base's configuration say (docs/models.md).
         prefix: stands before every prompt that an encoder-decoder reads, such as T5's "summarize: ".

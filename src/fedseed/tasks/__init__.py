@@ -23,6 +23,7 @@ from fedseed.tasks.superglue import (
     WICTask,
     WSCTask,
 )
+from fedseed.tasks.words import WordsTask
 
 MEZO: tuple[type[Task], ...] = (
     SST2Task,
@@ -46,6 +47,7 @@ TASKS: tuple[type[Task], ...] = (
     *INSTRUCTIONS,
     *MEZO,
     *CLOZE,
+    WordsTask,
     DigitsTask,
     CIFAR10Task,
     CIFAR100Task,
@@ -65,4 +67,5 @@ __all__ = [
     "NaturalInstructionsTask",
     "SST2Task",
     "Task",
+    "WordsTask",
 ]

@@ -104,6 +104,14 @@ class Choice:
             )
 
 
+@dataclass(frozen=True)
+class NextWord(Choice):
+    """A choice whose options are one token each: one pass over the prompt scores them all.
+
+    The scores, and so loss and prediction, are those of the same `Choice` but for float noise.
+    """
+
+
 MASK = "<mask>"  # where the blank of a `Cloze` is, whatever a tokenizer calls it
 
 

@@ -16,7 +16,7 @@ from fedseed.weights.change import Add, Average, Change, Coefficients, Entries, 
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.offload import Offload, Offloaded, copies
-from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange
+from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange, can_stand_in, in_place_of
 from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
 from fedseed.weights.vector import Vector, flat
 
@@ -300,7 +300,8 @@ class ParameterSpace:
         """Inside the block, forward passes see w + scale * direction(k); afterwards w has the same bits as before.
 
         Nothing is added to and subtracted from the weights. Each torch function gets a perturbed copy of the
-        parameters it uses (`weights.perturbation`), rounded to the dtype as `add` rounds. A model with scripted or
+        parameters it uses (`weights.perturbation`), rounded to the dtype as `add` rounds; a tiny model has such copies
+        in the place of all its parameters, which is quicker and gives the same bits. A model with scripted or
         compiled parts, where that is not possible, has its weights changed and put back from a copy.
 
         After steps of the rule "hiso" each entry of the direction is divided by what they have learnt of it: such a
@@ -316,7 +317,9 @@ class ParameterSpace:
         """
         term, scaling = Term(basis, np.ones(1, dtype=np.float32), k), self._scaling
         if can_exchange(self.model) and not often:
-            with PerturbedUse(Perturbation(self.vector, term, scale, scaling)):
+            perturbation = Perturbation(self.vector, term, scale, scaling)
+            tiny = can_stand_in(self.model, self.vector, scaling)
+            with in_place_of(self.vector, perturbation) if tiny else PerturbedUse(perturbation):
                 yield
             return
         saved, moved = self.snapshot(), self._moved

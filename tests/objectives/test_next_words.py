@@ -1,0 +1,64 @@
+"""One pass over the prompt says what a pass for each option says."""
+
+import pytest
+import torch
+
+from fedseed.models.loading import load_model
+from fedseed.objectives.losses import Choices
+from fedseed.objectives.next_words import NextWords
+from fedseed.tasks.data import Choice, NextWord
+from fedseed.tasks.words import WordsTask
+from fedseed.weights.digest import base_digest
+
+EXAMPLES = WordsTask(examples=10, validation=10, evaluation=16).load().evaluation[""]
+
+
+@pytest.fixture(scope="module")
+def words():
+    return load_model("words")
+
+
+def test_the_base_is_the_one_that_was_made(words):
+    model, tokenizer = words
+    assert base_digest(model) == "d91f30d44e397a02ed555a044fb58b36"
+    assert len(tokenizer) == 147 and tokenizer.unk_token_id not in tokenizer(EXAMPLES[0].prompt)["input_ids"]
+
+
+def test_the_losses_are_those_of_a_choice_whatever_else_is_in_the_batch(words):
+    model, tokenizer = words
+    one, each = NextWords(tokenizer), Choices(tokenizer)
+    items = one.prepare(EXAMPLES)
+    apart = each.prepare([Choice(e.prompt, e.options, e.gold) for e in EXAMPLES])
+    with torch.no_grad():
+        losses = one.losses(model, items)
+        assert torch.allclose(losses, each.losses(model, apart), atol=1e-5)
+        alone = torch.cat([one.losses(model, [item]) for item in items])
+        assert torch.allclose(losses, alone, atol=1e-5)
+        scores = one.scores(model, items)
+    assert {int(row.isinf().sum()) for row in scores} == {0, 2}  # two options of four are not there
+
+
+def test_its_gradient_is_that_of_a_choice(words):
+    model, tokenizer = words
+    gradients = []
+    for objective, examples in (
+        (NextWords(tokenizer), EXAMPLES),
+        (Choices(tokenizer), [Choice(e.prompt, e.options, e.gold) for e in EXAMPLES]),
+    ):
+        model.zero_grad()
+        objective.losses(model, objective.prepare(examples)).sum().backward()
+        gradients.append(model.get_input_embeddings().weight.grad.clone())
+    model.zero_grad()
+    assert torch.allclose(*gradients, atol=1e-4) and gradients[0].abs().max() > 0.01
+
+
+def test_options_must_be_different_words_and_long_examples_are_dropped(words):
+    _, tokenizer = words
+    with pytest.raises(ValueError, match="' very tasty' is not one token"):
+        NextWords(tokenizer).prepare([NextWord("soup", (" very tasty", " rude"), 0)])
+    with pytest.raises(ValueError, match="' delicious' is not one token"):
+        NextWords(tokenizer).prepare([NextWord("soup", (" delicious", " rude"), 0)])
+    short = NextWords(tokenizer, max_length=5)
+    assert short.prepare(EXAMPLES) == [] and short.dropped == len(EXAMPLES)
+    room = NextWords(tokenizer, max_length=len(tokenizer(EXAMPLES[0].prompt)["input_ids"]) + 2)
+    assert room.prepare(EXAMPLES[:1])  # <s>, the prompt and the option
