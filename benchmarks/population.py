@@ -1,31 +1,37 @@
 """Populations against one direction a batch, at equal forward passes on the small base, rates searched for both.
 
     python benchmarks/population.py [mezo] [zo-fedsgd] [fedkseed] [feedsign] [--seeds 1 2 3] [--out runs/population]
-    python benchmarks/population.py agreement
+    python benchmarks/population.py agreement [--rounds 0 1 3]
 
 The rate of each is the one with the lowest loss on validation examples at the end, by the first seed. Then, on held-out
 examples: after how many of the passes a run with a population is where the other one ends, for each seed. Runs that are
 in the folder already are not run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core.
 
-`agreement` is what the gain should be by reckoning: n |g|^2 / mean |g_j|^2 of the parts' gradients g_j and their mean
-g, at the base; estimates along one direction have a variance of about d |g|^2, along n of them one of
-(d / n) mean |g_j|^2.
+`agreement` is what the gain should be by reckoning, at the base and after some rounds of FedAvg. With g_j the parts'
+gradients, g their mean, H the Hessian: a step g_hat has the mean g whatever n is, and E g_hat.H g_hat is about
+|g|^2 tr H + g.Hg along one direction, mean |g_j|^2 tr H / n + g.Hg along n of them. The best rate lowers the loss by
+half of |g|^4 over that, so that a population gains (r + 1) / (r / A + 1), where A = n |g|^2 / mean |g_j|^2 is the
+parts' agreement and r = tr H |g|^2 / g.Hg. Seconds a case, and a few for each round.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 
+from fedseed.randomness import Basis
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 
+DIRECTIONS = 16  # of signs, for the trace of a batch's Hessian
+SCALE = 1e-3  # how far along them, as the recipes look
+REACH = 1e-2  # how far along the gradient
 COMMON = ("evaluation.rouge=false", "task.unseen=0")
 
 
@@ -123,28 +129,109 @@ def compare(name: str, seeds: Sequence[int], out: Path) -> None:
     )
 
 
-def agreement(name: str, batches: int = 4) -> None:
-    """n |g|^2 / mean |g_j|^2 at the base, the mean of some batches."""
+@dataclass(frozen=True)
+class Point:
+    """What decides at some weights how much a population can gain; each the mean of some batches.
+
+    Args:
+        loss: of the batches.
+        agreement: n |g|^2 / mean |g_j|^2, from about 1 (the parts have nothing in common) to n (they are alike).
+        trace: tr H, over directions of signs.
+        along: g.Hg / |g|^2, the curvature along the gradient.
+    """
+
+    loss: float
+    agreement: float
+    trace: float
+    along: float
+
+    @property
+    def rank(self) -> float:
+        """The curvature that directions meet, in those along the gradient."""
+        return self.trace / self.along
+
+    @property
+    def gain(self) -> float:
+        """By how much a population lowers the loss more in a pass, each way with its best rate."""
+        return (self.rank + 1) / (self.rank / self.agreement + 1) if self.rank > 0 else nan
+
+
+def measured(run: Any, batches: Sequence[Sequence[Sequence[Any]]]) -> Point:
+    """The means of some batches at a run's weights.
+
+    Args:
+        run: has the weights, the objective and the basis.
+        batches: each the n parts of one.
+    """
+    space, objective = run.worker.space, run.worker.objective
+    basis = Basis("rademacher", 1)
+    found: list[tuple[float, ...]] = []
+
+    def gradient(part: Sequence[Any]) -> torch.Tensor:
+        space.model.zero_grad()
+        (objective.losses(space.model, part).sum() / sum(map(objective.weight, part))).backward()
+        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in space.parameters])
+
+    @torch.no_grad()
+    def loss(parts: Sequence[Sequence[Any]]) -> float:
+        return mean(
+            float(objective.losses(space.model, part).double().sum()) / sum(map(objective.weight, part))
+            for part in parts
+        )
+
+    space.model.eval()
+    for parts in batches:
+        each = torch.stack([gradient(part) for part in parts])
+        g, squares = each.mean(0), float(each.square().sum(1).mean())
+        square, here = float(g.square().sum()), loss(parts)
+        around = []  # z.Hz along directions of signs: its mean is the trace
+        for k in range(DIRECTIONS):
+            sides = []
+            for way in (SCALE, -SCALE):
+                with space.perturbed(basis, k, way):
+                    sides.append(loss(parts))
+            around.append((sum(sides) - 2 * here) / SCALE**2)
+        saved = space.snapshot()
+        sides = []
+        for way in (REACH, -REACH):
+            at = 0
+            with torch.no_grad():
+                for p in space.parameters:
+                    p += way * square**-0.5 * g[at : at + p.numel()].view_as(p)
+                    at += p.numel()
+            sides.append(loss(parts))
+            space.restore(saved)
+        along = (sum(sides) - 2 * here) / REACH**2
+        found.append((here, len(parts) * square / squares, mean(around), along))
+    return Point(*map(mean, zip(*found, strict=True)))
+
+
+def agreement(name: str, rounds: Sequence[int], batches: int = 4) -> None:
+    """What a population can gain, at the base and at weights that FedAvg has tuned for some rounds."""
     case = CASES[name]
     run = build(read_recipe(case.recipe, [*COMMON, *case.more]))
-    space, objective = run.worker.space, run.worker.objective
     method: Any = run.settings.method
     joint = [0] if name == "fedkseed" else range(len(run.items))  # clients whose examples share a direction
-    found = []
+    chosen = []
     for number in range(batches):
         parts: list[Any] = [[] for _ in range(case.population)]
         for client in joint:
             at = number * method.batch
             for place, item in enumerate(run.items[client][at : at + method.batch]):
                 parts[place * case.population // method.batch].append(item)
-        gradients = []
-        for part in parts:
-            space.model.zero_grad()
-            (objective.losses(space.model, part).sum() / sum(map(objective.weight, part))).backward()
-            gradients.append(torch.cat([p.grad.reshape(-1) for p in space.parameters if p.grad is not None]))
-        stacked = torch.stack(gradients)
-        found.append(float(len(parts) * stacked.mean(0).square().sum() / stacked.square().sum(1).mean()))
-    print(f"{name}: n = {case.population}, parts of {len(parts[0])}: {mean(found):.1f} (at most {case.population})")
+        chosen.append(parts)
+    for count in rounds:
+        if count:
+            tuned = build(read_recipe("small-fedavg", [*COMMON, f"rounds={count}", "evaluation.every=1000"]))
+            tuned.run()
+            run.worker.space.restore(tuned.worker.space.snapshot())
+        point = measured(run, chosen)
+        print(
+            f"{name}, loss {point.loss:.2f}: n = {case.population}, parts of {len(chosen[0][0])}: agreement "
+            f"{point.agreement:.1f} (at most {case.population}), trace {point.trace:.0f}, along the gradient "
+            f"{point.along:.0f}, rank {point.rank:.0f}, gain {point.gain:.1f}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -152,12 +239,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", nargs="*", default=list(CASES), choices=[*CASES, "agreement"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[0, 1, 3], help="agreement: after so many of FedAvg")
     parser.add_argument("--out", type=Path, default=Path("runs/population"))
     args = parser.parse_args()
     for name in args.what:
         if name == "agreement":
             for each in CASES:
-                agreement(each)
+                agreement(each, args.rounds)
         else:
             compare(name, args.seeds, args.out)
 
