@@ -1,22 +1,22 @@
 """Populations against one direction a batch, at equal forward passes on the small base, rates searched for both.
 
     python benchmarks/population.py [mezo] [zo-fedsgd] [fedkseed] [feedsign] [--seeds 1 2 3] [--out runs/population]
-    python benchmarks/population.py agreement [--rounds 0 1 3]
+    python benchmarks/population.py agreement [--rounds 0 1 3] [--orbit FILE]
 
 The rate of each is the one with the lowest loss on validation examples at the end, by the first seed. Then, on held-out
 examples: after how many of the passes a run with a population is where the other one ends, for each seed. Runs that are
 in the folder already are not run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core.
 
-`agreement` is what the gain should be by reckoning, at the base and after some rounds of FedAvg. With g_j the parts'
+`agreement` is what the gain should be by reckoning, after some rounds of FedAvg, or of an orbit. With g_j the parts'
 gradients, g their mean, H the Hessian: a step g_hat has the mean g whatever n is, and E g_hat.H g_hat is about
 |g|^2 tr H + g.Hg along one direction, mean |g_j|^2 tr H / n + g.Hg along n of them. The best rate lowers the loss by
 half of |g|^4 over that, so that a population gains (r + 1) / (r / A + 1), where A = n |g|^2 / mean |g_j|^2 is the
-parts' agreement and r = tr H |g|^2 / g.Hg. Seconds a case, and a few for each round.
+parts' agreement and r = tr H |g|^2 / g.Hg. Seconds a case, and three for each round of FedAvg.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from fedseed.orbit import Orbit
 from fedseed.randomness import Basis
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
@@ -174,10 +175,8 @@ def measured(run: Any, batches: Sequence[Sequence[Sequence[Any]]]) -> Point:
 
     @torch.no_grad()
     def loss(parts: Sequence[Sequence[Any]]) -> float:
-        return mean(
-            float(objective.losses(space.model, part).double().sum()) / sum(map(objective.weight, part))
-            for part in parts
-        )
+        each = iter(objective.losses(space.model, [item for part in parts for item in part]).tolist())
+        return mean(sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts)
 
     space.model.eval()
     for parts in batches:
@@ -206,8 +205,19 @@ def measured(run: Any, batches: Sequence[Sequence[Sequence[Any]]]) -> Point:
     return Point(*map(mean, zip(*found, strict=True)))
 
 
-def agreement(name: str, rounds: Sequence[int], batches: int = 4) -> None:
-    """What a population can gain, at the base and at weights that FedAvg has tuned for some rounds."""
+def tuned(rounds: int, orbit: Path | None) -> list[torch.Tensor]:
+    """The small base's weights after some rounds: of FedAvg, or of an orbit."""
+    run = build(read_recipe("small-fedavg", [*COMMON, f"rounds={max(1, rounds)}", "evaluation.every=1000"]))
+    if orbit is not None:
+        Orbit.open(orbit).replay(run.worker.space.model, upto=rounds)
+    elif rounds:
+        run.run()
+    weights: list[torch.Tensor] = run.worker.space.snapshot()
+    return weights
+
+
+def agreement(name: str, points: Mapping[int, list[torch.Tensor]], batches: int = 4) -> None:
+    """What a population can gain at some weights, by the rounds that they were tuned for."""
     case = CASES[name]
     run = build(read_recipe(case.recipe, [*COMMON, *case.more]))
     method: Any = run.settings.method
@@ -220,15 +230,12 @@ def agreement(name: str, rounds: Sequence[int], batches: int = 4) -> None:
             for place, item in enumerate(run.items[client][at : at + method.batch]):
                 parts[place * case.population // method.batch].append(item)
         chosen.append(parts)
-    for count in rounds:
-        if count:
-            tuned = build(read_recipe("small-fedavg", [*COMMON, f"rounds={count}", "evaluation.every=1000"]))
-            tuned.run()
-            run.worker.space.restore(tuned.worker.space.snapshot())
+    for count, weights in points.items():
+        run.worker.space.restore(weights)
         point = measured(run, chosen)
         print(
-            f"{name}, loss {point.loss:.2f}: n = {case.population}, parts of {len(chosen[0][0])}: agreement "
-            f"{point.agreement:.1f} (at most {case.population}), trace {point.trace:.0f}, along the gradient "
+            f"{name}, round {count}, loss {point.loss:.2f}: n = {case.population}, parts of {len(chosen[0][0])}: "
+            f"agreement {point.agreement:.1f} (at most {case.population}), trace {point.trace:.0f}, along the gradient "
             f"{point.along:.0f}, rank {point.rank:.0f}, gain {point.gain:.1f}",
             flush=True,
         )
@@ -239,13 +246,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", nargs="*", default=list(CASES), choices=[*CASES, "agreement"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--rounds", type=int, nargs="+", default=[0, 1, 3], help="agreement: after so many of FedAvg")
+    parser.add_argument("--rounds", type=int, nargs="+", default=[0, 1, 3], help="agreement: after so many")
+    parser.add_argument("--orbit", type=Path, help="agreement: rounds of this run, in place of FedAvg's")
     parser.add_argument("--out", type=Path, default=Path("runs/population"))
     args = parser.parse_args()
     for name in args.what:
         if name == "agreement":
+            points = {count: tuned(count, args.orbit) for count in args.rounds}
             for each in CASES:
-                agreement(each, args.rounds)
+                agreement(each, points)
         else:
             compare(name, args.seeds, args.out)
 
