@@ -1,7 +1,7 @@
 """Populations against one direction a batch, at equal forward passes on the small base, rates searched for both.
 
     python benchmarks/population.py [mezo] [zo-fedsgd] [fedkseed] [feedsign] [--seeds 1 2 3] [--out runs/population]
-    python benchmarks/population.py agreement [--rounds 0 1 3] [--orbit FILE]
+    python benchmarks/population.py agreement [mezo] ... [--rounds 0 1 3] [--orbit FILE]
 
 The rate of each is the one with the lowest loss on validation examples at the end, by the first seed. Then, on held-out
 examples: after how many of the passes a run with a population is where the other one ends, for each seed. Runs that are
@@ -18,7 +18,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -136,25 +136,25 @@ class Point:
 
     Args:
         loss: of the batches.
+        size: |g|.
         agreement: n |g|^2 / mean |g_j|^2, from about 1 (the parts have nothing in common) to n (they are alike).
         trace: tr H, over directions of signs.
         along: g.Hg / |g|^2, the curvature along the gradient.
     """
 
     loss: float
+    size: float
     agreement: float
     trace: float
     along: float
 
     @property
-    def rank(self) -> float:
-        """The curvature that directions meet, in those along the gradient."""
-        return self.trace / self.along
-
-    @property
-    def gain(self) -> float:
-        """By how much a population lowers the loss more in a pass, each way with its best rate."""
-        return (self.rank + 1) / (self.rank / self.agreement + 1) if self.rank > 0 else nan
+    def gain(self) -> float | None:
+        """By how much a population lowers the loss more in a pass; None where the loss bends down."""
+        if self.trace <= 0 or self.along <= 0:
+            return None
+        rank = self.trace / self.along
+        return (rank + 1) / (rank / self.agreement + 1)
 
 
 def measured(run: Any, batches: Sequence[Sequence[Sequence[Any]]]) -> Point:
@@ -201,7 +201,7 @@ def measured(run: Any, batches: Sequence[Sequence[Sequence[Any]]]) -> Point:
             sides.append(loss(parts))
             space.restore(saved)
         along = (sum(sides) - 2 * here) / REACH**2
-        found.append((here, len(parts) * square / squares, mean(around), along))
+        found.append((here, square**0.5, len(parts) * square / squares, mean(around), along))
     return Point(*map(mean, zip(*found, strict=True)))
 
 
@@ -235,8 +235,8 @@ def agreement(name: str, points: Mapping[int, list[torch.Tensor]], batches: int 
         point = measured(run, chosen)
         print(
             f"{name}, round {count}, loss {point.loss:.2f}: n = {case.population}, parts of {len(chosen[0][0])}: "
-            f"agreement {point.agreement:.1f} (at most {case.population}), trace {point.trace:.0f}, along the gradient "
-            f"{point.along:.0f}, rank {point.rank:.0f}, gain {point.gain:.1f}",
+            f"|g| {point.size:.2f}, agreement {point.agreement:.1f} (at most {case.population}), tr H {point.trace:.0f}, "
+            f"along the gradient {point.along:.0f}, gain {'-' if point.gain is None else format(point.gain, '.1f')}",
             flush=True,
         )
 
@@ -250,13 +250,13 @@ def main() -> None:
     parser.add_argument("--orbit", type=Path, help="agreement: rounds of this run, in place of FedAvg's")
     parser.add_argument("--out", type=Path, default=Path("runs/population"))
     args = parser.parse_args()
+    if "agreement" in args.what:
+        points = {count: tuned(count, args.orbit) for count in args.rounds}
+        for name in [name for name in args.what if name in CASES] or CASES:
+            agreement(name, points)
+        return
     for name in args.what:
-        if name == "agreement":
-            points = {count: tuned(count, args.orbit) for count in args.rounds}
-            for each in CASES:
-                agreement(each, points)
-        else:
-            compare(name, args.seeds, args.out)
+        compare(name, args.seeds, args.out)
 
 
 if __name__ == "__main__":
