@@ -7,11 +7,9 @@ The rate of each is the one with the lowest loss on validation examples at the e
 examples: after how many of the passes a run with a population is where the other one ends, for each seed. Runs that are
 in the folder already are not run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core.
 
-`agreement` is what the gain should be by reckoning, after some rounds of FedAvg, or of an orbit. With g_j the parts'
-gradients, g their mean, H the Hessian: a step g_hat has the mean g whatever n is, and E g_hat.H g_hat is about
-|g|^2 tr H + g.Hg along one direction, mean |g_j|^2 tr H / n + g.Hg along n of them. The best rate lowers the loss by
-half of |g|^4 over that, so that a population gains (r + 1) / (r / A + 1), where A = n |g|^2 / mean |g_j|^2 is the
-parts' agreement and r = tr H |g|^2 / g.Hg. Seconds a case, and three for each round of FedAvg.
+`agreement` is what the gain should be by reckoning: A = n |g|^2 / mean |g_j|^2 of the parts' gradients g_j and their
+mean g, after some rounds of FedAvg, or of an orbit. Estimates along one direction have a variance of about d |g|^2,
+along n of them one of (d / n) mean |g_j|^2, A times less. Some seconds.
 """
 
 import argparse
@@ -20,19 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
+from random import Random
 from statistics import mean
 from typing import Any
 
 import torch
 
 from fedseed.orbit import Orbit
-from fedseed.randomness import Basis
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 
-DIRECTIONS = 16  # of signs, for the trace of a batch's Hessian
-SCALE = 1e-3  # how far along them, as the recipes look
-REACH = 1e-2  # how far along the gradient
 COMMON = ("evaluation.rouge=false", "task.unseen=0")
 
 
@@ -130,81 +125,6 @@ def compare(name: str, seeds: Sequence[int], out: Path) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Point:
-    """What decides at some weights how much a population can gain; each the mean of some batches.
-
-    Args:
-        loss: of the batches.
-        size: |g|.
-        agreement: n |g|^2 / mean |g_j|^2, from about 1 (the parts have nothing in common) to n (they are alike).
-        trace: tr H, over directions of signs.
-        along: g.Hg / |g|^2, the curvature along the gradient.
-    """
-
-    loss: float
-    size: float
-    agreement: float
-    trace: float
-    along: float
-
-    @property
-    def gain(self) -> float | None:
-        """By how much a population lowers the loss more in a pass; None where the loss bends down."""
-        if self.trace <= 0 or self.along <= 0:
-            return None
-        rank = self.trace / self.along
-        return (rank + 1) / (rank / self.agreement + 1)
-
-
-def measured(run: Any, batches: Sequence[Sequence[Sequence[Any]]]) -> Point:
-    """The means of some batches at a run's weights.
-
-    Args:
-        run: has the weights, the objective and the basis.
-        batches: each the n parts of one.
-    """
-    space, objective = run.worker.space, run.worker.objective
-    basis = Basis("rademacher", 1)
-    found: list[tuple[float, ...]] = []
-
-    def gradient(part: Sequence[Any]) -> torch.Tensor:
-        space.model.zero_grad()
-        (objective.losses(space.model, part).sum() / sum(map(objective.weight, part))).backward()
-        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in space.parameters])
-
-    @torch.no_grad()
-    def loss(parts: Sequence[Sequence[Any]]) -> float:
-        each = iter(objective.losses(space.model, [item for part in parts for item in part]).tolist())
-        return mean(sum(next(each) for _ in part) / sum(map(objective.weight, part)) for part in parts)
-
-    space.model.eval()
-    for parts in batches:
-        each = torch.stack([gradient(part) for part in parts])
-        g, squares = each.mean(0), float(each.square().sum(1).mean())
-        square, here = float(g.square().sum()), loss(parts)
-        around = []  # z.Hz along directions of signs: its mean is the trace
-        for k in range(DIRECTIONS):
-            sides = []
-            for way in (SCALE, -SCALE):
-                with space.perturbed(basis, k, way):
-                    sides.append(loss(parts))
-            around.append((sum(sides) - 2 * here) / SCALE**2)
-        saved = space.snapshot()
-        sides = []
-        for way in (REACH, -REACH):
-            at = 0
-            with torch.no_grad():
-                for p in space.parameters:
-                    p += way * square**-0.5 * g[at : at + p.numel()].view_as(p)
-                    at += p.numel()
-            sides.append(loss(parts))
-            space.restore(saved)
-        along = (sum(sides) - 2 * here) / REACH**2
-        found.append((here, square**0.5, len(parts) * square / squares, mean(around), along))
-    return Point(*map(mean, zip(*found, strict=True)))
-
-
 def tuned(rounds: int, orbit: Path | None) -> list[torch.Tensor]:
     """The small base's weights after some rounds: of FedAvg, or of an orbit."""
     run = build(read_recipe("small-fedavg", [*COMMON, f"rounds={max(1, rounds)}", "evaluation.every=1000"]))
@@ -216,27 +136,36 @@ def tuned(rounds: int, orbit: Path | None) -> list[torch.Tensor]:
     return weights
 
 
-def agreement(name: str, points: Mapping[int, list[torch.Tensor]], batches: int = 4) -> None:
-    """What a population can gain at some weights, by the rounds that they were tuned for."""
+def agreement(name: str, points: Mapping[int, list[torch.Tensor]], batches: int = 8) -> None:
+    """n |g|^2 / mean |g_j|^2 at some weights, by the rounds that they were tuned for; the mean of some batches."""
     case = CASES[name]
     run = build(read_recipe(case.recipe, [*COMMON, *case.more]))
+    space, objective = run.worker.space, run.worker.objective
     method: Any = run.settings.method
     joint = [0] if name == "fedkseed" else range(len(run.items))  # clients whose examples share a direction
-    chosen = []
-    for number in range(batches):
-        parts: list[Any] = [[] for _ in range(case.population)]
-        for client in joint:
-            at = number * method.batch
-            for place, item in enumerate(run.items[client][at : at + method.batch]):
-                parts[place * case.population // method.batch].append(item)
-        chosen.append(parts)
-    for count, weights in points.items():
-        run.worker.space.restore(weights)
-        point = measured(run, chosen)
+    for rounds, weights in points.items():
+        space.restore(weights)
+        found, losses = [], []
+        for number in range(batches):
+            draw = Random(number)  # families follow each other in what a client holds
+            parts: list[Any] = [[] for _ in range(case.population)]
+            for client in joint:
+                for place, item in enumerate(draw.sample(run.items[client], method.batch)):
+                    parts[place * case.population // method.batch].append(item)
+            gradients = []
+            for part in parts:
+                space.model.zero_grad()
+                loss = objective.losses(space.model, part).sum() / sum(map(objective.weight, part))
+                loss.backward()
+                losses.append(float(loss.detach()))
+                gradients.append(torch.cat([p.grad.reshape(-1) for p in space.parameters if p.grad is not None]))
+            stacked = torch.stack(gradients)
+            square, each = float(stacked.mean(0).square().sum()), float(stacked.square().sum(1).mean())
+            found.append((square**0.5, len(parts) * square / each))
+        size, gain = (mean(values) for values in zip(*found, strict=True))
         print(
-            f"{name}, round {count}, loss {point.loss:.2f}: n = {case.population}, parts of {len(chosen[0][0])}: "
-            f"|g| {point.size:.2f}, agreement {point.agreement:.1f} (at most {case.population}), tr H {point.trace:.0f}, "
-            f"along the gradient {point.along:.0f}, gain {'-' if point.gain is None else format(point.gain, '.1f')}",
+            f"{name}, round {rounds}, loss {mean(losses):.2f}: n = {case.population}, parts of {len(parts[0])}: "
+            f"agreement {gain:.1f} (at most {case.population}), |g| {size:.2f}",
             flush=True,
         )
 
