@@ -1,28 +1,30 @@
 """Populations against one direction a batch, at equal forward passes on the small base, rates searched for both.
 
     python benchmarks/population.py [mezo] [zo-fedsgd] [fedkseed] [feedsign] [--seeds 1 2 3] [--out runs/population]
-    python benchmarks/population.py agreement
+    python benchmarks/population.py agreement [mezo] ... [--rounds 0 1 3] [--orbit FILE]
 
 The rate of each is the one with the lowest loss on validation examples at the end, by the first seed. Then, on held-out
 examples: after how many of the passes a run with a population is where the other one ends, for each seed. Runs that are
 in the folder already are not run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core.
 
-`agreement` is what the gain should be by reckoning: n |g|^2 / mean |g_j|^2 of the parts' gradients g_j and their mean
-g, at the base; estimates along one direction have a variance of about d |g|^2, along n of them one of
-(d / n) mean |g_j|^2.
+`agreement` is what the gain should be by reckoning: A = n |g|^2 / mean |g_j|^2 of the parts' gradients g_j and their
+mean g, after some rounds of FedAvg, or of an orbit. Estimates along one direction have a variance of about d |g|^2,
+along n of them one of (d / n) mean |g_j|^2, A times less. Some seconds.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
+from random import Random
 from statistics import mean
 from typing import Any
 
 import torch
 
+from fedseed.orbit import Orbit
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 
@@ -123,28 +125,49 @@ def compare(name: str, seeds: Sequence[int], out: Path) -> None:
     )
 
 
-def agreement(name: str, batches: int = 4) -> None:
-    """n |g|^2 / mean |g_j|^2 at the base, the mean of some batches."""
+def tuned(rounds: int, orbit: Path | None) -> list[torch.Tensor]:
+    """The small base's weights after some rounds: of FedAvg, or of an orbit."""
+    run = build(read_recipe("small-fedavg", [*COMMON, f"rounds={max(1, rounds)}", "evaluation.every=1000"]))
+    if orbit is not None:
+        Orbit.open(orbit).replay(run.worker.space.model, upto=rounds)
+    elif rounds:
+        run.run()
+    weights: list[torch.Tensor] = run.worker.space.snapshot()
+    return weights
+
+
+def agreement(name: str, points: Mapping[int, list[torch.Tensor]], batches: int = 8) -> None:
+    """n |g|^2 / mean |g_j|^2 at some weights, by the rounds that they were tuned for; the mean of some batches."""
     case = CASES[name]
     run = build(read_recipe(case.recipe, [*COMMON, *case.more]))
     space, objective = run.worker.space, run.worker.objective
     method: Any = run.settings.method
     joint = [0] if name == "fedkseed" else range(len(run.items))  # clients whose examples share a direction
-    found = []
-    for number in range(batches):
-        parts: list[Any] = [[] for _ in range(case.population)]
-        for client in joint:
-            at = number * method.batch
-            for place, item in enumerate(run.items[client][at : at + method.batch]):
-                parts[place * case.population // method.batch].append(item)
-        gradients = []
-        for part in parts:
-            space.model.zero_grad()
-            (objective.losses(space.model, part).sum() / sum(map(objective.weight, part))).backward()
-            gradients.append(torch.cat([p.grad.reshape(-1) for p in space.parameters if p.grad is not None]))
-        stacked = torch.stack(gradients)
-        found.append(float(len(parts) * stacked.mean(0).square().sum() / stacked.square().sum(1).mean()))
-    print(f"{name}: n = {case.population}, parts of {len(parts[0])}: {mean(found):.1f} (at most {case.population})")
+    for rounds, weights in points.items():
+        space.restore(weights)
+        found, losses = [], []
+        for number in range(batches):
+            draw = Random(number)  # families follow each other in what a client holds
+            parts: list[Any] = [[] for _ in range(case.population)]
+            for client in joint:
+                for place, item in enumerate(draw.sample(run.items[client], method.batch)):
+                    parts[place * case.population // method.batch].append(item)
+            gradients = []
+            for part in parts:
+                space.model.zero_grad()
+                loss = objective.losses(space.model, part).sum() / sum(map(objective.weight, part))
+                loss.backward()
+                losses.append(float(loss.detach()))
+                gradients.append(torch.cat([p.grad.reshape(-1) for p in space.parameters if p.grad is not None]))
+            stacked = torch.stack(gradients)
+            square, each = float(stacked.mean(0).square().sum()), float(stacked.square().sum(1).mean())
+            found.append((square**0.5, len(parts) * square / each))
+        size, gain = (mean(values) for values in zip(*found, strict=True))
+        print(
+            f"{name}, round {rounds}, loss {mean(losses):.2f}: n = {case.population}, parts of {len(parts[0])}: "
+            f"agreement {gain:.1f} (at most {case.population}), |g| {size:.2f}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -152,14 +175,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", nargs="*", default=list(CASES), choices=[*CASES, "agreement"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[0, 1, 3], help="agreement: after so many")
+    parser.add_argument("--orbit", type=Path, help="agreement: rounds of this run, in place of FedAvg's")
     parser.add_argument("--out", type=Path, default=Path("runs/population"))
     args = parser.parse_args()
+    if "agreement" in args.what:
+        points = {count: tuned(count, args.orbit) for count in args.rounds}
+        for name in [name for name in args.what if name in CASES] or CASES:
+            agreement(name, points)
+        return
     for name in args.what:
-        if name == "agreement":
-            for each in CASES:
-                agreement(each)
-        else:
-            compare(name, args.seeds, args.out)
+        compare(name, args.seeds, args.out)
 
 
 if __name__ == "__main__":

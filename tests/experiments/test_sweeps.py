@@ -35,9 +35,10 @@ def sweep(**settings):
 class Played:
     """In place of processes: summaries by what a function of the settings says."""
 
-    def __init__(self, monkeypatch, loss):
+    def __init__(self, monkeypatch, loss, beside=None):
         self.jobs = []
         self.loss = loss
+        self.beside = beside
         monkeypatch.setattr(WorkerPool, "run", lambda helpers, job: self.run(job))
 
     def run(self, job):
@@ -48,12 +49,15 @@ class Played:
         loss = self.loss(recipe)
         if loss is None:
             return "it broke"
-        job.folder.mkdir(parents=True)
+        job.folder.mkdir(parents=True, exist_ok=True)
         summary = {
             "final": {"loss": loss, "rouge_l": 20.0}, "baseline": {"loss": 5.0, "rouge_l": 1.0}, "rounds": 2,
             "payload_bytes_up": 10, "payload_bytes_down": 20, "forward_passes": 4, "backward_passes": 4,
             "peak_memory_bytes": 10**8, "seconds": {"total": 2.0, "local": 1.0},
         }  # fmt: skip
+        if self.beside is not None:
+            summary["final"]["validation_loss"] = self.beside(recipe)
+        (job.folder / "recipe.toml").write_text(recipe.to_toml())
         (job.folder / "summary.json").write_text(json.dumps(summary))
         lines = [{"round": 0, "loss": 5.0}, {"round": 2, "loss": loss, "bytes_up": 10, "forward_passes": 4}]
         (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -384,6 +388,55 @@ def test_plugins_travel_to_the_runs_processes(tmp_path):
         helpers.stop()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["aggregation"] == {"name": "travelling"} and summary["rounds"] == 1
+
+
+GRID = {"label": "A", "recipe": "quickstart-fedavg", "grid": {"method.training.learning_rate": [1e-3, 3e-3]}}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_run_again(
+    monkeypatch, tmp_path, overwrite
+):
+    def rate(recipe):
+        return recipe.method.training.learning_rate
+
+    # what is best on the test examples is not what is chosen
+    played = Played(monkeypatch, lambda recipe: 1 / rate(recipe), beside=rate)
+    made = sweep(seeds=[1, 2], metric="validation_loss", set=["stopping.patience=2"], run=[GRID])
+    for _ in range(1 + overwrite):
+        (line,) = Sweeping(made, tmp_path, str, overwrite=overwrite).run()
+        assert [(job.folder.name, rate(recipe)) for job, recipe in played.jobs] == [
+            ("seed-1", 1e-3), ("seed-1", 3e-3), ("seed-2", 1e-3)
+        ]  # fmt: skip
+        assert all(recipe.task.evaluate_on == "test" for _, recipe in played.jobs)
+        assert line.tried == dict(zip(made.runs[0].points(), [1e-3, 3e-3], strict=True))
+        assert line.folders[1] == played.jobs[0][0].folder
+        played.jobs.clear()
+
+
+def test_runs_that_do_not_measure_what_is_chosen_by_say_how(monkeypatch, tmp_path):
+    Played(monkeypatch, lambda recipe: 1.0)
+    with pytest.raises(RecipeError, match=r'"validation_loss": the runs measure loss, rouge_l; runs with \[stopping\]'):
+        Sweeping(sweep(metric="validation_loss", run=[GRID]), tmp_path, str).run()
+    with pytest.raises(ValueError, match="take choose_set out"):
+        sweep(metric="validation_loss", choose_set=["evaluation.rouge=false"], run=[GRID])
+
+
+@pytest.mark.slow
+def test_what_scores_answers_is_imported_once_for_the_runs_that_follow(tmp_path):
+    plugin = tmp_path / "look.py"
+    plugin.write_text("import sys\nprint('imported before:', 'rouge_score.rouge_scorer' in sys.modules)\n")
+    tiny = ("rounds=1", "task.examples=4", "task.unseen=0", "method.training.steps=1", "evaluation.max_new_tokens=2")
+    helpers = WorkerPool(1)
+    said = []
+    try:
+        for name, settings in (("losses", ("evaluation.rouge=false",)), ("first", ()), ("second", ())):
+            job = Job(name, tmp_path / name, "quickstart-fedavg", (*tiny, *settings), (str(plugin),))
+            assert helpers.run(job) is None
+            said.append("imported before: True" in (tmp_path / name / "log.txt").read_text())
+    finally:
+        helpers.stop()
+    assert said == [False, False, True]  # nobody imports it for losses alone
 
 
 def test_workers_and_threads_are_each_runs_own(monkeypatch, tmp_path):

@@ -5,6 +5,9 @@
 
 A search keeps the best point of a `grid`; `each` keeps them all, as lines of their own (an ablation).
 
+With metric = "validation_loss", which runs with early stopping measure beside their results, one set of runs is both:
+the chosen point's run is a result, and isn't run again.
+
 Every run is a folder named by its settings and a process of its own, so that its peak memory is its own. A sweep that
 was stopped goes on where it was: finished runs are read, an unfinished one is resumed (`fedseed run --resume`).
 The plan is free of torch; the processes that run are not.
@@ -42,7 +45,8 @@ from fedseed.runs.toml import read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]
-LOWER_IS_BETTER = ("loss", "perplexity")
+BESIDE = "validation_loss"  # a metric that runs have beside those of their results, with early stopping
+LOWER_IS_BETTER = ("loss", "perplexity", BESIDE)
 VALIDATION = 0.1  # share of the examples that a grid's point is chosen on, where a task would keep none
 
 
@@ -119,7 +123,8 @@ class Sweep(_Table):
         seeds: the runs' seeds for the results.
         choose_seeds: those for choosing; the first of `seeds` by default.
         choose_in: the scenario in which each run's point is chosen for all of them; by default each has its own.
-        metric: what the best point is chosen by, on validation examples.
+        metric: what the best point is chosen by, on validation examples; "validation_loss": what runs with [stopping]
+            measure of them beside the test examples, so that the chosen point's run is one of the results.
         set: settings of all runs.
         choose_set: further settings while choosing, such as "evaluation.rouge=false".
         scenarios: blocks of the tables ([[scenario]]).
@@ -150,6 +155,8 @@ class Sweep(_Table):
                 raise ValueError(f"two {what}s have the same name, or names that give the same folder: {names}")
         if self.choose_in is not None and self.choose_in not in {scenario.name for scenario in self.scenarios}:
             raise ValueError(f"choose_in = {self.choose_in!r}: there is no such scenario")
+        if self.metric == BESIDE and self.choose_set:
+            raise ValueError(f'metric = "{BESIDE}" chooses from the runs of the results: take choose_set out')
         labels = {run.label for run in self.runs}
         for scenario in self.scenarios:
             if unknown := {*scenario.also, *scenario.grids, *(scenario.runs or ())} - labels:
@@ -315,6 +322,7 @@ class Sweeping:
         self._choosing = sweep.choose_seeds or sweep.seeds[:1]
         self.total = 0
         self._folders: set[Path] = set()
+        self._begun: set[Path] = set()  # a run that was chosen may be a result, too
         self._notes: set[str] = set()
         self._kept: dict[tuple[str, str], list[str]] = {}  # settings that keep validation examples
         self._kept = self._validation()
@@ -411,6 +419,7 @@ class Sweeping:
         kept = self._kept.get((scenario.name, run.label), [])
         settings = [*self.sweep.set, *scenario.set, *run.set, *own, *kept, *point, f"seed={seed}"]
         parts = [slug(scenario.name), slug(run.label)]
+        choosing = choosing and self.sweep.metric != BESIDE
         if choosing:
             settings += ['task.evaluate_on="validation"', *self.sweep.choose_set]
             parts.append("choosing")
@@ -458,13 +467,15 @@ class Sweeping:
             return inf if self.sweep.metric in LOWER_IS_BETTER else -inf
         if self.sweep.metric not in result["final"]:
             names = ", ".join(result["final"])
-            raise RecipeError(f'metric = "{self.sweep.metric}": the runs measure {names}')
+            stopping = "; runs with [stopping] do that" if self.sweep.metric == BESIDE else ""
+            raise RecipeError(f'metric = "{self.sweep.metric}": the runs measure {names}{stopping}')
         return float(result["final"][self.sweep.metric])
 
     def _run(self, job: Job) -> dict[str, Any] | str:
         """The summary of a run, which is run if it is not finished; or why it failed."""
-        if self.overwrite:
+        if self.overwrite and job.folder not in self._begun:
             discard(job.folder)
+        self._begun.add(job.folder)
         there = (job.folder / "summary.json").exists()
         began = time.perf_counter()
         problem = self.helpers.run(job)

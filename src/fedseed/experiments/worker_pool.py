@@ -166,12 +166,26 @@ def _help() -> None:
 
     fedseed.models.adapters.library()
     fedseed.models.loading.quiet()
+    scored = False
     for line in sys.stdin:
+        order = json.loads(line)
+        if scored:
+            import rouge_score.rouge_scorer  # noqa: F401  # takes seconds: once for all runs that follow
         child = os.fork()
         if child == 0:
-            _run(json.loads(line))
+            _run(order)
         _, status = os.waitpid(child, 0)
+        scored = scored or _scored(Path(order["folder"]))
         print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _scored(folder: Path) -> bool:
+    """Whether a run had answers scored, as those after it are likely to."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it failed
+        return False
+    return any(name.endswith("rouge_l") for name in summary["final"])
 
 
 def _run(order: dict[str, Any]) -> None:
