@@ -133,7 +133,8 @@ def train(model: OPTForCausalLM, tokenizer: PreTrainedTokenizerFast, args: argpa
     rng = random.Random(f"fedseed-reviews/{TEXT_SEED}")
     optimiser = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, args.rate, total_steps=args.steps, pct_start=0.1)
-    began, recent = time.monotonic(), []
+    began = time.monotonic()
+    recent: list[float] = []
     model.train()
     for step in range(1, args.steps + 1):
         texts = []
