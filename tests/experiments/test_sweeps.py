@@ -505,7 +505,8 @@ def test_a_sweep_begins_anew(monkeypatch, tmp_path):
     Sweeping(one, tmp_path, lambda line: None).run()
     assert len(played.jobs) == 1  # there already
     [folder] = {job.folder for job, _ in played.jobs}
-    with pytest.raises(FedseedError, match="is no run's folder"):  # what was played has no recipe
+    (folder / "recipe.toml").unlink()
+    with pytest.raises(FedseedError, match="is no run's folder"):
         Sweeping(one, tmp_path, lambda line: None, overwrite=True).run()
     (folder / "recipe.toml").write_text(played.jobs[0][1].to_toml())
     for file in ("summary.json", "metrics.jsonl"):
