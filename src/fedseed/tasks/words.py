@@ -61,7 +61,7 @@ class WordsTask(Task):
         validation: further ones, to choose settings on.
         evaluation: examples that the run reports on, of all families and of each.
         evaluate_on: "test", or "validation" while choosing settings.
-        scrambled: training answers go to other reviews of the family, at random: a control that must gain nothing.
+        scrambled: training answers go to other reviews of the family, at random (a control).
         seed: writes and deals reviews; apart from the run's seed, so that runs share their data.
     """
 
