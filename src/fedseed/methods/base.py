@@ -16,7 +16,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,6 +167,19 @@ class _Padded(Iterable[Part]):
         for part in self._parts:
             longest = max(map(len, part))
             yield [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in part]
+
+
+class Odds(Protocol):
+    """How likely a method's steps are, which audits by the orbit go by."""
+
+    @property
+    def batch(self) -> int:
+        """Examples that an answer is made of, drawn once a round."""
+        ...
+
+    def log_chance(self, state: Any, answers: Answers, step: Any) -> float:
+        """log P(this step follows from these answers); of one that can't follow, very low."""
+        ...
 
 
 class Method(Renamed, ABC):
@@ -344,13 +357,9 @@ class Method(Renamed, ABC):
         return None
 
     @property
-    def odds_batch(self) -> int | None:
-        """Of how many examples, drawn once a round, an answer is made, where `log_chance` is known; None: it is not."""
+    def odds(self) -> "Odds | None":
+        """How likely its steps are; None: it is not known."""
         return None
-
-    def log_chance(self, state: Any, answers: Answers, step: Any) -> float:
-        """log P(this step follows from these answers), for audits by the orbit; of one that can't follow, very low."""
-        raise NotImplementedError
 
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:
         """What of the state a person would like to see at the end of a run: 1-D arrays by name."""

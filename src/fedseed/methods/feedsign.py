@@ -179,9 +179,9 @@ class FeedSign(Population, Stepwise):
         return None
 
     @property
-    def odds_batch(self) -> int:
-        """A batch is drawn for all directions."""
-        return self.batch
+    def odds(self) -> "FeedSign":
+        """Its own; a batch is drawn for all directions."""
+        return self
 
     @property
     def privacy(self) -> PrivateSign | None:

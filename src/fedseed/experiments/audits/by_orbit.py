@@ -19,7 +19,7 @@ from fedseed.aggregation import Mean
 from fedseed.errors import RecipeError
 from fedseed.experiments.audits.canaries import Planting
 from fedseed.federation.messages import Message, MessageKind
-from fedseed.methods.base import Answer, Answers, Round
+from fedseed.methods.base import Answer, Answers, Method, Odds, Round
 from fedseed.orbit import Record
 from fedseed.runs.assembly import Federation
 from fedseed.runs.recipe import Recipe
@@ -36,8 +36,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: how likely its steps are is not known.
     """
-    if recipe.method.odds_batch is None:
-        raise RecipeError(f"--by orbit: how likely a step of {recipe.method.name} is, is not known; take --by model")
+    _odds(recipe.method)
     if recipe.attack is not None:
         raise RecipeError("--by orbit: what clients of [attack] send is not reckoned with; leave it out")
     if not isinstance(recipe.aggregation, Mean):
@@ -72,6 +71,12 @@ def scores(federation: Federation, records: Iterable[Record], plan: Planting, ex
     return found
 
 
+def _odds(method: Method) -> Odds:
+    if method.odds is None:
+        raise RecipeError(f"--by orbit: how likely a step of {method.name} is, is not known; take --by model")
+    return method.odds
+
+
 def _ghosts(federation: Federation, plan: Planting, examples: int) -> list[list[Any]]:
     """The client's prepared examples with each candidate in its place."""
     items = federation.items[plan.client]
@@ -87,7 +92,7 @@ def _is_drawn(federation: Federation, number: int, plan: Planting) -> bool:
     """Whether a canary is in the client's batch; else the round is the same for all candidates."""
     worker, places = federation.worker, range(len(federation.items[plan.client]))
     client = LocalClient(worker.space, worker.objective, places, worker.seed, number, plan.client)
-    return not set(plan.places).isdisjoint(next(client.batches(federation.method.odds_batch or 1)))
+    return not set(plan.places).isdisjoint(next(client.batches(_odds(federation.method).batch)))
 
 
 def _round(
@@ -112,5 +117,5 @@ def _round(
         by_client = {**dict(zip(others, updates, strict=False)), client: update}
         there = [(c, by_client[c]) for c in picked if by_client[c] is not None]
         answers = Answers(number, [Answer(c, 1 / len(there), u) for c, u in there], Mean(), asked=len(picked))
-        found.append(method.log_chance(worker.state, answers, step))
+        found.append(_odds(method).log_chance(worker.state, answers, step))
     return np.array(found)
