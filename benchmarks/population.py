@@ -1,11 +1,13 @@
-"""Populations against one direction a batch, at equal forward passes on the small base, rates searched for both.
+"""Populations against one direction a batch, on the small base and on `words`, rates searched for both.
 
-    python benchmarks/population.py [mezo] [zo-fedsgd] [fedkseed] [feedsign] [--seeds 1 2 3] [--out runs/population]
+    python benchmarks/population.py [mezo] [words-zo-fedsgd] ... [--seeds 1 2 3] [--out runs/population]
     python benchmarks/population.py agreement [mezo] ... [--rounds 0 1 3] [--orbit FILE]
 
 The rate of each is the one with the lowest loss on validation examples at the end, by the first seed. Then, on held-out
-examples: after how many of the passes a run with a population is where the other one ends, for each seed. Runs that are
-in the folder already are not run again, so a stopped search goes on. A run of `mezo` takes about a minute of one core.
+examples: after how many of the passes a run with a population is where the other one ends, for each seed. On `words`
+rates fall to nothing over a run, so one with a population has half the rounds: what it ends at took half the passes.
+Runs that are in the folder already are not run again, so a stopped search goes on. A run of `mezo` takes about a minute
+of one core, one on `words` half of that.
 
 `agreement` is what the gain should be by reckoning: A = n |g|^2 / mean |g_j|^2 of the parts' gradients g_j and their
 mean g, after some rounds of FedAvg, or of an orbit. Estimates along one direction have a variance of about d |g|^2,
@@ -28,7 +30,9 @@ from fedseed.orbit import Orbit
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 
-COMMON = ("evaluation.rouge=false", "task.unseen=0")
+COMMON = ("evaluation.rouge=false",)
+ONE_CLIENT = ("task.clients=1", "federation.per_round=1")
+SMALL = ("task.unseen=0",)  # the small base's task has families that no client holds
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Case:
         rates: to choose from, for today's way.
         population_rates: likewise, with a population.
         more: settings of both.
+        population_rounds: with a population, where that is another number: a schedule has to end there.
     """
 
     recipe: str
@@ -51,12 +56,14 @@ class Case:
     population: int
     rates: Sequence[float]
     population_rates: Sequence[float]
-    more: Sequence[str] = ()
+    more: Sequence[str] = SMALL
+    population_rounds: int | None = None
 
     def settings(self, populated: bool, rate: float, seed: int, choosing: bool) -> list[str]:
         """Of one run."""
-        every = max(1, self.rounds // self.evaluations)
-        chosen = [f"seed={seed}", f"rounds={self.rounds}", f"evaluation.every={every}", f"method.learning_rate={rate}"]
+        rounds = self.population_rounds if populated and self.population_rounds else self.rounds
+        every = max(1, rounds // self.evaluations)
+        chosen = [f"seed={seed}", f"rounds={rounds}", f"evaluation.every={every}", f"method.learning_rate={rate}"]
         if populated:
             chosen += [f"method.population={self.population}", 'method.basis="lowrank"']
         if choosing:
@@ -69,18 +76,37 @@ CASES = {
     "zo-fedsgd": Case("small-zo-fedsgd", 300, 20, 8, (3e-4, 6e-4, 1.2e-3), (6e-4, 1.2e-3, 2.4e-3)),
     "fedkseed": Case("small-fedkseed", 10, 10, 4, (1e-4, 2e-4, 4e-4), (2e-4, 4e-4, 8e-4)),
     "feedsign": Case("small-feedsign", 300, 20, 8, (5e-4, 1e-3, 2e-3), (1.5e-4, 3e-4, 6e-4)),
+    "words-mezo": Case(
+        "words-zo-fedsgd",
+        1000,
+        10,
+        16,
+        (1e-3, 2e-3, 4e-3),
+        (2e-3, 4e-3, 8e-3),
+        ('method={name="mezo", basis="rademacher", scale=1e-3, schedule="cosine", batch=16}', *ONE_CLIENT),
+        500,
+    ),
+    "words-zo-fedsgd": Case(
+        "words-zo-fedsgd", 300, 10, 16, (2e-3, 4e-3, 8e-3), (4e-3, 8e-3, 1.6e-2), ("method.batch=16",), 150
+    ),
+    "words-fedkseed": Case(
+        "words-fedkseed", 16, 8, 16, (1e-3, 2e-3, 4e-3), (2e-3, 4e-3, 8e-3), ("method.batch=16",), 8
+    ),
+    "words-feedsign": Case(
+        "words-feedsign", 600, 10, 16, (4e-3, 8e-3, 1.6e-2), (8e-3, 1.6e-2, 3.2e-2), ("method.batch=16",), 300
+    ),
 }
 
 
 def curve(
-    case: Case, populated: bool, rate: float, seed: int, out: Path, choosing: bool = False
+    case: str, populated: bool, rate: float, seed: int, out: Path, choosing: bool = False
 ) -> list[tuple[int, float]]:
     """(forward passes, loss) along a run, from the folder if it is finished there."""
-    name = f"{case.recipe}-{'population' if populated else 'today'}-{rate:g}-{seed}"
+    name = f"{case}-{'population' if populated else 'today'}-{rate:g}-{seed}"
     folder = out / (f"{name}-choosing" if choosing else name)
     if not (folder / "summary.json").exists():
-        settings = case.settings(populated, rate, seed, choosing)
-        build(read_recipe(case.recipe, settings), out=folder).run(resume=folder.exists())
+        settings = CASES[case].settings(populated, rate, seed, choosing)
+        build(read_recipe(CASES[case].recipe, settings), out=folder).run(resume=folder.exists())
     points, passes = [], 0
     for line in map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
         passes += line.get("forward_passes", 0)  # the first line is the base
@@ -106,13 +132,13 @@ def compare(name: str, seeds: Sequence[int], out: Path) -> None:
     for populated, rates in ((False, case.rates), (True, case.population_rates)):
         ends = {}
         for rate in rates:
-            points = curve(case, populated, rate, seeds[0], out, choosing=True)
+            points = curve(name, populated, rate, seeds[0], out, choosing=True)
             ends[rate] = points[-1][1]
             print(f"{name}: {'population' if populated else 'today'}, rate {rate:g}: {ends[rate]:.3f}", flush=True)
         chosen[populated] = min(ends, key=lambda rate: ends[rate])
     shares = []
     for seed in seeds:
-        today, population = (curve(case, populated, chosen[populated], seed, out) for populated in (False, True))
+        today, population = (curve(name, populated, chosen[populated], seed, out) for populated in (False, True))
         target, end = today[-1][1], population[-1][1]
         shares.append(passes_to(population, target) / today[-1][0])
         print(
