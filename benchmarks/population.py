@@ -48,6 +48,7 @@ class Case:
         population_rates: likewise, with a population.
         more: settings of both.
         population_rounds: with a population, where that is another number: a schedule has to end there.
+        rank: of the population's directions.
     """
 
     recipe: str
@@ -58,6 +59,7 @@ class Case:
     population_rates: Sequence[float]
     more: Sequence[str] = SMALL
     population_rounds: int | None = None
+    rank: int = 1
 
     def settings(self, populated: bool, rate: float, seed: int, choosing: bool) -> list[str]:
         """Of one run."""
@@ -65,7 +67,9 @@ class Case:
         every = max(1, rounds // self.evaluations)
         chosen = [f"seed={seed}", f"rounds={rounds}", f"evaluation.every={every}", f"method.learning_rate={rate}"]
         if populated:
-            chosen += [f"method.population={self.population}", 'method.basis="lowrank"']
+            chosen += [
+                f"method.population={self.population}", 'method.basis="lowrank"', f"method.basis_rank={self.rank}",
+            ]  # fmt: skip
         if choosing:
             chosen.append('task.evaluate_on="validation"')
         return [*COMMON, *self.more, *chosen]
@@ -81,19 +85,20 @@ CASES = {
         1000,
         10,
         16,
+        (5e-4, 1e-3, 2e-3),
         (1e-3, 2e-3, 4e-3),
-        (2e-3, 4e-3, 8e-3),
         ('method={name="mezo", basis="rademacher", scale=1e-3, schedule="cosine", batch=16}', *ONE_CLIENT),
         500,
+        8,
     ),
     "words-zo-fedsgd": Case(
-        "words-zo-fedsgd", 300, 10, 16, (2e-3, 4e-3, 8e-3), (4e-3, 8e-3, 1.6e-2), ("method.batch=16",), 150
+        "words-zo-fedsgd", 300, 10, 16, (4e-3, 8e-3, 1.6e-2), (4e-3, 8e-3, 1.6e-2), ("method.batch=16",), 150, 8
     ),
     "words-fedkseed": Case(
-        "words-fedkseed", 16, 8, 16, (1e-3, 2e-3, 4e-3), (2e-3, 4e-3, 8e-3), ("method.batch=16",), 8
+        "words-fedkseed", 16, 8, 16, (2e-3, 4e-3, 8e-3), (4e-3, 8e-3, 1.6e-2), ("method.batch=16",), 8, 8
     ),
     "words-feedsign": Case(
-        "words-feedsign", 600, 10, 16, (4e-3, 8e-3, 1.6e-2), (8e-3, 1.6e-2, 3.2e-2), ("method.batch=16",), 300
+        "words-feedsign", 600, 10, 16, (2e-3, 4e-3, 8e-3), (1e-3, 2e-3, 4e-3), ("method.batch=16",), 300, 8
     ),
 }
 
@@ -151,9 +156,11 @@ def compare(name: str, seeds: Sequence[int], out: Path) -> None:
     )
 
 
-def tuned(rounds: int, orbit: Path | None) -> list[torch.Tensor]:
-    """The small base's weights after some rounds: of FedAvg, or of an orbit."""
-    run = build(read_recipe("small-fedavg", [*COMMON, f"rounds={max(1, rounds)}", "evaluation.every=1000"]))
+def tuned(base: str, rounds: int, orbit: Path | None) -> list[torch.Tensor]:
+    """A base's weights after some rounds: of FedAvg, or of an orbit."""
+    more = SMALL if base == "small" else ()
+    settings = [*COMMON, *more, f"rounds={max(1, rounds)}", "evaluation.every=1000"]
+    run = build(read_recipe(f"{base}-fedavg", settings))
     if orbit is not None:
         Orbit.open(orbit).replay(run.worker.space.model, upto=rounds)
     elif rounds:
@@ -168,7 +175,8 @@ def agreement(name: str, points: Mapping[int, list[torch.Tensor]], batches: int 
     run = build(read_recipe(case.recipe, [*COMMON, *case.more]))
     space, objective = run.worker.space, run.worker.objective
     method: Any = run.settings.method
-    joint = [0] if name == "fedkseed" else range(len(run.items))  # clients whose examples share a direction
+    alone = name.endswith("fedkseed") or getattr(method, "seeds", "") == "own"
+    joint = [0] if alone else range(len(run.items))  # clients whose examples share a direction
     for rounds, weights in points.items():
         space.restore(weights)
         found, losses = [], []
@@ -206,9 +214,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/population"))
     args = parser.parse_args()
     if "agreement" in args.what:
-        points = {count: tuned(count, args.orbit) for count in args.rounds}
-        for name in [name for name in args.what if name in CASES] or CASES:
-            agreement(name, points)
+        names = [name for name in args.what if name in CASES] or list(CASES)
+        for base in dict.fromkeys(CASES[name].recipe.split("-")[0] for name in names):
+            points = {count: tuned(base, count, args.orbit) for count in args.rounds}
+            for name in names:
+                if CASES[name].recipe.startswith(base):
+                    agreement(name, points)
         return
     for name in args.what:
         compare(name, args.seeds, args.out)
