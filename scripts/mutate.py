@@ -225,7 +225,7 @@ class Found:
     @property
     def limits(self) -> Limits:
         """What tests with a mistake may take, where these were without: a busy machine alone reaches neither."""
-        return {"seconds": max(120.0, 40 * self.seconds), "processor": max(20.0, 20 * self.processor)}
+        return {"seconds": max(120.0, 40 * self.seconds), "processor": max(5.0, 10 * self.processor)}
 
 
 UNFIT = Found("unfit")
@@ -342,27 +342,35 @@ def check(
     """Try a target's mutants; a line of the report for each."""
     data = (ROOT / target["file"]).read_bytes()
     first = servers.get()
-    first.run(target, data, FIRST)  # what is compiled once is compiled now
-    as_it_is = first.run(target, data, FIRST)
+    as_it_is = first.run(target, data, FIRST)  # what is compiled once is compiled now
     if as_it_is.outcome != "passed":
         log = first.log.read_text()[-3000:]
         raise SystemExit(f"{name}: the tests do not pass as it is ({as_it_is.outcome}):\n{log}")
-    swaps = first.swapped(target, None, data, FIRST).outcome == "passed"
+    in_memory = first.swapped(target, None, data, FIRST)  # without the imports: a loop without end is known sooner
+    swaps = in_memory.outcome == "passed"
     servers.put(first)
-    print(f"{name}: {len(made)} mutants, {as_it_is.processor:.1f} s of the processor each", flush=True)
-    limits = as_it_is.limits
+    took = (in_memory if swaps else as_it_is).processor
+    print(f"{name}: {len(made)} mutants, {took:.1f} s of the processor each if nothing fails", flush=True)
 
     def one(mutant: Mutant, swap: bool) -> Found:
         server = servers.get()
         try:
             changed = data[: mutant.start] + mutant.text.encode() + data[mutant.stop :]
-            return server.swapped(target, mutant, changed, limits) if swap else server.run(target, changed, limits)
+            if swap:
+                return server.swapped(target, mutant, changed, in_memory.limits)
+            return server.run(target, changed, as_it_is.limits)
         finally:
             servers.put(server)
 
+    def left(so_far: Found, mutant: Mutant) -> bool:
+        unseen = so_far.outcome == "passed" and explained(target, mutant) is None
+        return unseen or so_far.outcome in ("unfit", "broken")
+
     with ThreadPoolExecutor(jobs) as pool:
         found = dict(zip(made, pool.map(one, made, [True] * len(made)), strict=True)) if swaps else {}
-        rest = [mutant for mutant in made if found.get(mutant, UNFIT).outcome in ("passed", "unfit", "broken")]
+        rest = [mutant for mutant in made if left(found.get(mutant, UNFIT), mutant)]
+        for mutant in rest if swaps else ():  # said now: what follows takes long
+            print(f"  to be seen whole: {target['file']}:{mutant.line} {mutant.function}: {mutant.change}", flush=True)
         found |= zip(rest, pool.map(one, rest, [False] * len(rest)), strict=True)
     return [line_of(name, target, mutant, found[mutant]) for mutant in made]
 
