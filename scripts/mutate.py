@@ -5,6 +5,7 @@
     python scripts/mutate.py rounding --list        only what would be changed
     python scripts/mutate.py space --sample 30      30 of a target's mistakes, the same ones each time
     python scripts/mutate.py --again build/mutants/mutants.json     what has survived, with new tests
+    python scripts/mutate.py pool --since 6f897e1   only in lines that have changed since that commit
 
 A mistake ("mutant") is a comparison that includes its bound or not, another operator, a constant that is one more, min
 for max, a condition turned round, a statement left out, and the like. Tests see it in a copy of the source tree,
@@ -19,6 +20,7 @@ import json
 import os
 import queue
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -225,7 +227,7 @@ class Found:
     @property
     def limits(self) -> Limits:
         """What tests with a mistake may take, where these were without: a busy machine alone reaches neither."""
-        return {"seconds": max(120.0, 40 * self.seconds), "processor": max(20.0, 20 * self.processor)}
+        return {"seconds": max(120.0, 40 * self.seconds), "processor": max(5.0, 10 * self.processor)}
 
 
 UNFIT = Found("unfit")
@@ -326,9 +328,30 @@ def drawn(made: list[Mutant], sample: int | None) -> list[Mutant]:
     return [made[at] for at in chosen]
 
 
-def tried(name: str, target: Target, sample: int | None, report: Path | None) -> list[Mutant]:
-    """A target's mutants: all, or a sample, or those that have survived in a report."""
-    made = drawn(mutants(ROOT / target["file"], target.get("functions", [])), sample)
+def changed_since(commit: str, file: str, root: Path = ROOT) -> set[int]:
+    """The numbers of a file's lines that are not as they were in a commit."""
+    words = ["git", "diff", "--unified=0", "--no-ext-diff", "--no-color", commit, "--", file]
+    said = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True).stdout
+    found: set[int] = set()
+    for first, count in re.findall(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", said, re.MULTILINE):
+        found.update(range(int(first), int(first) + int(count or 1)))
+    return found
+
+
+def touching(made: list[Mutant], path: Path, lines: set[int]) -> list[Mutant]:
+    """Those whose place in a file is on some of its lines."""
+    data = path.read_bytes()
+    return [m for m in made if not lines.isdisjoint(range(m.line, m.line + 1 + data.count(b"\n", m.start, m.stop)))]
+
+
+def tried(
+    name: str, target: Target, sample: int | None = None, report: Path | None = None, since: str | None = None
+) -> list[Mutant]:
+    """A target's mutants: all, or a sample, or those in changed lines, or those that have survived in a report."""
+    made = mutants(ROOT / target["file"], target.get("functions", []))
+    if since is not None:
+        made = touching(made, ROOT / target["file"], changed_since(since, target["file"]))
+    made = drawn(made, sample)
     if report is None:
         return made
     lines = [line for line in json.loads(report.read_text(encoding="utf-8")) if line["outcome"] in OPEN]
@@ -342,27 +365,35 @@ def check(
     """Try a target's mutants; a line of the report for each."""
     data = (ROOT / target["file"]).read_bytes()
     first = servers.get()
-    first.run(target, data, FIRST)  # what is compiled once is compiled now
-    as_it_is = first.run(target, data, FIRST)
+    as_it_is = first.run(target, data, FIRST)  # what is compiled once is compiled now
     if as_it_is.outcome != "passed":
         log = first.log.read_text()[-3000:]
         raise SystemExit(f"{name}: the tests do not pass as it is ({as_it_is.outcome}):\n{log}")
-    swaps = first.swapped(target, None, data, FIRST).outcome == "passed"
+    in_memory = first.swapped(target, None, data, FIRST)  # without the imports: a loop without end is known sooner
+    swaps = in_memory.outcome == "passed"
     servers.put(first)
-    print(f"{name}: {len(made)} mutants, {as_it_is.processor:.1f} s of the processor each", flush=True)
-    limits = as_it_is.limits
+    took = (in_memory if swaps else as_it_is).processor
+    print(f"{name}: {len(made)} mutants, {took:.1f} s of the processor each if nothing fails", flush=True)
 
     def one(mutant: Mutant, swap: bool) -> Found:
         server = servers.get()
         try:
             changed = data[: mutant.start] + mutant.text.encode() + data[mutant.stop :]
-            return server.swapped(target, mutant, changed, limits) if swap else server.run(target, changed, limits)
+            if swap:
+                return server.swapped(target, mutant, changed, in_memory.limits)
+            return server.run(target, changed, as_it_is.limits)
         finally:
             servers.put(server)
 
+    def left(so_far: Found, mutant: Mutant) -> bool:
+        unseen = so_far.outcome == "passed" and explained(target, mutant) is None
+        return unseen or so_far.outcome in ("unfit", "broken")
+
     with ThreadPoolExecutor(jobs) as pool:
         found = dict(zip(made, pool.map(one, made, [True] * len(made)), strict=True)) if swaps else {}
-        rest = [mutant for mutant in made if found.get(mutant, UNFIT).outcome in ("passed", "unfit", "broken")]
+        rest = [mutant for mutant in made if left(found.get(mutant, UNFIT), mutant)]
+        for mutant in rest if swaps else ():  # said now: what follows takes long
+            print(f"  to be seen whole: {target['file']}:{mutant.line} {mutant.function}: {mutant.change}", flush=True)
         found |= zip(rest, pool.map(one, rest, [False] * len(rest)), strict=True)
     return [line_of(name, target, mutant, found[mutant]) for mutant in made]
 
@@ -410,6 +441,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument("--sample", type=int, help="mutants of a target, the same ones each time; default: all")
     parser.add_argument("--again", type=Path, metavar="REPORT", help="mutants.json: only what has survived there")
+    parser.add_argument("--since", metavar="COMMIT", help="only mutants in lines that have changed since")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants", help="folder for the report")
     parser.add_argument("--list", action="store_true", help="say what would be changed, and stop")
     options = parser.parse_args()
@@ -417,7 +449,10 @@ def main() -> int:
     unknown = set(options.targets) - set(table)
     if unknown:
         parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
-    chosen = {name: tried(name, table[name], options.sample, options.again) for name in options.targets or table}
+    chosen = {
+        name: tried(name, table[name], options.sample, options.again, options.since)
+        for name in options.targets or table
+    }
     if options.list:
         for name, made in chosen.items():
             for mutant in made:

@@ -47,6 +47,24 @@ def test_what_is_changed_in_a_function(tmp_path):
         MUTATE["mutants"](path, ["g"])
 
 
+def test_only_what_has_changed_since_a_commit_is_tried(tmp_path):
+    path = tmp_path / "code.py"
+    path.write_text("def f(x):\n    y = x + 1\n    z = x * 2\n    return y - z\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    since = MUTATE["changed_since"]
+    assert since("HEAD", "code.py", tmp_path) == set()
+    # one line has gone, one is another, one is longer
+    path.write_text("def f(x):\n    z = x * 3\n    return (\n        x\n        - z\n    )\n")
+    lines = since("HEAD", "code.py", tmp_path)
+    assert lines == {2, 3, 4, 5, 6}
+    touching, made = MUTATE["touching"], MUTATE["mutants"](path, [])
+    assert touching(made, path, lines) == made and touching(made, path, {1}) == []
+    assert {m.change for m in touching(made, path, {2})} == {"x * 3 -> x / 3", "3 -> 4"}
+    assert {m.change for m in touching(made, path, {5})} == {"x - z -> x + z"}  # begins a line before
+
+
 def test_what_survived_is_tried_again(tmp_path):
     made = MUTATE["mutants"](ROOT / TABLE["rounding"]["file"], [])
     lines = [

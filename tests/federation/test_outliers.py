@@ -9,7 +9,7 @@ from fedseed import Basis
 from fedseed.federation.bounds import WINDOW, Bounds, LastSteps, too_far
 from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.rules import Rule
-from fedseed.weights.change import Add, Average, Optimize, Rebuild, Replace, Term
+from fedseed.weights.change import Add, Average, Entries, Optimize, Patch, Rebuild, Replace, Term
 from fedseed.weights.layout import Layout, TensorEntry
 
 TEN = Bounds(proportion=10.0, claims=10.0)
@@ -119,3 +119,21 @@ def test_a_sum_over_directions_next_to_what_a_weight_can_hold():
     huge = Add(along(1e9))
     for other in (Add([]), Average([(1.0, [huge])]), Replace(b"")):  # empty, or looked at in another way
         assert too_far(other, single) is None
+
+
+def some(*values, scale=1.0):
+    """Values for single entries, each in a patch of its own."""
+    return Entries([Patch(at, np.float32([value])) for at, value in enumerate(values)], scale)
+
+
+def test_single_entries_next_to_what_a_weight_can_hold():
+    """The farthest counts, up or down; none at all is not far however it is multiplied."""
+    single, half = layout("float32"), layout("bfloat16", "float16", "float32")
+    assert too_far(some(1e6, 1.0), single) is too_far(some(2e6, scale=0.5), single) is None
+    text = "it would move a weight by 2e+06: at most 1e+06 is possible"
+    for far in (some(1.0, -2e6, 3.0), some(1.0, 4.0, scale=-5e5), Entries([Patch(0, np.float32([2e6, 1.0]))])):
+        assert too_far(far, single) == text
+    for value, fits in ((65503.0, True), (65505.0, False)):
+        assert (too_far(some(value), half) is None) == fits
+    for none in (Entries([], 2e6), Entries([Patch(0, np.zeros(0, np.float32))], 2e6)):
+        assert too_far(none, single) is None

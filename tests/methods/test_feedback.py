@@ -93,3 +93,8 @@ def test_what_is_not_finite_or_does_not_fit_is_refused(make):
         make(training={"autocast": "bfloat16"}).check(halves)
     method.check(halves)
     assert method.entrywise  # what it costs is in proportion to the model
+
+
+def test_entries_of_the_change_are_the_same_ones_in_every_round():
+    """So a rule may remember them."""
+    assert TopK().lasting_entries and TopK().entrywise

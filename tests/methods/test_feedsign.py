@@ -1,15 +1,18 @@
 """FeedSign: votes, ties, coins, private draws, orbits of one bit a step."""
 
-from math import exp, sqrt
+from math import exp, log, sqrt
 
 import numpy as np
 import pytest
 import torch
 
 from fedseed import Basis, FeedSign, MeZO, Orbit, ParameterSpace
+from fedseed.aggregation import Median
 from fedseed.errors import NonFiniteError
 from fedseed.federation.messages import Message
-from fedseed.methods.feedsign import Votes
+from fedseed.methods.feedsign import UNLIKELY, Votes
+from fedseed.methods.payload import About
+from fedseed.privacy import PrivacySettings
 from fedseed.privacy.sign import private_sign
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
@@ -80,6 +83,57 @@ def test_majority_ties_and_zero_projections():
     for t in range(1, 9):
         client = Flat(ParameterSpace(model()), OBJECTIVE, train[0], 7, t, 0)
         assert method.train(state, None, client).signs[0] == method.coins(state, t)[0]
+
+
+def several(*clients):
+    """Votes of some clients on some directions."""
+    return [(i, 1 / len(clients), signs(*one)) for i, one in enumerate(clients)]
+
+
+def signs(*values):
+    return Votes(np.array(values, dtype=np.int8))
+
+
+def test_only_ties_are_settled_by_coins_whatever_the_rule():
+    method = FeedSign(votes_per_round=3)
+    state = method.start(LAYOUT, 7)
+    tied = set()
+    for number in range(1, 20):
+        made, coins = several((1, 1, -1), (-1, 1, -1)), method.coins(state, number)
+        for rule in (None, Median()):
+            found = method.aggregate(state, answers(number, made, rule)).signs
+            assert found.tolist() == [coins[0], 1, -1] and found.dtype == np.int8
+        tied.add(int(coins[0]))
+    assert tied == {1, -1}
+    # a median is not a sum: of one vote that is a lie it makes nothing
+    made = [(0, 0.2, signs(1, 1, 1)), (1, 0.4, signs(-1, 1, 1)), (2, 0.4, signs(1, -1, -1))]
+    assert method.aggregate(state, answers(1, made, Median())).signs.tolist() == [1, 1, 1]
+    assert signs(1, -1, 1).with_vector(np.array([0.0, 2.5, -0.1]), About(method, state, "update")).signs.tolist() == [
+        1, 1, -1,
+    ]  # fmt: skip
+
+
+def test_how_likely_a_step_is_follows_from_the_votes():
+    """A majority that was another one takes a small chance for each sign that differs; the same one is certain."""
+    made = answers(1, several((1, 1, -1), (1, -1, -1), (-1, 1, -1)))
+    method = FeedSign(votes_per_round=3)
+    state = method.start(LAYOUT, 7)
+    assert method.log_chance(state, made, signs(1, 1, -1)) == 0.0
+    assert method.log_chance(state, made, signs(1, -1, 1)) == pytest.approx(2 * log(UNLIKELY))
+    private = FeedSign(votes_per_round=3, epsilon=0.5)  # sums 1, 1, -3
+    expected = -sum(log(1 + exp(-0.25 * against)) for against in (1, -1, 3))
+    assert private.log_chance(state, made, signs(1, -1, -1)) == pytest.approx(expected)
+    for one in (method, private):
+        assert one.log_chance(state, answers(1, []), signs(1, 1, 1)) == 0.0 == one.log_chance(state, made, signs())
+        assert one.odds is one and one.unsummable is None
+
+
+def test_what_does_not_go_with_a_private_draw():
+    assert FeedSign().incomparable is None
+    assert "epsilon = 0.5: the private draw is made of the sum" in FeedSign(epsilon=0.5).incomparable
+    settings = PrivacySettings(level="client", clip=1.0, noise=1.0)
+    assert "set method.epsilon" in FeedSign().unprotected(settings)
+    assert "method.epsilon = 0.5 is DP-FeedSign" in FeedSign(epsilon=0.5).unprotected(settings)
 
 
 def test_coins_are_the_streams():

@@ -35,6 +35,13 @@ def test_coefficients_count_by_how_far_they_move_a_weight():
     assert sizes.moved(method, LAYOUT, [[np.zeros(1, np.float32)] * 2]) == sizes.SMALLEST_MOVE
 
 
+def test_entries_count_by_how_far_they_move_a_weight():
+    assert sizes.of_entries(LAYOUT, np.float32([3.0, -4.0])) == pytest.approx(sqrt(25 / 8))
+    assert sizes.of_entries(LAYOUT, np.float32([1e30])) == pytest.approx(1e30 / sqrt(8))
+    assert sizes.of_entries(LAYOUT, np.zeros(2, np.float32)) == sizes.SMALLEST_MOVE
+    assert sizes.of_entries(LAYOUT, np.zeros(0, np.float32)) == 0.0
+
+
 @pytest.mark.parametrize("piece", [1 << 20, 2])
 def test_whole_weights_count_by_how_far_they_are_from_those_before(piece, monkeypatch):
     monkeypatch.setattr(sizes, "_PIECE", piece)

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 
 from fedseed.privacy import PrivacySettings, PrivateScalars, noise_for
-from fedseed.privacy.scalars import LEVELS, ORDERS, whole
+from fedseed.privacy.scalars import LEVELS, MOST, ORDERS, bounded, whole
 
 RELATION = dp_accounting.NeighboringRelation
 SAMPLED = {"examples": 50, "level": "example"}
@@ -48,6 +48,25 @@ def test_what_is_not_finite_counts_as_zeros(bad):
     assert whole(np.array(bad), 1.0, LEVELS).tolist() == [0, 0]
 
 
+def test_what_is_as_long_as_its_bound_stays_so():
+    for value in (0.5, -0.5, 7.0, -1e300):
+        assert whole(np.array([value]), 0.5, LEVELS).tolist() == [LEVELS if value > 0 else -LEVELS]
+    assert whole(np.zeros(0), 0.5, LEVELS).tolist() == []
+    assert bounded(np.array([3.0, -4.0]), 0.5) == pytest.approx([0.3, -0.4])
+    assert bounded(np.array([0.03, -0.04]), 0.5) == pytest.approx([0.03, -0.04])
+    # with so many levels that a double does not know how much longer than 1 the vector is
+    assert whole(np.array([1.0, 2.0**-30]), 0.5, 1 << 30).tolist() == [(1 << 30) - 1, 0]
+    assert whole(np.array([-1.0, -(2.0**-30)]), 0.5, 1 << 30).tolist() == [1 - (1 << 30), 0]
+
+
+def test_only_clients_are_protected_in_their_sum():
+    """Examples the client itself protects; and noise between two whole numbers is the larger one."""
+    assert {kind: mechanism(kind).of_sums is not None for kind in LEVELS_OF} == {
+        "client": True, "example": False, "fixed": False, "poisson": False,
+    }  # fmt: skip
+    assert mechanism("client", noise=0.3, levels=4).sigma == 2
+
+
 def test_the_noise_is_what_the_account_is_told():
     """Its deviation is noise times clip, on every entry by itself, whatever is summed up and however many there are."""
     found = np.array([mechanism("client", noise=3.0).noisy_sum([], 20_000), mechanism("client").noisy_sum([], 20_000)])
@@ -57,6 +76,7 @@ def test_the_noise_is_what_the_account_is_told():
     assert same - found[0] == pytest.approx(np.full(20_000, 2e-3), abs=1e-6)
     divided = mechanism("client").mean([np.zeros(20_000)] * 3, asked=4)
     assert divided == pytest.approx(found[1] / 4)
+    assert mechanism("client").mean([np.zeros(20_000)], asked=2) == pytest.approx(found[1] / 2)
 
 
 # -- the account -------------------------------------------------------------------------------------------------------
@@ -90,14 +110,27 @@ def test_the_budget_is_spent_as_far_as_it_goes(kind):
     assert mechanism(kind).affordable is None and mechanism(kind, noise=0.5, budget=0.1).affordable == 0
 
 
+def test_a_budget_that_is_spent_to_the_last_digit_is_not_overspent():
+    for turns in (5, 8):
+        assert mechanism("client", budget=mechanism("client").epsilon(turns)).affordable == turns
+    assert mechanism("client", noise=1e5, budget=1e6).affordable == MOST - 1  # no more are looked at
+
+
 @pytest.mark.parametrize("kind", ["client", "poisson"])
 def test_noise_is_found_for_an_epsilon(kind):
     settings = mechanism(kind).settings
     noise = noise_for(2.0, 10, settings, releases=3, batch=5)
     assert mechanism(kind, noise=noise, releases=3).epsilon(10) <= 2.0 < mechanism(kind, 0.998 * noise, 3).epsilon(10)
     if kind == "client":
+        assert noise_for(1e9, 1, settings) == pytest.approx(1e-3, rel=1e-3)  # no less is tried
+        assert noise_for(2.0, 30, settings) == noise  # one release, if nothing else is said
         with pytest.raises(ValueError, match="takes more noise"):
             noise_for(1e-9, 10, settings)
+
+
+def test_a_batch_is_one_example_if_nothing_else_is_said():
+    settings = mechanism("poisson").settings
+    assert noise_for(2.0, 10, settings) == noise_for(2.0, 10, settings, releases=1, batch=1)
 
 
 def gaussian(sigma, shift, far=240):

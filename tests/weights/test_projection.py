@@ -75,6 +75,20 @@ def test_a_space_of_one_tensor():
     np.testing.assert_allclose(space.change_norms(saved), [np.sqrt(8)], rtol=1e-6)
 
 
+@pytest.mark.parametrize("blocks", ["one", "tensor", 4])
+def test_finer_copies_stand_in_the_place_of_16_bit_weights(blocks):
+    space, saved, _ = moved(torch.bfloat16, blocks)
+    now = [p.detach().float() + 2.0**-12 * (1 + n) for n, p in enumerate(space.parameters)]
+    change = torch.cat([(s.float() - w).double().reshape(-1) for s, w in zip(saved, now, strict=True)]).numpy()
+    bounds = list(itertools.pairwise(space.layout.boundaries))
+    expected = [np.linalg.norm(change[a:b]) for a, b in bounds]
+    np.testing.assert_allclose(change_norms(space.vector, saved, now), expected, rtol=1e-6)
+    basis = Basis("rademacher", 5)
+    for gamma, (a, b) in zip(project_change(space.vector, saved, basis, [2] * len(bounds), now), bounds, strict=True):
+        v = np.stack([basis.direction(k, a, b, b - a) for k in range(2)]).astype(np.float64)
+        np.testing.assert_allclose(gamma, v @ change[a:b], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("piece", [1 << 22, 4])
 def test_how_many_16_bit_weights_have_moved(piece, monkeypatch):
     monkeypatch.setattr(module, "PIECE", piece)
