@@ -173,7 +173,7 @@ WORDS = {
             directions=64, seeds="shared", allocation="size", basis="rademacher", blocks="one",
             training=LocalTraining(learning_rate=0.03, steps=3, batch=8, accumulation=1),
         ),
-        {"level": "client", "clip": 0.05, "noise": 1.0},
+        {"level": "client", "clip": 0.02, "noise": 1.0},
     ),
     "DP-FeedSign": Line(50, 100, FeedSign(batch=4, learning_rate=8e-3, **TRAINED), {}),
 }  # fmt: skip
