@@ -134,6 +134,8 @@ def digits(clients: int, seed: int, validation: bool) -> Made:
 
 TRAINED: dict[str, Any] = {"scale": 1e-3, "schedule": "cosine"}
 REVIEWS = {1: 5000, 5: 1000, 50: 20}  # of a client, by how many clients there are
+# Rates of MeZO, of FedKSeed at example level and of Ferret, and Ferret's clip, were tried on validation reviews (docs/
+# privacy.md); all others are guesses that await it.
 HIDDEN = {"level": "example", "clip": 0.02, "noise": 1.0, "sampling": "poisson"}
 WORDS = {
     "ZO-FedSGD, examples": Line(
