@@ -1,6 +1,6 @@
 """Byzantine clients against FeedSign and ZO-FedSGD: mean and deviation over seeds.
 
-    python benchmarks/byzantine.py [--seeds 1 2 3 4 5] [--out runs/byzantine.json]
+    python benchmarks/byzantine.py [--seeds 1 2 3 4 5] [--clients 5 25] [--out runs/byzantine.json]
 
 A small network on scikit-learn's handwritten digits, clients IID; all its parameters, or a last layer alone (on the
 pixels), as FeedSign's vision experiments train it. Byzantine clients do what the paper's do (Section 4.3): they send a
@@ -88,12 +88,14 @@ def main() -> None:
     """Run what is missing in the file and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--clients", type=int, nargs="+", default=[5, 25], help="federations of so many")
     parser.add_argument("--out", type=Path, default=Path("runs/byzantine.json"))
     args = parser.parse_args()
+    federations = [one for one in FEDERATIONS if one[1] in args.clients]
     torch.set_num_threads(1)  # the network is tiny
     found: dict[str, float] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for seed in args.seeds:
-        for trained, clients, byzantine in FEDERATIONS:
+        for trained, clients, byzantine in federations:
             for name in METHODS:
                 key = f"{name}, {trained}, {byzantine} of {clients}, seed {seed}"
                 if key not in found:
@@ -103,7 +105,7 @@ def main() -> None:
                     print(f"{key}: {found[key]:.1f}%", flush=True)
     print(f"\nTest accuracy in percent, {len(args.seeds)} seeds:\n")
     print("| trained, steps | Byzantine clients | " + " | ".join(METHODS) + " |\n|---|---|" + "---|" * len(METHODS))
-    for trained, clients, byzantine in FEDERATIONS:
+    for trained, clients, byzantine in federations:
         cells = [spread([found[f"{name}, {trained}, {byzantine} of {clients}, seed {s}"] for s in args.seeds])
                  for name in METHODS]  # fmt: skip
         print(f"| {trained}, {STEPS[trained]:,} | {byzantine} of {clients} | " + " | ".join(cells) + " |")

@@ -31,10 +31,11 @@ def test_other_work_is_not_counted(monkeypatch):
 
 @pytest.mark.long
 def test_batches_are_looked_at_along_directions_before_and_in_a_run():
-    settings = ["method.batch=4", "task.families_per_client=4"]
-    finding = measuring.batch_projections(8, directions=3, batches=400, batch=4, steps=(0, 2), settings=settings)
+    finding = measuring.batch_projections(
+        8, directions=3, batches=400, batch=4, steps=(0, 2), seeds=(1, 2), settings=["method.batch=4"]
+    )
     reversal, shape = finding.panels
-    assert [len(line.points) for line in reversal.series] == [3, 3]
+    assert [len(line.points) for line in reversal.series] == [6, 6]
     assert all(0 <= probability <= 1 for line in reversal.series for _, probability in line.points)
     assert [sum(share for _, share in line.points) for line in shape.series] == pytest.approx([1, 1])
 
