@@ -21,7 +21,8 @@ def test_there_is_a_recipe_for_each_method():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_measures_accuracy_before_and_after(name):
-    few = {"fedavg": ["method.training.steps=2"], "ferret": ["method.training.steps=2"], "feedsign": [], "zo-fedsgd": []}
+    trained = ["method.training.steps=2"]
+    few = {"fedavg": trained, "ferret": trained, "feedsign": [], "zo-fedsgd": []}
     overrides = few.get(name.removeprefix("words-"), ["method.steps=2"])
     result = Federation.from_file(name, [*LITTLE, *overrides]).run()
     assert set(result.summary["final"]) == {
