@@ -15,13 +15,14 @@ LITTLE = ["rounds=1", "task.examples=60", "task.evaluation=40", "task.validation
 
 def test_there_is_a_recipe_for_each_method():
     assert [name.removeprefix("words-") for name in NAMES] == [
-        "fedavg", "fedkseed", "fedmezo", "feedsign", "zo-fedsgd",
+        "fedavg", "fedkseed", "fedmezo", "feedsign", "ferret", "zo-fedsgd",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_measures_accuracy_before_and_after(name):
-    few = {"fedavg": ["method.training.steps=2"], "feedsign": [], "zo-fedsgd": []}
+    trained = ["method.training.steps=2"]
+    few = {"fedavg": trained, "ferret": trained, "feedsign": [], "zo-fedsgd": []}
     overrides = few.get(name.removeprefix("words-"), ["method.steps=2"])
     result = Federation.from_file(name, [*LITTLE, *overrides]).run()
     assert set(result.summary["final"]) == {
