@@ -94,6 +94,17 @@ CASES = {
     "words-zo-fedsgd": Case(
         "words-zo-fedsgd", 300, 10, 16, (4e-3, 8e-3, 1.6e-2), (4e-3, 8e-3, 1.6e-2), ("method.batch=16",), 150, 8
     ),
+    "words-zo-fedsgd-shared": Case(
+        "words-zo-fedsgd",
+        500,
+        10,
+        16,
+        (2e-3, 4e-3, 8e-3),
+        (4e-3, 8e-3, 1.6e-2),
+        ("method.batch=16", 'method.seeds="shared"'),
+        250,
+        8,
+    ),
     "words-fedkseed": Case(
         "words-fedkseed", 16, 8, 16, (2e-3, 4e-3, 8e-3), (4e-3, 8e-3, 1.6e-2), ("method.batch=16",), 8, 8
     ),

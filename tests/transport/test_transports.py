@@ -7,7 +7,7 @@ import pytest
 import fedseed
 from fedseed.cli.network import ask
 from fedseed.errors import NetworkError, RecipeError
-from fedseed.transport import REGISTRY, transport
+from fedseed.transport import REGISTRY, nats_end, transport
 from fedseed.transport.base import Access
 from fedseed.transport.memory import Hub, MemoryTransport
 from fedseed.transport.nats import NatsTransport
@@ -42,3 +42,23 @@ def test_another_package_adds_one(monkeypatch):
 
     monkeypatch.setattr("fedseed.cli.network.STATUS_SECONDS", 0.1)
     asyncio.run(both())
+
+
+@pytest.mark.long
+def test_a_coordinator_that_comes_back_meanwhile_is_heard(shared_server, monkeypatch):
+    """The server says at once that nobody listens: also while a coordinator's connection is being made again."""
+    monkeypatch.setattr(nats_end, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(nats_end, "SILENCES", 10**9)
+    way = transport(Access(shared_server.url), "away")
+
+    async def test():
+        watcher, coordinator = await way.watcher(), await way.coordinator(print)
+        asked = asyncio.create_task(watcher.status(60))
+        await asyncio.sleep(0)
+        await watcher.connection.flush()  # the question has been sent, and nobody has heard it
+        await coordinator.listen(None, lambda: b"back", print)
+        assert await asked == b"back"
+        await watcher.close()
+        await coordinator.close()
+
+    asyncio.run(test())

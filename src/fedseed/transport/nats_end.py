@@ -20,6 +20,7 @@ from fedseed.transport.subjects import Subjects
 OVER = "the run is over"
 AGAIN_SECONDS = 1.0  # after which a question is asked once more: it may have been one of too many
 NOBODY_LISTENS = "503"  # the server's own answer
+SILENCES = 2  # such answers, a second apart, after which there is no coordinator: one may be about to come back
 MORE = "docs/federation.md says what that means"
 
 
@@ -203,10 +204,15 @@ class NatsWatcher(NatsEnd):
         """What the coordinator answers: to this question, or to all who ask."""
         found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
+        silences = 0
+
         async def take(message: Msg) -> None:
+            nonlocal silences
             if not found.done():
                 if (message.headers or {}).get("Status") == NOBODY_LISTENS and message.subject == inbox:
-                    found.set_result(None)
+                    silences += 1
+                    if silences == SILENCES:
+                        found.set_result(None)
                 elif self.signatures.of_coordinator(message.subject, message.data, message.headers):
                     found.set_result(message.data)
 
