@@ -96,13 +96,13 @@ CASES = {
     ),
     "words-zo-fedsgd-shared": Case(
         "words-zo-fedsgd",
-        500,
+        240,
         10,
         16,
         (2e-3, 4e-3, 8e-3),
         (4e-3, 8e-3, 1.6e-2),
         ("method.batch=16", 'method.seeds="shared"'),
-        250,
+        120,
         8,
     ),
     "words-fedkseed": Case(
@@ -152,18 +152,22 @@ def compare(name: str, seeds: Sequence[int], out: Path) -> None:
             ends[rate] = points[-1][1]
             print(f"{name}: {'population' if populated else 'today'}, rate {rate:g}: {ends[rate]:.3f}", flush=True)
         chosen[populated] = min(ends, key=lambda rate: ends[rate])
-    shares = []
+    there, ends = [], []
     for seed in seeds:
         today, population = (curve(name, populated, chosen[populated], seed, out) for populated in (False, True))
-        target, end = today[-1][1], population[-1][1]
-        shares.append(passes_to(population, target) / today[-1][0])
+        target, end, passes = today[-1][1], population[-1][1], today[-1][0]
+        ends.append((target, end))
+        there.append(passes_to(population, target) / passes)
+        when = "never there" if there[-1] == inf else f"there after {there[-1]:.0%} of the other's"
         print(
-            f"{name}, seed {seed}: {today[0][1]:.3f} -> today {target:.3f}, population {end:.3f} in {today[-1][0]:,} "
-            f"passes; there after {shares[-1]:.0%} of them",
+            f"{name}, seed {seed}: {today[0][1]:.3f} -> today {target:.3f} in {passes:,} passes, "
+            f"population {end:.3f} in {population[-1][0]:,}; {when}",
             flush=True,
         )
     print(
-        f"{name}: rates {chosen[False]:g} and {chosen[True]:g}, n = {case.population}: {mean(shares):.0%} of the passes"
+        f"{name}: rates {chosen[False]:g} and {chosen[True]:g}, n = {case.population}: "
+        + " and ".join(f"{mean(column):.3f}" for column in zip(*ends, strict=True))
+        + f"; {sum(share <= 0.5 for share in there)} of {len(there)} seeds are there after half of the passes"
     )
 
 
