@@ -1,6 +1,7 @@
 """Pictures of runs."""
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -22,6 +24,7 @@ from fedseed.reports.view import passes_of, seconds_of
 
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
+SHADES = 256  # colours of a picture, which make it three times smaller than all that there could be
 Lines = Sequence[Mapping[str, Any]]
 LABELS = {
     "loss": "held-out loss",
@@ -199,7 +202,9 @@ def save(figure: Figure, path: Path, note: str | None = None) -> None:
     figure.tight_layout()
     if note is not None:
         figure.text(0.01, 0.0, note, fontsize=8, va="top", color="0.4")
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+    with BytesIO() as drawn:
+        figure.savefig(drawn, dpi=110, bbox_inches="tight", format="png")
+        Image.open(drawn).convert("RGB").quantize(SHADES).save(path, format="PNG", optimize=True)
     plt.close(figure)
 
 
