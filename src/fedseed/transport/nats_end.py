@@ -203,7 +203,6 @@ class NatsWatcher(NatsEnd):
     async def status(self, seconds: float) -> bytes | None:
         """What the coordinator answers: to this question, or to all who ask."""
         found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-
         silences = 0
 
         async def take(message: Msg) -> None:
