@@ -113,10 +113,34 @@ def test_what_a_consumer_delivers_a_thousand_times_is_checked_once(keys, monkeyp
     assert not reading.take(b"other", second) and reading.take(b"second", second)  # it counts in its place
 
 
+def test_only_so_many_of_a_logs_strangers_are_known_again(keys, monkeypatch):
+    monkeypatch.setattr(signatures, "MOST_OTHERS", 2)
+    headers, checked, fits = read(keys, "a").headers("log", b""), [], signatures._fits
+
+    def checking(*arguments):
+        checked.append(arguments)
+        return fits(*arguments)
+
+    monkeypatch.setattr(signatures, "_fits", checking)
+    reading = Chain(read(keys, "a"), "log")
+    for data in (b"1", b"2", b"3", b"1", b"2", b"3"):
+        assert not reading.take(data, headers)
+    assert [called[2] for called in checked] == [b"1", b"2", b"3", b"3"]
+
+
+def test_messages_of_one_key_stand_in_one_line(keys):
+    coordinator = read(keys, "coordinator")
+    own = {name: bytes(read(keys, name).own.verify_key) for name in ("a", "again", "ward")}
+    assert coordinator.line("b") == coordinator.line("c d") == own["ward"]
+    assert coordinator.line("a") == min(own["a"], own["again"])  # of several keys always the same one
+    assert coordinator.line("nobody") is None and Signatures.read(None).line("a") is None
+
+
 def test_without_keys_nothing_is_checked(tmp_path, keys):
     nothing = Signatures.read(None)
     assert nothing.headers("s", b"") is None and nothing.of_coordinator("s", b"", None)
     assert nothing.of_client("a", "s", b"", None) and nothing.together("a", "b") and not Chain(nothing, "log").checks
+    assert Chain(nothing, "log").take(b"", None)
     old = tmp_path / "old.nk"  # as `fedseed keys` wrote them before there were signatures
     old.write_text(seed_of(keys / "a.nk"))
     signing = Signatures.read(old)

@@ -66,6 +66,9 @@ def test_orders_are_judged_beyond_the_deviation(tmp_path):
     assert verdict(lines, alike=["better", "near", "worse"]) == "does not hold here"
     assert verdict(lines, order=["better", "absent"]) == "can't be judged at this scale"
     assert verdict(lines, order=["better", "worse"], scenario="another") == "can't be judged at this scale"
+    sure = [line(tmp_path, label, [at] * 3) for label, at in (("one", 1.0), ("slight", 1.01), ("more", 1.02))]
+    assert verdict(sure, alike=["one", "slight"]) == verdict(sure, order=["one", "slight"]) == "holds in kind"
+    assert verdict(sure, alike=["one", "slight", "more"]) == "does not hold here"
     claim = judge(Expected(says="it is so", order=["better", "worse"]), ITEM, lines)
     assert claim.here == "loss: better 1.000 ± 0.100, worse 2.000 ± 0.100."
 
@@ -75,6 +78,14 @@ def test_diverged_runs_are_worse_than_any(tmp_path):
     assert verdict(lines, order=["good", "lost"]) == "holds in kind"
     assert verdict(lines, order=["lost", "good"]) == "does not hold here"
     assert verdict(lines, alike=["lost", "good"]) == "does not hold here"
+    lines[1] = line(tmp_path, "surged", [70.0, 6e6, 9e7], diverged=2)  # their mean is within two deviations of good's
+    assert verdict(lines, order=["good", "surged"]) == "holds in kind"
+    claim = judge(Expected(says="it is so", order=["good", "surged"]), ITEM, lines)
+    assert claim.here == "loss: good 1.000 ± 0.100, surged diverged with every seed."
+    assert measured(lines[1].folders[0], "accuracy") == -600.0  # an accuracy stays one
+    lines[1] = line(tmp_path, "one", [1.0, 1.1, 9e7])
+    (lines[1].folders[2] / "summary.json").write_text(json.dumps({"final": {"loss": 9e7}, "diverged": 1}))
+    assert verdict(lines, order=["good", "one"]) == "can't be judged at this scale"
 
 
 def test_ratios_and_numbers(tmp_path):

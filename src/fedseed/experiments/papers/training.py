@@ -19,6 +19,7 @@ FEWEST = 3  # runs of a line, or differences between lines are no evidence
 DEVIATIONS = 2  # of the mean's difference, for lines to differ
 SHARE = 0.1  # of a process's memory that float32 weights must take, or it says nothing of the method
 ALIKE = 0.1  # of the larger mean: a difference that must have shown, for lines to be alike
+SLIGHT = 0.01  # of the larger mean: so small a difference leaves lines alike, however sure it is
 
 
 # -- numbers of a run --------------------------------------------------------------------------------------------------
@@ -94,10 +95,16 @@ def lower_is_better(metric: str) -> bool:
 
 
 def measured(folder: Path, metric: str) -> float:
-    """A number of a finished run: one of `MEASURES`, or a metric after its last round (NaN: it has none)."""
+    """A number of a finished run: one of `MEASURES`, or a metric after its last round.
+
+    NaN: it has none, or is the loss of a run that has diverged: thousands or millions, by chance.
+    """
     if metric in MEASURES:
         return MEASURES[metric](folder)
-    return float(read_summary(folder)["final"].get(metric, nan))
+    summary = read_summary(folder)
+    if metric.endswith("loss") and summary.get("diverged") is not None:
+        return nan
+    return float(summary["final"].get(metric, nan))
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
@@ -137,7 +144,7 @@ def _verdict(expected: Expected, metric: str, values: Sequence[Sequence[float]])
         pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
         if not all(_enough(a, b) for a, b in pairs):
             return UNKNOWN
-        if any(_apart(a, b) for a, b in pairs):
+        if any(_apart(a, b) and not _slight(a, b) for a, b in pairs):
             return judged(False)
         return judged(all(_alike(a, b) for a, b in pairs), UNKNOWN, kind=True)
     best, worst = values[0], values[-1]
@@ -174,7 +181,15 @@ def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
 
 def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether means that are not apart are known well enough: a difference of a tenth would have shown."""
-    return DEVIATIONS * _error(a, b) <= ALIKE * max(abs(fmean(a)), abs(fmean(b)))
+    return DEVIATIONS * _error(a, b) <= ALIKE * _largest(a, b)
+
+
+def _slight(a: Sequence[float], b: Sequence[float]) -> bool:
+    return not _diverged(a) and not _diverged(b) and abs(fmean(a) - fmean(b)) <= SLIGHT * _largest(a, b)
+
+
+def _largest(a: Sequence[float], b: Sequence[float]) -> float:
+    return max(abs(fmean(a)), abs(fmean(b)))
 
 
 def _error(a: Sequence[float], b: Sequence[float]) -> float:
@@ -183,6 +198,8 @@ def _error(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _shown(metric: str, values: Sequence[float]) -> str:
+    if _diverged(values):
+        return "diverged with every seed" if metric.endswith("loss") else "-"
     largest = max((abs(v) for v in values if isfinite(v)), default=0.0)
     return mean_and_deviation(values, 0 if largest >= 1000 else 1 if largest >= 20 else 3 if largest >= 0.1 else 5)
 
@@ -259,7 +276,8 @@ def finding(item: Item, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
         f"{sum(len(line.folders) for line in lines)} runs finished"
         + (f", {failed} failed" if failed else "")
         + f"; lines differ if their means are more than {DEVIATIONS} deviations of the difference apart, over "
-        f"{FEWEST} seeds at least, and are alike if a difference of {ALIKE:.0%} would have shown. "
+        f"{FEWEST} seeds at least, and are alike if a difference of {ALIKE:.0%} would have shown and none "
+        f"of more than {SLIGHT:.0%} did. "
         + (f"Settings of {len(searched)} lines were searched on validation examples." if searched else
            "Nothing was searched: the recipes' settings were.")
     )  # fmt: skip
