@@ -63,10 +63,16 @@ def test_48_lines_look_different():
     assert len({look(number) for number in range(48)}) == 48 == len(set(COLOURS)) * len(DASHES)
 
 
+def test_short_logarithmic_axes_have_round_ticks():
+    assert log_ticks(18.616, 41.7706) == [20.0, 25.0, 30.0, 35.0, 40.0]
+    assert log_ticks(3.0, 3.0) == [3.0] and log_ticks(3.0, 30.0) == [5.0, 10.0, 20.0]
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [(0, "bytes", "0"), (1500, "bytes", "1.5 kB"), (0.5, "", "0.5"), (2e-5, "", "2e-5"), (12_000, "", "12k"),
-     (0.002, "s", "2 ms"), (30, "s", "30 s"), (600, "s", "10 min"), (7200, "s", "2 h"), (3e9, "bytes", "3 GB")],
+     (0.002, "s", "2 ms"), (30, "s", "30 s"), (18.61600680400352, "s", "18.6 s"), (600, "s", "10 min"),
+     (7200, "s", "2 h"), (3e9, "bytes", "3 GB")],
 )  # fmt: skip
 def test_numbers_of_axes(value, unit, text):
     assert short_number(value, unit) == text

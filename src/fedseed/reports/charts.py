@@ -98,7 +98,7 @@ def short_number(value: float, unit: Unit = "") -> str:
     if unit == "" and abs(value) < 10_000:
         return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.0e}".replace("e-0", "e-")
     if unit == "s":
-        return f"{value:g} s" if abs(value) >= 1e-2 else f"{value * 1000:.3g} ms"
+        return f"{value:.3g} s" if abs(value) >= 1e-2 else f"{value * 1000:.3g} ms"
     for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if abs(value) >= 10**power:
             return f"{value / 10**power:.3g}{' ' if unit else ''}{prefix}{'B' if unit else ''}"
@@ -144,6 +144,8 @@ def _ticks(low: float, high: float, whole: bool) -> list[float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Values for the ticks of a logarithmic axis: powers of ten, with 2 and 5 between them if there are few.
 
+    Of an axis so short that two of those do not fit on it, round values at even distances.
+
     Args:
         low: the axis' lower end, above 0.
         high: its upper end.
@@ -155,7 +157,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     if len(found) >= 3:
         return found
     found = [m * 10.0**p for p in range(first, last + 1) for m in (1, 2, 5) if low <= m * 10.0**p <= high]
-    return found if len(found) >= 2 else [low, high]
+    if len(found) >= 2:
+        return found
+    return _ticks(low, high, whole=False) if low < high else [low]
 
 
 # -- parts of a drawing ------------------------------------------------------------------------------------------------
