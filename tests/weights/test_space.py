@@ -197,3 +197,12 @@ def test_a_model_that_can_not_be_tuned_is_refused():
         ParameterSpace(torch.nn.ReLU())
     with pytest.raises(ValueError, match="float64"):
         ParameterSpace(torch.nn.Linear(2, 2, dtype=torch.float64))
+
+
+def test_a_tiny_model_is_perturbed_by_copies_and_only_where_it_may():
+    model = Tied()
+    space, at = ParameterSpace(model), model.hidden.bias.data_ptr()
+    with torch.no_grad(), space.perturbed(Basis("rademacher", 1), 0, 0.1):
+        assert model.hidden.bias.data_ptr() != at
+    with space.perturbed(Basis("rademacher", 1), 0, 0.1):  # gradients may be wanted
+        assert model.hidden.bias.data_ptr() == at
