@@ -9,15 +9,16 @@ example level five clients have 139 or 140 pictures each (MeZO: one has all 697)
 `--base words`: task and base of the recipe words-zo-fedsgd, all weights. At example level five clients have 1,000
 reviews each (MeZO: one has 5,000), at client level 50 have 20.
 
-Noise is what all rounds need to spend epsilon; rates and clips are the same for all epsilons. DP-FeedSign's epsilon a
-vote is searched likewise. `--validation` reports on the examples that settings are chosen on, not on the test's.
+Noise is what all rounds need to spend epsilon; clips are the same for all epsilons, and so are rates on digits. DP-
+FeedSign's epsilon a vote is searched likewise. `--validation` reports on the examples that settings are chosen on, not on the test's.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from statistics import mean, stdev
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -40,12 +41,14 @@ class Line(NamedTuple):
         rounds: how many.
         method: the method.
         privacy: its `[privacy]` but for the noise; none: DP-FeedSign, which has an account of its own.
+        rates: learning rates by epsilon, where they are not the method's.
     """
 
     clients: int
     rounds: int
     method: Method
     privacy: dict[str, Any]
+    rates: Mapping[float | None, float] = MappingProxyType({})
 
 
 class Made(NamedTuple):
@@ -217,9 +220,21 @@ def _words(clients: int, validation: bool) -> Made:
 BASES = {"digits": (DIGITS, digits), "words": (WORDS, words)}
 
 
+def at_rate(line: Line, epsilon: float | None) -> Method:
+    """A line's method with the learning rate for an epsilon."""
+    rate = line.rates.get(epsilon)
+    if rate is None:
+        return line.method
+    if isinstance(line.method, Ferret):
+        return line.method.model_copy(
+            update={"training": line.method.training.model_copy(update={"learning_rate": rate})}
+        )
+    return line.method.model_copy(update={"learning_rate": rate})
+
+
 def private(line: Line, epsilon: float | None) -> tuple[Method, PrivacySettings | None]:
     """A line's method, and its privacy with the noise that epsilon takes."""
-    _, rounds, method, table = line
+    rounds, table, method = line.rounds, line.privacy, at_rate(line, epsilon)
     if epsilon is None:
         return method, None
     if not table:
