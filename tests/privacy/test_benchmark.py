@@ -37,6 +37,15 @@ def test_every_line_has_the_noise_that_its_epsilon_takes(benchmark):
             assert benchmark.private(line, None) == (line.method, None)
 
 
+def test_a_line_may_have_rates_by_epsilon(benchmark):
+    for name, rates in (("ZO-FedSGD, clients", (3e-3, 6e-3, 1.2e-2)), ("Ferret, clients", (0.015, 0.06, 0.06))):
+        line = benchmark.WORDS[name]
+        methods = [benchmark.private(line, epsilon)[0] for epsilon in (1.0, 4.0, None)]
+        assert tuple(getattr(method, "training", method).learning_rate for method in methods) == rates
+        changed = [method.model_dump(exclude={"learning_rate", "training"}) for method in methods]
+        assert changed[0] == changed[1] == changed[2]
+
+
 def test_both_bases_have_a_line_for_each_method(benchmark):
     tables = [lines for lines, _ in benchmark.BASES.values()]
     assert [list(lines) for lines in tables] == [list(tables[0])] * len(tables)
