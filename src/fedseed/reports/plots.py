@@ -191,19 +191,20 @@ def log_axis(axes: Axes, unit: Unit = "") -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value, unit)))
 
 
-def save(figure: Figure, path: Path, note: str | None = None) -> None:
+def save(figure: Figure, path: Path, note: str | None = None, dpi: float = 110) -> None:
     """Write a picture, and forget it.
 
     Args:
         figure: what was drawn.
         path: PNG file to write.
         note: a line below it.
+        dpi: pixels an inch.
     """
     figure.tight_layout()
     if note is not None:
         figure.text(0.01, 0.0, note, fontsize=8, va="top", color="0.4")
     with BytesIO() as drawn:
-        figure.savefig(drawn, dpi=110, bbox_inches="tight", format="png")
+        figure.savefig(drawn, dpi=dpi, bbox_inches="tight", format="png")
         Image.open(drawn).convert("RGB").quantize(SHADES).save(path, format="PNG", optimize=True)
     plt.close(figure)
 
