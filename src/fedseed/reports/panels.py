@@ -28,8 +28,9 @@ def draw_panels(panels: Sequence[Panel], path: Path) -> None:
             points = [(x, y) for x, y in series.points if (x > 0 or not panel.x.log) and (y > 0 or not panel.y.log)]
             style = line_style(series.number)
             axes.plot([x for x, _ in points], [y for _, y in points], label=series.name, **style)
-            if series.band:
-                at, low, high = zip(*series.band, strict=True)
+            band = [values for values in series.band if values[0] > 0 or not panel.x.log]
+            if band:
+                at, low, high = zip(*band, strict=True)
                 axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
         finish_axes(axes, panel.x.label, panel.y.label)
         axes.set_title(panel.title, fontsize=10)
