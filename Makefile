@@ -1,7 +1,7 @@
 # make quickstart   sets up what is missing, then tunes the project's own base with Ferret beside FedAvg
 # make check        before a commit: style, types, the quick tests
-# make test         style, types and all that a user relies on
-# make slow         the rest of the tests: whole matrices, long series of kills
+# make test         style, and all that a user relies on
+# make slow         types, and the rest of the tests: whole matrices, long series of kills
 # make gpu        everything that is to be tried on a GPU, where there is one; the report goes to gpu-report.md
 # make trackers   installs all trackers (W&B, MLflow, Trackio) and runs their tests
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
@@ -20,12 +20,18 @@ GPU_PYTHON ?= python3
 WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 1) + 1)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15
 
-# style in a second, then types beside the tests: a minute of one core, while tests wait now and then. Both must pass
-define checked
-@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+# types beside the tests: a minute of one core, while tests wait now and then. Both must pass
+define typed
 @mkdir -p build; $(BIN)/mypy >build/mypy.txt 2>&1 & types=$$!; $(PYTEST) $(1); tested=$$?; \
   wait $$types; typed=$$?; cat build/mypy.txt; exit $$((tested || typed))
 endef
+
+define style
+@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+endef
+
+# what Python has compiled is kept, whatever the environment says: tests start a hundred processes, which all import it
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup quickstart check test slow trackers gpu docs notebook packages mutate lint kernels clean nats
 
@@ -62,14 +68,17 @@ nats:
 	  echo "nats-server could not be installed: the tests that need it will fail and say so"
 
 check: kernels
-	$(call checked,-m "not long and not slow")
+	$(style)
+	$(call typed,-m "not long and not slow")
 
 test: kernels nats
-	$(call checked)
+	$(style)
+	@$(PYTEST)
 
-# only what `make test` leaves out
+# what `make test` leaves out: the other tests, and types
+slow: export FEDSEED_SLOW := 1
 slow: kernels nats
-	@FEDSEED_SLOW=1 $(PYTEST) -m slow
+	$(call typed,-m slow)
 
 # hundreds of megabytes that only these tests need
 trackers: setup

@@ -35,7 +35,7 @@ class Read(HTMLParser):
             self.needs.append(given["href"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_is_built_without_a_warning_and_is_whole(tmp_path):
     """With the notebook's stored outputs."""
     words = ["-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]

@@ -70,7 +70,7 @@ def test_parts_are_those_of_the_method(monkeypatch, plain):
     assert of("small-mezo", "method.optimizer=adam-rebuilt").averages == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_checkpoints_adapters_and_parts_of_a_model(plain):
     plain = plain["fedavg"]
     checkpointed = of("quickstart-fedavg", "model.activation_checkpointing=true")
@@ -81,7 +81,7 @@ def test_checkpoints_adapters_and_parts_of_a_model(plain):
     assert part.trained < part.parameters and part.weights == plain.weights
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_length_of_examples(configuration):
     named = of("small-feedsign", "method.batch=3")
     assert "3 examples" not in named.batch and "6 examples of" in named.batch  # two clients look together
@@ -95,7 +95,7 @@ def test_the_length_of_examples(configuration):
     assert of("quickstart-ferret", f"model.base={configuration}").batch == "8 examples of 256 tokens"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_micro_batches_by_tokens():
     step = "method.training.batch=16", "method.training.accumulation=1"
     whole, parts = (of("quickstart-fedavg", *step, *more) for more in ((), ("method.training.batch_tokens=100",)))

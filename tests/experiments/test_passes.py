@@ -83,8 +83,8 @@ def test_a_forward_pass(make, dtype):
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-@pytest.mark.parametrize("make", mark([opt, llama], lambda make: make is llama, "long"))
+@pytest.mark.parametrize("name", mark(["sgd", "adamw"], lambda name: name == "sgd"))
+@pytest.mark.parametrize("make", mark([opt, llama], lambda make: make is llama))
 def test_local_training(make, name, checkpointed):
     def made():
         model = make()
@@ -111,7 +111,7 @@ def test_gradients_and_streams_take_less_than_training():
     assert passes.weights == passes.trained == sum(p.numel() * 4 for p in opt().parameters())
 
 
-@pytest.mark.parametrize("name", mark(OPTIMIZERS, lambda name: name not in ("sgd", "adamw"), "long"))
+@pytest.mark.parametrize("name", mark(OPTIMIZERS, lambda name: name not in ("sgd", "adamw")))
 def test_every_optimiser_is_followed(name):
     training = LocalTraining(optimizer=name, learning_rate=1e-3, steps=5, batch=2, accumulation=4, clip=1.0)
     assert Passes(opt(), "one").first_order(OBJECTIVE, ITEMS[:2], training) > 0

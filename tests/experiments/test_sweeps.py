@@ -318,7 +318,7 @@ def free(run):
     return True
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_without_doing_finished_runs_again(tmp_path):
     out = tmp_path / "out"
     killed = start(out, stderr=subprocess.PIPE)

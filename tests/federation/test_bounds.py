@@ -90,7 +90,7 @@ def without_it(problem, method, **settings):
     return federation
 
 
-@pytest.mark.parametrize("change", [all_at(3e38), far], ids=["huge", "far"])
+@pytest.mark.parametrize("change", [all_at(3e38), pytest.param(far, marks=pytest.mark.slow)], ids=["huge", "far"])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_others_go_on_as_if_it_had_sent_nothing(name, change, problem):
     method, told = METHODS[name], Told()

@@ -5,7 +5,7 @@ import pytest
 from support.hostile.fuzzing import ROOMS, drive
 from support.tiers import SLOW, mark
 
-CASES = {"keys": 60, "logs": 120}
+CASES = {"keys": 60, "logs": 120, "said": 60, "server_log": 120}
 QUICK = ("updates", "orbits", "wire")
 
 

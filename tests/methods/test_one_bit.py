@@ -112,13 +112,13 @@ def test_the_change_comes_through_and_the_noise_is_that_of_32_times_the_directio
     for scalars, count in (("float32", 32), ("bit", 1024)):
         method = Ferret(directions=count, allocation="size", blocks="one", scalars=scalars)
         state, along, squares = method.start(layout, 1), [], []
-        for seed in range(60):
+        for seed in range(30):
             rows = np.stack([Basis("hadamard", seed, size=count).direction(k, 0, 4096) for k in range(count)])
             (gamma,) = method.sent(method.scaled(state, Basis("hadamard", seed, size=count), [rows @ change]))
             made = gamma.astype(np.float64) @ rows
             along.append(made @ change)
             squares.append(made @ made - along[-1] ** 2)
-        assert abs(np.mean(along) - 1) < 4 * np.std(along) / 60**0.5 + 1e-3
+        assert abs(np.mean(along) - 1) < 4 * np.std(along) / 30**0.5 + 1e-3
         noise[scalars] = np.mean(squares)
     assert noise["float32"] == pytest.approx(4096 / 32 - 1, rel=0.1)
     assert noise["bit"] == pytest.approx(np.pi / 2 * 4096 / 1024 - 1, rel=0.1)

@@ -299,7 +299,7 @@ rouge = false
 """
 
 
-@pytest.mark.parametrize("kind", mark(KINDS, lambda kind: kind != "blake2b", "long"))
+@pytest.mark.parametrize("kind", mark(KINDS, lambda kind: kind != "blake2b"))
 def test_runs_remember_and_refuse_a_changed_base(base, hashed, tmp_path, without_pictures, kind):
     """At its start, when it is taken up, and where it is joined; and a replay hashes in any case."""
     recipe = tmp_path / "recipe.toml"

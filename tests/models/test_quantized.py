@@ -50,8 +50,12 @@ def recipe(tmp_path, method="fedit"):
 @pytest.mark.long
 @needs_bitsandbytes
 @pytest.mark.parametrize(
-    ("method", "quantization"), [("fedit", "4bit"), ("fedit", "8bit"), ("fedmezo", "4bit"), ("ferret", "4bit")]
-)
+    ("method", "quantization"),
+    [
+        ("fedit", "8bit"), ("fedmezo", "4bit"),
+        pytest.param("fedit", "4bit", marks=pytest.mark.slow), pytest.param("ferret", "4bit", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_a_round_on_the_adapter_of_a_quantised_base(method, quantization, tmp_path, small, quickly):
     settings = [f"model.quantization={quantization}"]
     federation = Federation.from_file(recipe(tmp_path, method), settings, out=tmp_path / "run")

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
 from transformers import AutoModelForSequenceClassification
 
 from fedseed import Basis, ParameterSpace
@@ -93,6 +92,8 @@ def test_classes_texts_and_what_is_too_long(folders):
 
 
 def test_metrics(folders):
+    from sklearn.metrics import f1_score
+
     model, tokenizer = load_model(folders["bert"], architecture="classification", head=HEAD)
     objective = TextClasses(tokenizer)
     with torch.no_grad():

@@ -81,7 +81,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("mezo-adam", "fedavg"), "long"))
+@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("mezo-adam", "fedavg", "feedsign-from-base")))
 def test_a_run_that_stops_and_goes_on_and_a_replay_find_the_same_rates(name, tmp_path, quickly):
     method, settings = METHODS[name], {"rounds": 6, "evaluate_every": 3, "clients": 1 if "mezo-" in name else 3}
     whole = federation(method, out=tmp_path / "whole", **settings).run().summary

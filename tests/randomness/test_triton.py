@@ -20,7 +20,7 @@ from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part, from_float
 from fedseed.randomness.matrices import Matrices
 from fedseed.weights.change import Add, Rebuild, Term
-from support.tiers import SLOW, tiered
+from support.tiers import SLOW, mark, tiered
 
 FLAT_TRITON = pytest.importorskip("triton") and importlib.import_module("fedseed.randomness.kernels.triton")
 
@@ -113,7 +113,7 @@ def test_moved_weights(name, run, directions, dtype):
     check_moved(parts, dtype, start, count, max(count, 5000), in_place=directions == 7)
 
 
-@tiered({"name": FLAT, "dtype": DTYPES}, quick=2)
+@tiered({"name": FLAT, "dtype": DTYPES}, quick=2, slow=lambda name, dtype: name != "hadamard" and dtype == "float32")
 def test_many_directions(name, dtype):
     """4,096 directions at once.
 
@@ -135,6 +135,7 @@ WIDTHS = [
     without=lambda name, run, directions, _: (
         takes_the_interpreter_long(name, run) or (not GPU and "normal" in name and directions == 4099)
     ),
+    slow=lambda name, run, directions, _: name != "hadamard" and (directions >= 4096 or run == LONG),
 )
 def test_projections(name, run, directions, first):
     start, count = run
@@ -234,7 +235,7 @@ def test_rows_of_a_matrix(name, start, width, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("change", [0.0, 1e-8, 3e-5, -0.7, 1e4, 3e38])
+@pytest.mark.parametrize("change", mark([0.0, 1e-8, 3e-5, -0.7, 1e4, 3e38], lambda by: by in (0.0, 1e-8, 1e4)))
 def test_every_16_bit_number_is_read_and_rounded_as_the_reference_does(dtype, change):
     every = np.arange(1 << 16, dtype=np.uint16)
     finite = torch.isfinite(torch.from_numpy(every.view(np.int16)).view(getattr(torch, dtype)).float()).numpy()
@@ -318,7 +319,8 @@ def everything(name, dtype, blocks, device):
 
 
 @pytest.mark.parametrize(("name", "dtype", "blocks"), [
-    ("hadamard", torch.bfloat16, 5), ("rademacher", torch.float16, "tensor"),
+    ("rademacher", torch.float16, "tensor"),
+    pytest.param("hadamard", torch.bfloat16, 5, marks=pytest.mark.slow),
     pytest.param("hadamard", torch.float32, "one", marks=pytest.mark.slow),
     pytest.param("normal", torch.bfloat16, "tensor", marks=pytest.mark.slow),
     pytest.param("truncated_normal", torch.float32, 4, marks=pytest.mark.slow),
@@ -414,7 +416,12 @@ def test_large_runs_on_a_gpu(name):
         check_projected(Basis(name, 17, size=4096).spec, 3, directions, x, start, count, other=CPU)
 
 
-@tiered({"rank": [1, 2], "directions": [1, 9], "run": [(0, 2515), (17, 900), (310, 316)]}, together=2, quick=2)
+def takes_long(rank, directions, run):
+    """In the interpreter: seconds."""
+    return run == (0, 2515) or (directions > 1 and run == (17, 900))
+
+
+@tiered({"rank": [1, 2], "directions": [1, 9], "run": [(0, 2515), (17, 900), (310, 316)]}, slow=takes_long)
 def test_sums_of_outer_products(rank, directions, run):
     """lowrank: sums, moved weights and projections, on matrices and vectors, from within a row on."""
     rng = np.random.default_rng(0)

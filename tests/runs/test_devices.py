@@ -58,7 +58,7 @@ def same_on_meta(recipe, overrides, tmp_path):
 
 
 QUICK = ("small-ferret", "small-feedsign")
-LONG = ("small-fedavg", "small-fedkseed", "small-fedmezo", "small-fedit", "small-fedptuning", "small-mezo")
+LONG = ("small-fedavg", "small-fedkseed", "small-fedptuning")
 
 
 @pytest.mark.parametrize(

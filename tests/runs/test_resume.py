@@ -84,16 +84,21 @@ NAMES = ["ferret", "fedkseed", "adam", "from-base", "stochastic", "fedavg", "fed
 
 
 QUICK = ("fedkseed", "adam", "fedavg")
+LONG = ("ferret", "from-base", "stochastic", "fedmezo", "topk")
+
+
+def tier(name, when):
+    if name in QUICK:
+        return []
+    return [pytest.mark.long] if name in LONG and when == "late" else [pytest.mark.slow]
+
+
 STOPS = {"early": (0, 2), "late": (1, None, -1)}  # rounds; None: half of them
 
 
 @pytest.mark.parametrize(
     ("name", "when"),
-    [
-        pytest.param(name, when, marks=[] if name in QUICK else getattr(pytest.mark, marker))
-        for name in NAMES
-        for when, marker in (("early", "slow"), ("late", "long"))
-    ],
+    [pytest.param(name, when, marks=tier(name, when)) for name in NAMES for when in STOPS],
 )
 def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, name, when):
     problem = make_problem(torch.bfloat16)
@@ -340,7 +345,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", mark(["ferret", "fedavg", "feedsign"], lambda name: name == "feedsign"))
+@pytest.mark.parametrize("name", mark(["ferret", "fedavg", "feedsign"], lambda name: name != "ferret"))
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(make_problem, tmp_path, small_disk, name):
     disk, enlarge = small_disk
     problem = make_problem()

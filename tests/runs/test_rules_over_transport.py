@@ -29,7 +29,7 @@ METHODS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in ("ferret-adam-fixed", "zo-scalar-decay")))
+@pytest.mark.parametrize("name", mark(METHODS, lambda name: name != "ferret-adam-fixed"))
 def test_a_federation_over_a_transport_is_the_simulation(name, tmp_path):
     for client in NAMES:
         rows = [{"prompt": f"{client} {n}:", "completion": f" {n * 7 % 10}"} for n in range(8)]

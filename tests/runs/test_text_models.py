@@ -13,6 +13,7 @@ from fedseed.models.loading import load_model
 from fedseed.runs.recipe import read_recipe
 from support.command import fedseed
 from support.text_bases import write
+from support.tiers import mark
 
 ADJECTIVES = ["great", "bad", "good", "terrible"]
 ROWS = [(f"the film was {ADJECTIVES[i % 4]}", ["positive", "negative"][i % 2]) for i in range(20)]
@@ -78,11 +79,11 @@ def test_a_round_of_each_method_and_its_replay(place, base, data, method, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("base", "method"), [("bert", "fedavg"), ("llama", "fedavg"), ("t5", "fedavg")])
-def test_they_learn_what_a_word_says(place, base, method, quickly):
+@pytest.mark.parametrize("base", mark(["bert", "llama", "t5"], lambda base: base == "t5"))
+def test_they_learn_what_a_word_says(place, base, quickly):
     kind = [] if base != "llama" else ["model.architecture=classification"]
     settings = ["rounds=3", "evaluation.every=3", "method.training.steps=15", "method.training.optimizer=adamw", *kind]
-    summary = Federation.from_file(recipe(place, base, "labels", method), settings).run().summary
+    summary = Federation.from_file(recipe(place, base, "labels", "fedavg"), settings).run().summary
     assert summary["final"]["accuracy"] == 100 > summary["baseline"]["accuracy"] - 1
     assert summary["final"]["loss"] < 0.3 * summary["baseline"]["loss"]
 

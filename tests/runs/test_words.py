@@ -32,7 +32,7 @@ def test_a_recipe_measures_accuracy_before_and_after(name):
     assert 30 <= result.summary["baseline"]["accuracy"] <= 70  # of 40: half right, where chance is 37.5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_hundred_votes_gain_ten_points():
     """The run that docs/zeroth-order.md tells of gained 19.7 in so many steps, from 58.3."""
     settings = ["method.schedule=constant", "task.evaluate_on=validation", "evaluation.every=200", "rounds=200"]

@@ -35,7 +35,7 @@ def covering(cases, together):
     return set(chosen)
 
 
-def tiered(axes, together=1, without=None, quick=None):
+def tiered(axes, together=1, without=None, quick=None, slow=None):
     """Parametrize a test by a product; a covering set of it is always run, the rest is slow.
 
     Args:
@@ -43,6 +43,7 @@ def tiered(axes, together=1, without=None, quick=None):
         together: see `covering`.
         without: says by a case's values which there is not.
         quick: how many of those that are always run are quick ones; the rest is long. None: all.
+        slow: says by a case's values which are slow in any case; what only they have is tried in the slow tier only.
     """
     names = [name.strip() for axis in axes for name in axis.split(",")]
     values = [list(of_axis) for of_axis in axes.values()]
@@ -55,12 +56,12 @@ def tiered(axes, together=1, without=None, quick=None):
 
     cases = list(itertools.product(*(range(len(of_axis)) for of_axis in values)))
     cases = [case for case in cases if without is None or not without(*flat(case))]
-    always = covering(cases, together)
+    always = covering([case for case in cases if slow is None or not slow(*flat(case))], together)
     chosen = sorted(always)
     if quick is not None:  # from all over the matrix
         chosen = chosen[:: max(1, len(chosen) // quick)][:quick]
-    long, slow = [pytest.mark.long], [pytest.mark.slow]
-    marks = {case: [] if case in chosen else long if case in always else slow for case in cases}
+    long, rest = [pytest.mark.long], [pytest.mark.slow]
+    marks = {case: [] if case in chosen else long if case in always else rest for case in cases}
     return pytest.mark.parametrize(names, [pytest.param(*flat(case), marks=marks[case]) for case in cases])
 
 

@@ -91,7 +91,7 @@ def test_two_hundred_steps_follow_float32_where_nearest_stands_still(name, exact
 
 
 @pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("streaming", mark([False, True], bool, "long"))
+@pytest.mark.parametrize("streaming", mark([False, True], bool))
 def test_ferrets_coefficients_follow_float32s(name, streaming):
     """From the copy, or from weights that were rounded stochastically; streaming sums gradients up in any case."""
 
@@ -316,7 +316,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", mark(CASES, lambda case: case != "average", "long"))
+@pytest.mark.parametrize("case", mark(CASES, lambda case: case != "average"))
 def test_an_average_of_clients_follows_float32(case):
     """Three rounds of five clients, 40 steps each: as far along float32's change within 10%; nearest not a tenth."""
     name, server = CASES[case]

@@ -48,7 +48,7 @@ def test_steps_in_one_pass_round_as_one_at_a_time(kernels, name, dtype, blocks, 
 
 
 @pytest.mark.parametrize("dtype", mark(DTYPES, lambda dtype: dtype != torch.bfloat16))
-@pytest.mark.long
+@pytest.mark.slow
 def test_so_do_they_through_tritons_interpreter(dtype, monkeypatch):
     """Which takes long: fewer steps."""
     test_steps_in_one_pass_round_as_one_at_a_time("triton", "rademacher", dtype, "one", 6, monkeypatch)

@@ -77,7 +77,10 @@ NAMES = ["opt", "llama", "gpt2", "qwen2", "roberta", "vit", "resnet", "shared"]
 
 ALL = [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.bfloat16, torch.float16)]
 MANY = [pytest.param(*one, 30, marks=[pytest.mark.long] if at % 3 != at // 3 % 3 else []) for at, one in enumerate(ALL)]
-MANY += [pytest.param("shared", dtype, 1000, marks=pytest.mark.long) for _, dtype in ALL[:3]]
+MANY += [
+    pytest.param("shared", dtype, 1000, marks=pytest.mark.slow if at else pytest.mark.long)
+    for at, (_, dtype) in enumerate(ALL[:3])
+]
 
 
 @pytest.mark.parametrize(

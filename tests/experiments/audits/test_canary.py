@@ -142,7 +142,7 @@ def test_a_method_that_only_says_that_it_is_private_is_caught(tmp_path, monkeypa
     assert "above the account" in (tmp_path / "audit" / "page.html").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_is_at_chance_at_epsilon_1():
     """All of a client's data is the canary; the account is of a client."""
     private = digits("rounds=20", "method.batch=4", "method.epsilon=0.05", "method.learning_rate=0.02")
