@@ -12,14 +12,25 @@ from fedseed.methods.feedsign import Votes
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.renaming import orbit_dump
 from support.rounds import answers, plan
-from support.tiers import mark, tiered
+from support.tiers import tiered
 from support.zeroth_order import LAYOUT, METHODS, OBJECTIVE, QUICK, data, federation, model
 
 QUICKEST = ("mezo-adam", "zo-byte", "feedsign")
+REST = ("mezo", "zo-own", "zo-momentum", "feedsign-votes")
 LONG = {"fedkseed": 8, "fedkseed-pro": 8, "fedzo": 8}  # rounds, of ten steps each; the others' rounds are one step
 
 
-@pytest.mark.parametrize("name", mark(METHODS, lambda name: name not in QUICKEST, "long"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            pytest.param(name, marks=[] if name in QUICKEST else pytest.mark.long)
+            for name in METHODS
+            if name not in REST
+        ),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in REST),
+    ],
+)
 def test_each_method_learns_and_the_same_recipe_gives_the_same_run(name, tmp_path, request):
     method, clients = METHODS[name]
     if name != "fedkseed-pro":

@@ -32,6 +32,7 @@ from fedseed.tracking.csv import CSV
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Transport
 from fedseed.transport.memory import Hub
+from support.tiers import mark
 from support.told import CLIENTS, PAGE, contents, data, fields, listed, still
 from support.zeroth_order import OBJECTIVE, model
 
@@ -304,7 +305,7 @@ SCALARS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("level", SCALARS)
+@pytest.mark.parametrize("level", mark(SCALARS, lambda level: level == "client"))
 def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch, tmp_path):
     """With noisy sums that are: all messages, but the updates that a coordinator adds noise to; and a restart."""
     monkeypatch.setattr(PrivateScalars, "noisy_sum", lambda self, vectors, length: np.full(length, 1e-3))

@@ -79,7 +79,7 @@ def test_a_round_of_each_method_and_its_replay(place, base, data, method, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("base", mark(["bert", "llama", "t5"], lambda base: base == "t5"))
+@pytest.mark.parametrize("base", mark(["bert", "llama", "t5"], lambda base: base != "bert"))
 def test_they_learn_what_a_word_says(place, base, quickly):
     kind = [] if base != "llama" else ["model.architecture=classification"]
     settings = ["rounds=3", "evaluation.every=3", "method.training.steps=15", "method.training.optimizer=adamw", *kind]
