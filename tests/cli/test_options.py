@@ -224,9 +224,9 @@ main()
     ("words", "code"),
     [
         (["list", "methods"], 0),
-        (["explain", "seed"], 0),
+        pytest.param(["explain", "seed"], 0, marks=pytest.mark.slow),
         (["run", "quickstart-ferret", "--set", "rounds=0"], 2),
-        (["bench", "nowhere.toml"], 2),
+        pytest.param(["bench", "nowhere.toml"], 2, marks=pytest.mark.slow),
     ],
 )
 def test_lists_and_errors_need_no_torch(words, code):

@@ -142,7 +142,11 @@ class Clients:
         return ended[0]
 
 
-@tiered({"method": METHODS, "largest": [None, 200]}, quick=5)
+@tiered(
+    {"method": METHODS, "largest": [None, 200]},
+    quick=5,
+    slow=lambda method, largest: method in ("fedadam", "fedsgd", "fedkseed-cosine"),
+)
 def test_the_result_is_that_of_one_process(method, largest, problem, tmp_path, in_process, monkeypatch):
     if largest is not None:
         monkeypatch.setattr(MemoryEnd, "largest", largest)  # nearly everything becomes a blob

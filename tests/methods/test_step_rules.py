@@ -16,6 +16,7 @@ from fedseed.methods.zofedsgd import Projections
 from fedseed.optimizers.squares import Squares
 from fedseed.renaming import orbit_dump
 from support.rounds import answers
+from support.tiers import mark
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
 
 SIZE = 50
@@ -304,7 +305,7 @@ def test_they_learn(name):
 IN_16_BIT = ("meazo", "sign-decay", "rebuilt", "hiso-own")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", mark(RUNS, lambda name: name in ("own-nesterov", "scalar-decay", "rebuilt-own")))
 def test_replay_resume_and_clients_of_their_own_have_the_bits_of_the_run(name, tmp_path, without_pictures):
     method, clients = RUNS[name]
     dtype = torch.bfloat16 if name in IN_16_BIT else torch.float32

@@ -178,7 +178,7 @@ TINY = ("rounds=2", "federation.per_round=2", "task.clients=3", "task.examples=5
         "task.validation=1", "evaluation.rouge=false")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mark(["fedit", "fedptuning", "fedprompt"], lambda name: name != "fedit", "long"))
+@pytest.mark.parametrize("name", mark(["fedit", "fedptuning", "fedprompt"], lambda name: name != "fedit"))
 def test_named_methods_send_their_adapter_and_leave_it_for_peft(tmp_path, name):
     from peft import PeftModel
 

@@ -157,6 +157,7 @@ def test_ten_thousand_feedsign_steps_take_2_kb(on_small_base, tmp_path, monkeypa
     assert [r.payload for r in Orbit.open(tmp_path / "a.orbit").steps()] == [bytes([int(s > 0)]) for s in signs]
 
 
+@pytest.mark.slow
 def test_a_packed_record_has_at_most_65536_steps(on_small_base, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     write(tmp_path / "a.orbit", on_small_base(FeedSign()), [Votes(np.ones(1, dtype=np.int8))] * 70_000)

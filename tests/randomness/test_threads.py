@@ -77,7 +77,7 @@ def compare():
     print(len(found), "alike")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_number_of_threads_does_not_matter():
     """Side by side with others this process has a single one: conftest.py."""
     places = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"

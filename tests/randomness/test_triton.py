@@ -102,7 +102,6 @@ def takes_the_interpreter_long(name, run, *_):
 
 @tiered(
     {"name": FLAT, "run": [*RUNS, LONG], "directions": [1, 7], "dtype": DTYPES},
-    together=2,
     without=takes_the_interpreter_long,
 )
 def test_moved_weights(name, run, directions, dtype):

@@ -93,7 +93,7 @@ def test_without_labels_there_are_sizes():
     "held",
     [
         dealt(Dirichlet(alpha=0.1, minimum=0), 8, TEN),
-        pytest.param(dealt(Dirichlet(alpha=0.5), 100, TEN), marks=pytest.mark.long),
+        pytest.param(dealt(Dirichlet(alpha=0.5), 200, TEN), marks=pytest.mark.slow),
         partition_statistics(InstructionsTask(examples=2).load()),  # forty labels
         partition_statistics(TaskData([ClientData("a", [Example("p", "r")])])),
     ],

@@ -33,7 +33,7 @@ def methods(problem):
 
 @pytest.mark.parametrize("name", ["ferret", "fedkseed", "feedsign", "fedavg"])
 # the shorter run's last round is one of no evaluation, or of one
-@pytest.mark.parametrize("first", mark([3, 4], lambda first: first == 4, "long"))
+@pytest.mark.parametrize("first", mark([3, 4], lambda first: first == 4))
 def test_the_same_bits_as_with_all_rounds_from_the_start(make_problem, tmp_path, name, first):
     problem = make_problem()
     method, settings = methods(problem)[name]

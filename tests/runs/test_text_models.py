@@ -146,7 +146,10 @@ def test_what_does_not_fit_is_said(place):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("base", "data", "method"), [("bart", "labels", "feedsign"), ("bert", "labels", "fedavg")])
+@pytest.mark.parametrize(
+    ("base", "data", "method"),
+    [("bart", "labels", "feedsign"), pytest.param("bert", "labels", "fedavg", marks=pytest.mark.slow)],
+)
 def test_memory_is_reckoned(place, base, data, method):
     found = predict(read_recipe(recipe(place, base, data, method)))
     model, _ = load_model(str(place / base), head=Head(("negative", "positive"), 1) if base == "bert" else None)

@@ -110,7 +110,7 @@ def test_a_resumed_run_takes_the_same_head(tmp_path):
     assert again.summary["weights_digest"] == whole.summary["weights_digest"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_flipped_labels_reach_the_pictures():
     settings = [*SHORT, "method.batch=64", "method.votes_per_round=8"]
     honest = Federation.from_file("digits-feedsign", settings)

@@ -98,7 +98,7 @@ def test_digests_stay_what_they_are(kind):
     assert hash_tensors([], kind) == nothing[kind].hexdigest()
 
 
-@tiered({"kind": KINDS, "dtype": DTYPES}, together=2)
+@tiered({"kind": KINDS, "dtype": DTYPES})
 def test_every_bit_name_shape_dtype_and_order_counts(kind, dtype):
     def made():
         return [("a", numbered(dtype, 3, 700_000)), ("b", numbered(dtype, 5)), ("c", numbered(dtype, 0))]

@@ -103,7 +103,7 @@ def test_what_can_not_be_reckoned_with_is_refused(recipe, setting, said):
     assert said in str(refused.value)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 def test_the_command_finds_feedsigns_canary_by_its_orbit(tmp_path):
     (tmp_path / "votes.toml").write_text(VOTES)

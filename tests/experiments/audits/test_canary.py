@@ -133,7 +133,7 @@ def test_it_is_found_without_privacy_and_nowhere_else(tmp_path):
     assert again.returncode == 1 and "--overwrite" in again.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_method_that_only_says_that_it_is_private_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(FedSGD, "privacy", property(lambda self: PrivateSign(0.1)))
     (tmp_path / "mine.toml").write_text(GRADIENTS)
