@@ -326,7 +326,10 @@ class Transport(ABC):
 
 
 async def end_task(task: "asyncio.Task[None]") -> None:
-    """Cancel a task until it is over: before Python 3.12 `wait_for` swallows a cancellation now and then."""
+    """Cancel a task until it is over.
+
+    Before Python 3.12 `wait_for` swallows a cancellation now and then, and nats-py's `publish` does while it flushes.
+    """
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=0.1)

@@ -25,7 +25,7 @@ from fedseed.runs.joining import part_of
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.threads import limited
 from fedseed.transport import transport
-from fedseed.transport.base import Access
+from fedseed.transport.base import Access, end_task
 from fedseed.transport.keys import make
 from support.hostile.client import HostileClient
 from support.hostile.watcher import HostileWatcher
@@ -282,7 +282,7 @@ async def _run(starter, server, folder, recipe, seed, acts, hostile, seconds, ea
         digests = {await asyncio.to_thread(lambda host=host: host.digest) for host in hosts}
     finally:
         for task in tasks:
-            task.cancel()
+            await end_task(task)
         await asyncio.gather(*tasks, return_exceptions=True)
         coordinator.kill()
         net.stop()
