@@ -53,8 +53,7 @@ quickstart: setup
 	@$(BIN)/fedseed compare quickstart-fedavg quickstart-ferret --out $(QUICKSTART)
 
 lint: setup
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	$(style)
 	@$(BIN)/mypy
 
 # what numba compiles once for a tree; seconds where it has

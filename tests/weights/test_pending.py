@@ -10,7 +10,7 @@ from fedseed.randomness import BASES
 from fedseed.weights import pending as module
 from fedseed.weights.change import Add, Average, Optimize, Rebuild, Replace, Term
 from fedseed.weights.pending import Pending
-from support.tiers import mark, tiered
+from support.tiers import tiered
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -47,7 +47,7 @@ def test_steps_in_one_pass_round_as_one_at_a_time(kernels, name, dtype, blocks, 
     assert one.digest() == many.digest() != ParameterSpace(net(dtype), blocks).digest()
 
 
-@pytest.mark.parametrize("dtype", mark(DTYPES, lambda dtype: dtype != torch.bfloat16))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.slow
 def test_so_do_they_through_tritons_interpreter(dtype, monkeypatch):
     """Which takes long: fewer steps."""
