@@ -6,7 +6,7 @@
 # make trackers   installs all trackers (W&B, MLflow, Trackio) and runs their tests
 # make mutate       makes small mistakes in the code and sees whether a test fails (scripts/mutate.py)
 # make docs       the documentation as a site, in build/site; its notebook is run (make notebook stores its outputs)
-# make packages   installs the wheel and all that it needs into an empty environment, and does what the README says
+# make packages   installs the wheels and all that they need into an empty environment, and does what the README says
 # each of them sets up what is missing first
 
 PYTHON ?= python3.11
@@ -39,12 +39,12 @@ setup: $(VENV)/ready
 
 # torch goes first: anything else that depends on it would bring a build with gigabytes of CUDA. byzfl, which rules are
 # tested beside, would bring torchvision, and with it another torch: it comes alone
-$(VENV)/ready: pyproject.toml
+$(VENV)/ready: pyproject.toml papers/pyproject.toml
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
 	@echo "Setting up (torch first; a few minutes the first time) ..."
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet torch==2.13.0
-	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@$(BIN)/pip install --quiet --editable '.[dev]' --editable ./papers
 	@$(BIN)/pip install --quiet --no-deps byzfl==0.0.11 || echo "byzfl: no oracle, its tests are skipped"
 	@touch $@
 

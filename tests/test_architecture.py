@@ -8,6 +8,7 @@ import grimp
 import pytest
 
 import fedseed
+import fedseed_papers
 
 SOURCE = Path(fedseed.__file__).parent
 # from top to bottom; rooms on one floor do not need each other
@@ -56,18 +57,31 @@ def test_no_import_points_upwards(graph):
     assert upwards == []
 
 
-def test_no_imports_in_a_circle(graph):
+def circles(left):
     """Modules are taken away whose imports are all gone; what stays stands in a circle."""
-    left = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
     while free := {module for module, needs in left.items() if not needs & left.keys() - {module}}:
         left = {module: needs for module, needs in left.items() if module not in free}
-    assert sorted(left) == []
+    return sorted(left)
+
+
+def test_no_imports_in_a_circle(graph):
+    assert circles({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
+
+
+def test_the_core_does_not_know_the_papers_package():
+    """It is installed or not; its own imports stand in no circle and name no private parts."""
+    both = grimp.build_graph("fedseed", "fedseed_papers", cache_dir=None)
+    papers = {module for module in both.modules if room(module).startswith("fedseed_papers")}
+    assert len(papers) > 10
+    for module in both.modules - papers:
+        assert not both.find_modules_directly_imported_by(module) & papers, module
+    assert circles({module: both.find_modules_directly_imported_by(module) & papers for module in papers}) == []
 
 
 def test_nobody_reaches_into_anothers_private_parts():
     """Not by an import, and not through an attribute that is another file's."""
     found = []
-    for path in SOURCE.rglob("*.py"):
+    for path in [*SOURCE.rglob("*.py"), *Path(fedseed_papers.__file__).parent.rglob("*.py")]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         own = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
         reached = []

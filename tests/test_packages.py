@@ -36,6 +36,30 @@ def built(tmp_path_factory):
     return wheel, source
 
 
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    """The wheel of the second package."""
+    pytest.importorskip("build", reason="the package `build` (extra dev) makes it")
+    folder = tmp_path_factory.mktemp("papers")
+    words = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT / "papers")]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.long
+def test_papers_and_audits_are_a_package_of_their_own(built, papers):
+    with zipfile.ZipFile(papers) as archive:
+        names = set(archive.namelist())
+        [points] = [archive.read(name).decode() for name in names if name.endswith("entry_points.txt")]
+    assert {"fedseed_papers/catalogue.toml", "fedseed_papers/templates/finding.html"} <= names
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"fedseed_papers"}
+    assert "[fedseed.commands]" in points and "audit = " in points and "reproduce = " in points
+    with zipfile.ZipFile(built[0]) as archive:
+        assert not [name for name in archive.namelist() if "papers" in name]
+
+
 @pytest.mark.long
 def test_what_they_hold(built):
     wheel, source = built
@@ -67,7 +91,7 @@ def test_the_citation_is_of_this_version():
 
 
 @pytest.mark.slow
-def test_in_an_empty_environment_the_wheel_alone_does_what_readme_and_start_say(built, tmp_path):
+def test_in_an_empty_environment_the_wheel_alone_does_what_readme_and_start_say(built, papers, tmp_path):
     """The install lines of the start page, the wheel in place of the folder; then every command that is run there.
 
     FEDSEED_FROM_INDEX=1 (make packages) installs all that the wheel depends on anew, which takes minutes and a package
@@ -76,17 +100,21 @@ def test_in_an_empty_environment_the_wheel_alone_does_what_readme_and_start_say(
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     programs = tmp_path / "venv" / "bin"
     python = str(programs / "python")
-    install = next(b.text for b in blocks(ROOT / "docs" / "start.md") if "pip install" in b.text)
-    torch = re.search(r"pip install (torch==\S+)", install)[1]
-    assert "pip install '.[train]'" in install
+    lines = next(b.text for b in blocks(ROOT / "docs" / "start.md") if "pip install" in b.text)
+    torch = re.search(r"pip install (torch==\S+)", lines)[1]
+    assert "pip install '.[train]'" in lines
     pip = [python, "-m", "pip", "install", "--quiet", "--no-compile"]  # torch's files would take a minute to compile
     everything = os.environ.get("FEDSEED_FROM_INDEX") == "1"
     if not everything:
         [packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
         (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))  # what is editable there is not seen here
-    for wanted in [[torch], [f"{built[0]}[train]"]] if everything else [["--no-deps", str(built[0])]]:
-        done = subprocess.run([*pip, *wanted], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
+
+    def install(wheels):
+        for wanted in wheels:
+            done = subprocess.run([*pip, *wanted], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-2000:]
+
+    install([[torch], [f"{built[0]}[train]"]] if everything else [["--no-deps", str(built[0])]])
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "FEDSEED"))}
 
     def run(folder, words):
@@ -118,3 +146,8 @@ def test_in_an_empty_environment_the_wheel_alone_does_what_readme_and_start_say(
                         run(folder, fedseed_words(words))
                         count += 1
     assert count >= 10
+    audit = [str(programs / "fedseed"), "audit", "--help"]
+    without = subprocess.run(audit, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert without.returncode == 2 and without.stderr.endswith("another package: pip install fedseed-papers\n")
+    install([["--no-deps", str(papers)]])
+    assert "canary" in run(tmp_path, ["audit", "--help"])

@@ -7,9 +7,6 @@ import pytest
 from PIL import Image
 
 from fedseed.reports import fonts, plots
-from fedseed.reports.charts import Axis, Series
-from fedseed.reports.findings import Panel
-from fedseed.reports.panels import draw_panels
 from fedseed.reports.partition import PartitionStatistics, draw_partition
 from fedseed.reports.plots import draw_runs, draw_sweep, line_style
 
@@ -114,26 +111,3 @@ def test_the_grid_is_behind_the_bars(drawn, tmp_path):
         assert axes.get_axisbelow() is True
     counts = seen_ticks(drawn[0].axes[0].yaxis)
     assert all("." not in text for text in counts)  # examples are whole
-
-
-def test_what_has_cost_nothing_is_not_on_a_logarithmic_axis(drawn, tmp_path):
-    """Nor is its band, which would be a bar to the edge."""
-    series = Series("a", [(0, 1.0), (10, 2.0), (100, 3.0)], [(0, 0.5, 1.5), (10, 1.5, 2.5), (100, 2.5, 3.5)])
-    axis = Axis("bytes", log=True, unit="bytes")
-    draw_panels([Panel("loss", [series], axis, Axis("loss"))], tmp_path / "panels.png")
-    (axes,) = drawn[0].axes
-    (band,) = axes.collections
-    assert min(x for path in band.get_paths() for x, _ in path.vertices) == 10
-    assert list(axes.lines[0].get_xdata()) == [10, 100]
-
-
-def test_a_picture_of_many_panels_stays_small(drawn, tmp_path):
-    series = [Series("a", [(0, 1.0), (1, 2.0)])]
-    for count in (3, 18):
-        draw_panels([Panel("loss", series, Axis("round"), Axis("loss"))] * count, tmp_path / f"{count}.png")
-    sizes = []
-    for count in (3, 18):
-        with Image.open(tmp_path / f"{count}.png") as picture:
-            sizes.append(picture.size)
-    (wide, high), (width, height) = sizes
-    assert width < 0.9 * wide and height < 5.4 * high

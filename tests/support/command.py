@@ -23,7 +23,7 @@ def fedseed(*words, cwd=None):
         stack.enter_context(contextlib.redirect_stdout(said))
         stack.enter_context(contextlib.redirect_stderr(errors))
         for name, module in list(sys.modules.items()):  # a console knows the width from when it was made
-            if name.startswith("fedseed.cli.") and hasattr(module, "console"):
+            if name.startswith(("fedseed.cli.", "fedseed_papers.")) and hasattr(module, "console"):
                 stack.enter_context(mock.patch.object(module, "console", type(module.console)()))
         stack.callback(os.chdir, before)
         os.chdir(cwd or before)

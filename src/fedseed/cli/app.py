@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedseed.cli import looking, network, pages, preview, reproduce, results, starting
-from fedseed.cli.audit import app as audit_app
+from fedseed.cli import looking, network, pages, preview, results, starting
 from fedseed.cli.common import (
     DeviceOption,
     JsonOption,
@@ -32,6 +31,7 @@ from fedseed.cli.common import (
     settings,
     talking,
 )
+from fedseed.cli.installed import InstalledCommands
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.cli.status import by_client
 from fedseed.errors import FedseedError, RecipeError, plural, to_install
@@ -46,17 +46,16 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite", "rouge_score")
 
 app = typer.Typer(
+    cls=InstalledCommands,
     help="Federated tuning of all parameters of a model with seeds and scalars on the wire.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.add_typer(orbit_app, name="orbit")
-app.add_typer(audit_app, name="audit")
 network.register(app)
 looking.register(app)
 pages.register(app)
 preview.register(app)
-reproduce.register(app)
 results.register(app)
 starting.register(app)
 console = Screen()

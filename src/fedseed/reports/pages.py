@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
@@ -126,15 +127,16 @@ def comparison_page(
     return _render("report.html", title=title, body=Markup(body), live=False)
 
 
-def framed_page(title: str, template: str, **content: Any) -> str:
-    """A page of another kind in the frame that all have.
+def framed_page(title: str, template: str, package: str, **content: Any) -> str:
+    """Returns a page of another package in the frame that all pages have.
 
     Args:
         title: of the page, which its template is given, too.
-        template: the name of a file in this room's templates, for what stands on the page.
+        template: the name of a file in the package's folder `templates`, for what stands on the page.
+        package: the package's name.
         content: what the template is given; besides it gets `made`, which fedseed made the page, and when.
     """
-    body = Markup(_render(template, title=title, made=_made(), **content))
+    body = Markup(_render(template, package, title=title, made=_made(), **content))
     return _render("report.html", title=title, body=body, live=False)
 
 
@@ -334,27 +336,28 @@ def _made() -> str:
 
 # -- Jinja -------------------------------------------------------------------------------------------------------------
 
-_environment: Environment | None = None
-
 
 def _unbroken(cell: str) -> str:
     """A number of a table with its deviation and unit on one line."""
     return cell.replace(" ", "\N{NO-BREAK SPACE}") if NUMBER.fullmatch(cell) else cell
 
 
-def _render(template: str, **content: Any) -> str:
-    global _environment
-    if _environment is None:
-        _environment = Environment(
-            loader=PackageLoader("fedseed.reports"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        _environment.filters["unbroken"] = _unbroken
-        _environment.globals.update(
-            colours=COLOURS, dark_colours=DARK_COLOURS, dashes=DASHES, human_seconds=human_seconds, number=_number,
-            metric_title=metric_title,
-        )  # fmt: skip
-    return _environment.get_template(template).render(**content)
+@cache
+def _environment(package: str) -> Environment:
+    made = Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["unbroken"] = _unbroken
+    made.globals.update(
+        colours=COLOURS, dark_colours=DARK_COLOURS, dashes=DASHES, human_seconds=human_seconds, number=_number,
+        metric_title=metric_title,
+    )  # fmt: skip
+    return made
+
+
+def _render(template: str, package: str = "fedseed.reports", **content: Any) -> str:
+    return _environment(package).get_template(template).render(**content)

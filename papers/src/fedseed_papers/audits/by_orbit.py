@@ -1,0 +1,121 @@
+"""A canary test by the orbit: how likely every step is with each candidate in the data.
+
+Who has the orbit has the model before every step. All other data is known, and the order of batches is the recipe's, so
+what the clients answer can be computed for each candidate c, and
+
+    score_c = sum_t log P(step_t | c)
+
+which no other guess beats on average (Neyman, Pearson). Where steps follow from answers without a draw, one step that
+can't follow is nearly enough to rule a candidate out; of private draws each step tells a little.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.aggregation import Mean
+from fedseed.errors import RecipeError
+from fedseed.federation.messages import Message, MessageKind
+from fedseed.methods.base import Answer, Answers, Method, Odds, Round
+from fedseed.orbit import Record
+from fedseed.runs.assembly import Federation
+from fedseed.runs.recipe import Recipe
+from fedseed.training.client import LocalClient
+from fedseed_papers.audits.canaries import Planting
+
+HOPELESS = 60.0  # a candidate so far behind the best, in logs, is looked at no more
+
+Scores = NDArray[np.float64]
+
+
+def check(recipe: Recipe) -> None:
+    """Whether a recipe's steps can be explained.
+
+    Raises:
+        RecipeError: how likely its steps are is not known.
+    """
+    _odds(recipe.method)
+    if recipe.attack is not None:
+        raise RecipeError("--by orbit: what clients of [attack] send is not reckoned with; leave it out")
+    if not isinstance(recipe.aggregation, Mean):
+        raise RecipeError(
+            f'--by orbit: aggregation.name = "{recipe.aggregation.name}" is not reckoned with; take "mean"'
+        )
+
+
+def scores(federation: Federation, records: Iterable[Record], plan: Planting, examples: int) -> Scores:
+    """How well each candidate explains an orbit.
+
+    Args:
+        federation: the recipe's, at its base, without a canary; its weights follow the orbit.
+        records: the orbit's steps.
+        plan: the candidates, and where one of them is.
+        examples: how many the client has.
+
+    Returns:
+        sum_t log P(step_t | candidate), shape (N,). Of a candidate that is `HOPELESS` the steps up to there.
+
+    Raises:
+        RecipeError: the client has examples that the model leaves out, or takes apart.
+    """
+    ghosts, worker = _ghosts(federation, plan, examples), federation.worker
+    found, left = np.zeros(len(ghosts)), np.arange(len(ghosts))
+    for record in records:
+        picked = federation.coordinator.sampled(record.round)
+        if plan.client in picked and _is_drawn(federation, record.round, plan):
+            found[left] += _round(federation, record, picked, plan.client, [ghosts[i] for i in left])
+            left = left[found[left] > found.max() - HOPELESS]
+        worker.catch_up([record])
+    return found
+
+
+def _odds(method: Method) -> Odds:
+    if method.odds is None:
+        raise RecipeError(f"--by orbit: how likely a step of {method.name} is, is not known; take --by model")
+    return method.odds
+
+
+def _ghosts(federation: Federation, plan: Planting, examples: int) -> list[list[Any]]:
+    """The client's prepared examples with each candidate in its place."""
+    items = federation.items[plan.client]
+    candidates = federation.worker.objective.prepare(plan.candidates)
+    if len(items) != examples or len(candidates) != len(plan.candidates):
+        name = federation.names[plan.client]
+        raise RecipeError(f"--by orbit: of the examples of {name}, or the canaries, some are too long for the model")
+    places = set(plan.places)
+    return [[new if at in places else item for at, item in enumerate(items)] for new in candidates]
+
+
+def _is_drawn(federation: Federation, number: int, plan: Planting) -> bool:
+    """Whether a canary is in the client's batch; else the round is the same for all candidates."""
+    worker, places = federation.worker, range(len(federation.items[plan.client]))
+    client = LocalClient(worker.space, worker.objective, places, worker.seed, number, plan.client)
+    return not set(plan.places).isdisjoint(next(client.batches(_odds(federation.method).batch)))
+
+
+def _round(
+    federation: Federation, record: Record, picked: Sequence[int], client: int, ghosts: Sequence[Sequence[Any]]
+) -> Scores:
+    """log P(step | each ghost in the client's place): all answer in one go."""
+    worker, method, number = federation.worker, federation.method, record.round
+    others = [other for other in picked if other != client]
+    asked = [*others, *[client] * len(ghosts)]
+    plans = []
+    for one in asked:
+        payload = method.plan(worker.state, Round(number, one, picked)).encode()
+        plans.append(Message(MessageKind.PLAN, method.code, number, one, payload).encode())
+    sent = worker.train_all(plans, asked, [*(federation.items[other] for other in others), *ghosts])
+    updates = [
+        None if a.message is None else method.decode_update(worker.state, number, Message.decode(a.message).payload)
+        for a in sent
+    ]
+    step = method.decode_step(worker.state, record.payload)
+    found = []
+    for update in updates[len(others) :]:
+        by_client = {**dict(zip(others, updates, strict=False)), client: update}
+        there = [(c, by_client[c]) for c in picked if by_client[c] is not None]
+        answers = Answers(number, [Answer(c, 1 / len(there), u) for c, u in there], Mean(), asked=len(picked))
+        found.append(_odds(method).log_chance(worker.state, answers, step))
+    return np.array(found)

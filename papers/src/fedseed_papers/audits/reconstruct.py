@@ -1,0 +1,349 @@
+"""A reconstruction attack: what one client's message in the first round says of a picture that it trained on.
+
+The messages are the methods' own, made by a worker from a client that has these pictures alone, and read as the
+coordinator reads them. It is the attack's best case: one local step of plain SGD on the very pictures, at weights that
+everybody knows.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch.nn.functional import one_hot
+
+from fedseed import methods
+from fedseed.errors import RecipeError
+from fedseed.federation.messages import EVERYBODY, Message, MessageKind
+from fedseed.federation.worker import Worker
+from fedseed.methods import Method
+from fedseed.methods.base import Round
+from fedseed.objectives.images import Images
+from fedseed.runs.equipment import equip
+from fedseed.runs.parties import load_data
+from fedseed.runs.recipe import Recipe
+from fedseed.tasks.data import Picture
+from fedseed_papers.audits.inverting import (
+    STEPS,
+    SoftmaxLayer,
+    cosine,
+    estimated_gradient,
+    gradient_by,
+    last_layer,
+    match,
+    relative_error,
+)
+from fedseed_papers.audits.observing import Known, observed
+
+Pixels = NDArray[np.float32]
+Say = Callable[[str], None]
+COUNTED = ("ferret", "fedkseed", "feedsign")  # K numbers a message
+WHOLE = ("fedsgd", "fedavg")
+KNOWN = (*COUNTED, *WHOLE)
+OTHERS = 100  # pictures that a reconstruction is told apart from, the true one among them
+KEPT = ("basis", "basis_rank", "scale")  # settings that a recipe's method hands on to those that are attacked
+MOST_ENTRIES = 1 << 27  # of the directions that the attack holds
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One message, attacked.
+
+    Args:
+        method: whose message.
+        count: K, the numbers in it.
+        payload_bytes: its length.
+        batch: pictures behind it.
+        example: the number of the first.
+        gradient_error: of linear inversion, |found - true| / |true|.
+        gradient_cosine: between both.
+        label_right: whether the last layer's bias gives the label away; None: several pictures, or no such layer.
+        input_error: of the last layer's input, as `gradient_error`.
+        error: of matching, |found - true| over that of the mean picture: 1 is no better than the mean.
+        identified: the share of pictures that are the nearest of all to what was found.
+        labels_right: the share of labels that matching finds.
+        left: what matching left of its aim, as a share: 0 is a perfect match, of whatever picture.
+        pictures: what it found, shape (B, channels, height, width).
+    """
+
+    method: str
+    count: int
+    payload_bytes: int
+    batch: int
+    example: int
+    gradient_error: float
+    gradient_cosine: float
+    label_right: bool | None
+    input_error: float | None
+    error: float
+    identified: float
+    labels_right: float
+    left: float
+    pictures: Pixels
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What came of it.
+
+    Args:
+        attempts: all messages.
+        truths: the pictures that were attacked, by the number of the first, as `Attempt.pictures`.
+        size: d, the parameters that train.
+        others: pictures that each was told apart from.
+        classes: the classes' names.
+    """
+
+    attempts: Sequence[Attempt]
+    truths: dict[int, Pixels]
+    size: int
+    others: int
+    classes: Sequence[str]
+
+    def of(self, method: str, batch: int = 1) -> list[Attempt]:
+        """The attempts on a method's messages."""
+        return [a for a in self.attempts if a.method == method and a.batch == batch]
+
+
+class PixelLayer(torch.nn.Module):
+    """One softmax layer on the pixels: what it learns from one picture is the picture, times a number for each class.
+
+    Args:
+        pixels: how many numbers a picture has.
+        classes: how many classes.
+        seed: of its weights.
+    """
+
+    def __init__(self, pixels: int, classes: int, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            self.layer = torch.nn.Linear(pixels, classes)
+
+    def forward(self, pixel_values: torch.Tensor) -> SimpleNamespace:
+        """The logits, as image classifiers return them."""
+        return SimpleNamespace(logits=self.layer(pixel_values.flatten(1)))
+
+
+class Attack:
+    """The coordinator's side, with a model that everybody has.
+
+    Args:
+        model: an image classifier at the round's weights.
+        objective: how pictures become pixel values.
+        classes: how many.
+        others: pictures that a reconstruction is told apart from.
+        steps: of matching.
+        seed: of the run, and of what is drawn.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, objective: Images, classes: int, others: Sequence[Picture], steps: int = STEPS,
+        seed: int = 1,
+    ) -> None:  # fmt: skip
+        self.model, self.objective, self.classes, self.steps, self.seed = model, objective, classes, steps, seed
+        self.others = self.shown(others)
+        self.mean = self.others.mean(axis=0)
+
+    def attempt(self, method: Method, pictures: Sequence[Picture], example: int) -> Attempt:
+        """Let a client that has these pictures alone answer the first plan, and attack its answer."""
+        worker = Worker(self.model, method, self.objective, self.seed, apart=True)
+        payload, known, length = _message(worker, pictures)
+        seen = observed(payload, known)
+        layer, batch = last_layer(known.layout), len(pictures)
+        label_right, input_error = None, None
+        with self._as_trained(method):
+            gradient_of = gradient_by(self.model, list(worker.space.parameters))
+            low, high = self._ends(pictures)
+            labels = torch.tensor([picture.label for picture in pictures])
+            values = self.objective.pixel_values(pictures)
+            true = gradient_of(values, one_hot(labels, self.classes).float()).detach().double().numpy()
+            found = estimated_gradient(seen)
+            if batch == 1 and layer is not None:
+                label_right, input_error = _opened(layer, found, true)
+            start = torch.from_numpy(self._start(batch))
+            shown, guessed, left = match(seen, gradient_of, low, high, self.classes, start, self.steps)
+        truth = self.shown(pictures)
+        order = _assigned(shown, truth)
+        shown, guessed = shown[order], [guessed[i] for i in order]
+        errors = [_distance(s, t) / _distance(self.mean, t) for s, t in zip(shown, truth, strict=True)]
+        return Attempt(
+            method.name, seen.count, length, batch, example, relative_error(found, true), cosine(found, true),
+            label_right, input_error, float(np.mean(errors)), self._identified(shown, truth),
+            float(np.mean([g == picture.label for g, picture in zip(guessed, pictures, strict=True)])), left, shown,
+        )  # fmt: skip
+
+    def shown(self, pictures: Sequence[Picture]) -> Pixels:
+        """Pictures from 0 to 1, as matching finds them."""
+        low, high = self._ends(pictures)
+        values = self.objective.pixel_values(pictures)
+        return np.asarray(((values - low) / (high - low)).numpy(), dtype=np.float32)
+
+    def _start(self, batch: int) -> Pixels:
+        """Where matching begins: the mean picture, a little different for each of a batch, so that they can part."""
+        noise = np.random.default_rng(self.seed).normal(scale=0.05, size=(batch, *self.mean.shape))
+        return np.asarray(self.mean + noise, dtype=np.float32).clip(0, 1)
+
+    def _ends(self, pictures: Sequence[Picture]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pixel values of black and of white pictures."""
+        ends = [[Picture(np.full_like(p.pixels, end), 0) for p in pictures] for end in (0, 255)]
+        return self.objective.pixel_values(ends[0]), self.objective.pixel_values(ends[1])
+
+    def _identified(self, shown: Pixels, truth: Pixels) -> float:
+        """How often no other picture is as near as the true one."""
+        right = []
+        for s, t in zip(shown, truth, strict=True):
+            others = [_distance(s, o) for o in self.others if not np.array_equal(o, t)]
+            right.append(_distance(s, t) < min(others))
+        return float(np.mean(right))
+
+    @contextmanager
+    def _as_trained(self, method: Method) -> Iterator[None]:
+        """The model as clients of the method call it: batch norm goes by the batch where there are gradients."""
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        self.model.train(method.needs_gradients)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, saved in zip(self.model.buffers(), buffers, strict=True):
+                    buffer.copy_(saved)
+            self.model.eval()
+
+
+def reconstruction(
+    recipe: Recipe,
+    attacked: Sequence[str] = ("ferret", "fedkseed", "feedsign", "fedsgd"),
+    counts: Sequence[int] = (8, 32, 64, 128, 256, 512, 1024),
+    examples: int = 3,
+    batches: Sequence[int] = (2, 4, 8),
+    steps: int = STEPS,
+    seed: int = 1,
+    linear: bool = False,
+    say: Say = lambda text: None,
+) -> Reconstruction:
+    """Attack messages of several methods on a recipe's model and data.
+
+    Args:
+        recipe: model and data, and settings of directions; its method may be any.
+        attacked: methods, of `KNOWN`.
+        counts: K.
+        examples: pictures that are attacked, each alone.
+        batches: how many are behind a message with the largest K, in a second series.
+        steps: of matching.
+        seed: draws the pictures.
+        linear: a `PixelLayer` in place of the recipe's model.
+        say: shows a line of progress.
+
+    Raises:
+        RecipeError: the data are no pictures, or a setting does not fit.
+    """
+    data = load_data(recipe)
+    held = [example for client in data.clients for example in client.examples]
+    if not held or not isinstance(held[0], Picture):
+        raise RecipeError(
+            f'audit reconstruct: task.name = "{recipe.task.name}": the attack is on pictures, as in digits-feedsign'
+        )
+    equipment = equip(recipe, data)
+    assert isinstance(equipment.objective, Images)
+    model = equipment.model
+    if linear:
+        model = PixelLayer(equipment.objective.pixel_values(held[:1]).numel(), len(data.classes), recipe.seed)
+    size = Worker(model, settings_for(recipe, "fedsgd", 0, 1), equipment.objective, 1).space.size
+    if max(counts) * size > MOST_ENTRIES:
+        raise RecipeError(
+            f"--numbers {max(counts)}: so many directions of {size:,} parameters are more than the attack holds; take "
+            'fewer, or let fewer parameters train, as with --set model.trainable="head"'
+        )
+    drawn = np.random.default_rng(seed).permutation(len(held))
+    most = max([1, *batches])
+    if max(examples, most) > len(held):
+        raise RecipeError(f"audit reconstruct: {max(examples, most)} pictures are wanted, the clients have {len(held)}")
+    picked = [held[i] for i in drawn[:OTHERS]]
+    attack = Attack(model, equipment.objective, len(data.classes), picked, steps, recipe.seed)
+    found = []
+
+    def one(name: str, count: int, first: int, batch: int) -> None:
+        attempt = attack.attempt(settings_for(recipe, name, count, batch), picked[first : first + batch], first)
+        found.append(attempt)
+        say(
+            f"{name}, {attempt.count:,} numbers, {batch} picture{'s' * (batch > 1)}: gradient's cosine "
+            f"{attempt.gradient_cosine:.2f}, picture's error {attempt.error:.2f}, {100 * attempt.identified:.0f}% known"
+        )
+
+    for name in attacked:
+        for first in range(examples):
+            for count in counts if name in COUNTED else [0]:
+                one(name, count, first, 1)
+    for batch in batches:
+        for name in attacked:
+            if name in ("ferret", *WHOLE):
+                one(name, max(counts), 0, batch)
+    truths = {first: attack.shown(picked[first : first + most]) for first in range(examples)}
+    return Reconstruction(found, truths, size, len(picked), data.classes)
+
+
+def settings_for(recipe: Recipe, name: str, count: int, batch: int) -> Method:
+    """A method whose message has so many numbers, of one step on a batch.
+
+    Raises:
+        RecipeError: no attack is known for the method, or it can't send so many.
+    """
+    if name not in KNOWN:
+        raise RecipeError(f"--method {name}: attacks are known for {', '.join(KNOWN)}")
+    rate = getattr(getattr(recipe.method, "training", None), "learning_rate", 0.01)
+    step = {"optimizer": "sgd", "learning_rate": rate, "steps": 1, "batch": batch, "accumulation": 1}
+    own: dict[str, dict[str, Any]] = {
+        "ferret": {"directions": count, "blocks": "one", "training": step},
+        "fedkseed": {"candidates": max(4096, 4 * count), "steps": count, "batch": batch},
+        "feedsign": {"votes_per_round": count, "batch": batch},
+        "fedsgd": {"micro_batch": batch},
+        "fedavg": {"training": step},
+    }
+    kind = methods.REGISTRY.get(name)
+    known = recipe.method.model_dump(include=set(KEPT) & recipe.method.model_fields_set & set(kind.model_fields))
+    try:
+        return kind.model_validate({**known, **own[name]})
+    except ValidationError as error:
+        raise RecipeError(f"audit reconstruct: {name} with {count} numbers: {error.errors()[0]['msg']}") from error
+
+
+def _message(worker: Worker, pictures: Sequence[Picture]) -> tuple[Any, Known, int]:
+    """A client's answer to the first plan, decoded; what is known besides; the bytes of its payload."""
+    method, state = worker.method, worker.state
+    plan = method.plan(state, Round(1, 0, (0,)))
+    message = Message(MessageKind.PLAN, method.code, 1, EVERYBODY, plan.encode()).encode()
+    weights = worker.space.dense()
+    answer = worker.train(message, 0, worker.objective.prepare(pictures))
+    if answer.message is None:
+        raise RecipeError(f"audit reconstruct: the client of {method.name} sends nothing: {answer.reason}")
+    payload = Message.decode(answer.message).payload
+    known = Known(method, state, plan, 1, weights)
+    return method.decode_update(state, 1, payload), known, len(payload)
+
+
+def _opened(layer: SoftmaxLayer, found: NDArray[np.float64], true: NDArray[np.float64]) -> tuple[bool, float]:
+    """Whether the label is found, and the relative error of the layer's input."""
+    label, given = layer.opened(found)
+    right, inside = layer.opened(true)
+    return label == right, relative_error(given, inside)
+
+
+def _distance(a: Pixels, b: Pixels) -> float:
+    return float(np.linalg.norm(a.astype(np.float64) - b))
+
+
+def _assigned(shown: Pixels, truth: Pixels) -> list[int]:
+    """Which of the pictures that were found is taken for which of the true ones: the nearest pairs first."""
+    distances = np.array([[_distance(s, t) for t in truth] for s in shown])
+    order = [0] * len(truth)
+    for _ in truth:
+        s, t = np.unravel_index(distances.argmin(), distances.shape)
+        order[int(t)] = int(s)
+        distances[s, :] = distances[:, t] = np.inf
+    return order

@@ -1,0 +1,147 @@
+"""What the papers show: every figure and table, how it can be made here, what it needs (catalogue.toml). No torch."""
+
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedseed.errors import RecipeError
+
+Scale = Literal["exact", "small", "published"]
+SCALES: tuple[Scale, ...] = ("exact", "small", "published")
+NOTHING = "nothing to measure"
+TITLES = {"ferret": "Ferret", "fedkseed": "FedKSeed", "feedsign": "FeedSign", "fedmezo": "FedMeZO"}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Expected(_Table):
+    """A claim that runs decide; one of `order`, `alike`, `ratio` and `of`.
+
+    Args:
+        says: what the paper says.
+        metric: of the runs; the item's if it is left out.
+        scenario: of the sweep; the first one if it is left out.
+        order: lines from the best to the worst; the first is judged against the last.
+        ties: the first may also be as good as the last.
+        alike: lines that differ by no more than their deviation.
+        ratio: two lines: the first one's number over the second's.
+        of: one line, whose number itself is looked at.
+        least: what a ratio, or a number, must be.
+    """
+
+    says: str
+    metric: str | None = None
+    scenario: str | None = None
+    order: list[str] = []
+    ties: bool = False
+    alike: list[str] = []
+    ratio: list[str] = []
+    of: str | None = None
+    least: float | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "Expected":
+        if [bool(self.order), bool(self.alike), bool(self.ratio), self.of is not None].count(True) != 1:
+            raise ValueError("a claim is one of order, alike, ratio and of")
+        if (self.least is not None) != bool(self.ratio or self.of):
+            raise ValueError("least goes with ratio or of")
+        return self
+
+    @property
+    def labels(self) -> list[str]:
+        """The lines that it is about."""
+        return [*self.order, *self.alike, *self.ratio, *([] if self.of is None else [self.of])]
+
+
+class Item(_Table):
+    """A figure, a table, or a statement; catalogue.toml's head says what the keys mean."""
+
+    name: str
+    shows: str
+    scales: list[Scale]
+    wants: str
+    minutes: float | None = None
+    small: str | None = None
+    published: str | None = None
+    metric: str = "loss"
+    claims: list[Expected] = []
+    differs: list[str] = []
+
+    @model_validator(mode="after")
+    def _scales_have_makers(self) -> "Item":
+        for scale in ("small", "published"):
+            if (getattr(self, scale) is not None) != (scale in self.scales):
+                raise ValueError(f"{self.name}: scale {scale} and the key {scale} go together")
+        return self
+
+    @property
+    def paper(self) -> str:
+        """The paper's name in the command line."""
+        return self.name.partition("/")[0]
+
+    @property
+    def key(self) -> str:
+        """The item's name within its paper."""
+        return self.name.partition("/")[2]
+
+    @property
+    def title(self) -> str:
+        """Such as "Ferret, Figure 7"."""
+        kind, _, number = self.key.partition("-")
+        return f"{TITLES[self.paper]}, {kind.capitalize()} {number.upper()}"
+
+    @property
+    def state(self) -> str:
+        """The best scale: "exact", "small", "published only", or "nothing to measure"."""
+        if not self.scales:
+            return NOTHING
+        return "published only" if self.scales[0] == "published" else self.scales[0]
+
+
+class _Catalogue(_Table):
+    items: list[Item] = Field(alias="item")
+
+
+@cache
+def catalogue() -> tuple[Item, ...]:
+    """All items, papers and items in order."""
+    text = (files("fedseed_papers") / "catalogue.toml").read_text(encoding="utf-8")
+    return tuple(_Catalogue.model_validate(tomllib.loads(text)).items)
+
+
+def chosen(what: str) -> Sequence[Item]:
+    """The items that a name means: "all", a paper, or PAPER/ITEM.
+
+    Raises:
+        RecipeError: there is no such item; names those that are near.
+    """
+    named = what.strip().strip("/").lower()
+    found = [item for item in catalogue() if named in ("all", item.paper, item.name)]
+    if not found:
+        paper = named.partition("/")[0]
+        near = [item.name for item in catalogue() if item.paper == paper] or list(TITLES)
+        raise RecipeError(
+            f"reproduce {what}: there is no such item; there are {', '.join(near)} (fedseed reproduce list)"
+        )
+    return found
+
+
+def scale_of(item: Item, wanted: Scale | None) -> Scale:
+    """The scale to make an item at.
+
+    Raises:
+        RecipeError: it can't be made at that scale.
+    """
+    if not item.scales:
+        raise RecipeError(f"{item.name}: {item.shows} There is nothing to measure")
+    if wanted is None:
+        return item.scales[0]
+    if wanted not in item.scales:
+        raise RecipeError(f"--scale {wanted}: {item.name} can be made at scale {' or '.join(item.scales)}")
+    return wanted

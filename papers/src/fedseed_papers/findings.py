@@ -1,0 +1,197 @@
+"""What came of making a paper's figure or table again: claims with verdicts, curves, tables; as files and as a page.
+
+Free of torch and Matplotlib.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from fedseed.reports.charts import Axis, Series, line_chart, swatch
+from fedseed.reports.pages import framed_page
+from fedseed.reports.tables import Sheet, human_seconds
+
+Verdict = Literal["holds", "holds in kind", "can't be judged at this scale", "does not hold here"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "holds in kind", "can't be judged at this scale", "does not hold here")
+UNKNOWN = VERDICTS[2]
+MARKS = dict(zip(VERDICTS, ("good", "good", "soft", "warn"), strict=True))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, and what became of it.
+
+    Args:
+        says: what the paper claims or reports.
+        here: what was measured, in numbers.
+        verdict: how they agree.
+    """
+
+    says: str
+    here: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One part of a figure.
+
+    Args:
+        title: above it.
+        series: its lines.
+        x: the horizontal axis.
+        y: the vertical axis.
+    """
+
+    title: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An item made again.
+
+    Args:
+        claims: what the paper says, each with a verdict.
+        reason: why it came out so, in a sentence or two.
+        panels: curves.
+        sheets: tables.
+        seeds: which were used, or a text about very many; none where nothing is random.
+        deviations: in what this differs from the paper's own experiment.
+    """
+
+    claims: Sequence[Claim]
+    reason: str
+    panels: Sequence[Panel] = ()
+    sheets: Sequence[Sheet] = ()
+    seeds: Sequence[int] | str = ()
+    deviations: Sequence[str] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The least favourable of its claims'."""
+        return max((claim.verdict for claim in self.claims), key=VERDICTS.index, default=UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a page is about.
+
+    Args:
+        name: the item's, such as "ferret/figure-7".
+        title: "Ferret, Figure 7".
+        shows: what the paper's figure or table shows.
+        scale: "exact", "small" or "published".
+        facts: base, data, machine, command and the like, by name.
+    """
+
+    name: str
+    title: str
+    shows: str
+    scale: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def judged(holds: bool, otherwise: Verdict = "does not hold here", kind: bool = False) -> Verdict:
+    """A verdict of a condition.
+
+    Args:
+        holds: the condition.
+        otherwise: the verdict without it.
+        kind: the paper's numbers are of another size: with the condition it "holds in kind".
+    """
+    return otherwise if not holds else "holds in kind" if kind else "holds"
+
+
+def count_verdicts(claims: Sequence[Claim]) -> str:
+    """How many claims have which verdict: "3 of 4 hold, 1 does not hold here" in the verdicts' own words."""
+    found = [(verdict, sum(claim.verdict == verdict for claim in claims)) for verdict in VERDICTS]
+    return ", ".join(f"{count} of {len(claims)}: {verdict}" for verdict, count in found if count)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def data_csv(finding: Finding) -> str:
+    """All points of all curves, a line each: panel, series, x, y, low and high (of a band; empty without)."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["panel", "series", "x", "y", "low", "high"])
+    for panel in finding.panels:
+        for series in panel.series:
+            band = {x: (low, high) for x, low, high in series.band}
+            for x, y in series.points:
+                writer.writerow([panel.title, series.name, x, y, *band.get(x, ("", ""))])
+    return out.getvalue()
+
+
+def table_csv(sheet: Sheet) -> str:
+    """A table's head and rows."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([sheet.head, *sheet.rows])
+    return out.getvalue()
+
+
+def finding_json(subject: Subject, finding: Finding, seconds: float, finished: str) -> dict[str, Any]:
+    """For programs, and for the index."""
+    return {
+        **asdict(subject),
+        "verdict": finding.verdict,
+        "claims": [asdict(claim) for claim in finding.claims],
+        "reason": finding.reason,
+        "seeds": finding.seeds if isinstance(finding.seeds, str) else list(finding.seeds),
+        "deviations": list(finding.deviations),
+        "seconds": round(seconds, 2),
+        "finished": finished,
+    }
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
+    """A page about an item: one file that asks for nothing."""
+    charts = [
+        (panel.title, line_chart(panel.title, panel.series, panel.x, panel.y), panel.y.label, [
+            (series.name, swatch(series.number)) for series in panel.series
+        ])
+        for panel in finding.panels
+    ]  # fmt: skip
+    return framed_page(
+        f"{subject.title} ({subject.scale})",
+        "finding.html",
+        "fedseed_papers",
+        subject=subject,
+        finding=finding,
+        marks=MARKS,
+        counted=count_verdicts(finding.claims),
+        seeds=finding.seeds if isinstance(finding.seeds, str) else ", ".join(map(str, finding.seeds)),
+        charts=[chart for chart in charts if chart[1] is not None],
+        took=human_seconds(seconds) if seconds >= 1 else "under a second",
+    )
+
+
+def index_page(title: str, rows: Sequence[Mapping[str, Any]], missing: Sequence[tuple[str, str]] = ()) -> str:
+    """Many items on a page, with links to theirs.
+
+    Args:
+        title: above the page.
+        rows: what `finding_json` made of each item, and "page", the path of its page from here.
+        missing: items that were not made, and why.
+    """
+    order = [(verdict, sum(row["verdict"] == verdict for row in rows)) for verdict in VERDICTS]
+    papers = dict.fromkeys(row["name"].partition("/")[0] for row in rows)
+    return framed_page(
+        title,
+        "findings.html",
+        "fedseed_papers",
+        papers=[(paper, [row for row in rows if row["name"].startswith(f"{paper}/")]) for paper in papers],
+        order=[(verdict, count) for verdict, count in order if count],
+        marks=MARKS,
+        missing=missing,
+        human_time=human_seconds,
+    )

@@ -1,0 +1,92 @@
+"""`fedseed reproduce`: the papers' figures and tables from one command."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fedseed.cli.common import JsonOption, OverwriteOption, QuietOption, SetOption, answer, interruptible, talking
+from fedseed.errors import RecipeError
+from fedseed.reports.screen import Screen
+
+app = typer.Typer(add_completion=False)
+console = Screen()
+
+
+@app.command()
+def reproduce(
+    what: Annotated[
+        str, typer.Argument(metavar="list|all|PAPER|PAPER/ITEM", help="ferret/figure-7; list says what there is.")
+    ],
+    scale: Annotated[
+        Literal["exact", "small", "published"] | None,
+        typer.Option(help="exact: needs no training; small: on the bases that come along; published: your copies of "
+                     "the papers' models and data. Default: the first of these that the item has."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder; what lies there is not made again.")] = Path("runs/reproduce"),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; the cores are shared out.")] = 1,
+    seeds: Annotated[str | None, typer.Option(help="Of the runs, such as 1,2,3. Default: the item's own.")] = None,
+    set_: SetOption = None,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:  # fmt: skip
+    """Make figures and tables of the papers again: data, picture or table, and a page with a verdict on each claim."""
+    from fedseed_papers.catalogue import catalogue, chosen, scale_of
+
+    shown = talking(console, as_json, quiet)
+    if what == "list":
+        rows = [item for item in catalogue() if scale is None or scale in item.scales]
+        if as_json:
+            answer([{"name": i.name, "state": i.state, "scales": i.scales, "minutes": i.minutes, "shows": i.shows,
+                     "wants": i.wants} for i in rows])  # fmt: skip
+            return
+        table = Table(box=None, pad_edge=False)
+        for head in ("item", "state", "time", "shows"):
+            table.add_column(head, no_wrap=head != "shows")
+        for item in rows:
+            table.add_row(*map(Text, (item.name, item.state, _time(item.minutes, item.state), item.shows)))
+        shown.print(table)
+        shown.print(Text("\nTime: of the small scale, on two cores. Exact items take seconds. fedseed reproduce ITEM"))
+        return
+    items = chosen(what)
+    several = len(items) > 1 or what.strip("/") in ("all", items[0].paper)
+    wanted = None if several else scale_of(items[0], scale)
+    numbers = None if seeds is None else _seeds(seeds)
+    from fedseed_papers.reproducing import Making, check_out
+
+    def say(text: str) -> None:
+        shown.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    check_out(out)
+    making = Making(out, say, jobs, set_ or [], numbers, overwrite)
+    with interruptible():
+        if wanted is None:
+            try:
+                results = making.make_all(items, scale)
+            finally:
+                say(f"Index: {out / 'index.html'}")
+        else:
+            results = [making.make(items[0], wanted)]
+            making.write_index()
+    if as_json:
+        answer(results[0] if wanted is not None else results)
+        return
+    for result in results if wanted is not None else ():
+        for claim in result["claims"]:
+            say(f"\n{claim['verdict']}\n  Paper: {claim['says']}\n  Here: {claim['here']}")
+
+
+def _time(minutes: float | None, state: str) -> str:
+    return "seconds" if state == "exact" else "-" if minutes is None else f"{minutes:g} min"
+
+
+def _seeds(text: str) -> list[int]:
+    from fedseed.randomness.seed import check_seed
+
+    try:
+        return [check_seed(int(word), "--seeds") for word in text.split(",")]
+    except ValueError as error:
+        raise RecipeError(f"--seeds {text}: write whole numbers, such as 1,2,3") from error

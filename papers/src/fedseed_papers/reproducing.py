@@ -1,0 +1,239 @@
+"""Makes items of the catalogue: files and a page for each, an index of all; what is made already is taken up.
+
+OUT/PAPER/ITEM/SCALE/   page.html, data.csv, picture.png, table-1.csv, tables.txt, result.json
+OUT/index.html          all results that lie there
+OUT/runs/SWEEP/         the runs of sweeps, which items share
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from fedseed.durable import write_whole
+from fedseed.errors import FedseedError, RecipeError
+from fedseed.experiments.sweeps import Sweep, Sweeping, SweepLine, SweepRun, find_sweep, read_sweep
+from fedseed.reports.machine import command, host, versions
+from fedseed.reports.results import read_summary
+from fedseed.runs.folder import discard
+from fedseed.runs.recipe import read_recipe
+from fedseed_papers import fedkseed, feedsign, ferret
+from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
+from fedseed_papers.findings import (
+    Finding,
+    Subject,
+    data_csv,
+    finding_json,
+    finding_page,
+    index_page,
+    table_csv,
+)
+from fedseed_papers.measuring import SMALL_MAKERS, made_small
+from fedseed_papers.training import as_mapping, finding
+
+EXACT: Mapping[str, Mapping[str, Callable[..., Finding]]] = {
+    "ferret": ferret.EXACT,
+    "fedkseed": fedkseed.EXACT,
+    "feedsign": feedsign.EXACT,
+}
+RESULT = "result.json"
+getloadavg = getattr(os, "getloadavg", None)  # Windows has none
+Say = Callable[[str], None]
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Making:
+    """How items are made.
+
+    Args:
+        out: the folder.
+        say: shows a line of progress.
+        jobs: runs of a sweep at a time.
+        settings: for all runs of sweeps, "key=value".
+        seeds: of sweeps' runs; None: the sweeps' own.
+        overwrite: make anew what is there, runs as well.
+    """
+
+    out: Path
+    say: Say = print
+    jobs: int = 1
+    settings: Sequence[str] = ()
+    seeds: Sequence[int] | None = None
+    overwrite: bool = False
+
+    def folder(self, item: Item, scale: Scale) -> Path:
+        """Where an item's files go."""
+        return self.out / item.paper / item.key / scale
+
+    def make(self, item: Item, scale: Scale) -> Result:
+        """Make an item, unless it is there.
+
+        Returns:
+            What result.json holds.
+
+        Raises:
+            RecipeError: data or a model is missing, or a setting is wrong.
+            FedseedError: every run of its sweep failed.
+        """
+        folder = self.folder(item, scale)
+        wanted = {"settings": list(self.settings), "seeds asked": None if self.seeds is None else list(self.seeds)}
+        there = _read(folder / RESULT)
+        if there is not None and not self.overwrite and {key: there.get(key) for key in wanted} == wanted:
+            self.say(f"{item.name} ({scale}): {there['verdict']} (there already)")
+            return there
+        self.say(f"{item.name} ({scale}): {item.shows}")
+        began = time.perf_counter()
+        found, extra = self._found(item, scale)
+        # items share the runs of a sweep: what those took counts for each, whichever was made first
+        seconds = extra.pop("runs took", time.perf_counter() - began)
+        subject = Subject(item.name, item.title, item.shows, scale, _facts(item, scale, self.settings))
+        result = {**finding_json(subject, found, seconds, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"), **wanted, **extra}
+        write_files(folder, subject, found, seconds, result)
+        self.say(f"{item.name} ({scale}): {found.verdict} ({seconds:.0f} s); {folder / 'page.html'}")
+        return result
+
+    def make_all(self, items: Sequence[Item], scale: Scale | None) -> list[Result]:
+        """Make several items and the index; one that can't be made is told of and left out.
+
+        Args:
+            items: of them those are made that have the scale.
+            scale: None: each at its best one.
+
+        Raises:
+            FedseedError: an item could not be made; says how many, after all others were made.
+        """
+        results, missing = [], []
+        for item in items:
+            if not item.scales or (scale is not None and scale not in item.scales):
+                continue
+            try:
+                results.append(self.make(item, item.scales[0] if scale is None else scale))
+            except FedseedError as error:
+                missing.append((item.name, str(error)))
+                self.say(f"{item.name}: not made: {error}")
+            self.write_index(missing)  # whatever stops this, the index has what is there
+        self.write_index(missing)
+        if missing:
+            raise FedseedError(f"{len(missing)} of {len(missing) + len(results)} items were not made: "
+                               f"{', '.join(name for name, _ in missing)}")  # fmt: skip
+        return results
+
+    def write_index(self, missing: Sequence[tuple[str, str]] = ()) -> Path:
+        """OUT/index.html with every result that lies there."""
+        rows = []
+        for item in catalogue():
+            for scale in SCALES:
+                result = _read(self.folder(item, scale) / RESULT)
+                if result is not None:
+                    rows.append({**result, "page": f"{item.paper}/{item.key}/{scale}/page.html"})
+        page = self.out / "index.html"
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_whole(page, index_page("The papers' figures and tables, made again", rows, missing).encode())
+        return page
+
+    def _found(self, item: Item, scale: Scale) -> tuple[Finding, dict[str, Any]]:
+        if scale == "exact":
+            return EXACT[item.paper][item.key](), {}
+        source = item.small if scale == "small" else item.published
+        assert source is not None  # the catalogue says so
+        if source in SMALL_MAKERS:
+            return made_small(source), {}
+        sweep, lines = self._sweep(source)
+        if not any(line.folders for line in lines):
+            why = next((text for line in lines for text in line.failed.values()), "")
+            raise FedseedError(f"every run of {source} failed: {why}")
+        runs = (self.out / "runs" / source).rglob("summary.json")
+        took = sum(read_summary(run.parent)["seconds"]["total"] for run in runs)
+        return finding(item, sweep, lines), {"lines": as_mapping(lines), "runs took": took}
+
+    def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
+        """A sweep's lines, or those of a recipe over three seeds, run as far as they are missing."""
+        path = find_sweep(source)
+        made = (
+            Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
+        )
+        changes: dict[str, Any] = {"set": [*made.set, *self.settings]}
+        if self.seeds is not None:
+            changes["seeds"] = list(self.seeds)
+        made = made.model_copy(update=changes)
+        out = self.out / "runs" / source
+        about = made.model_dump_json(exclude={"seeds"})  # more of them add runs
+        before = _read(out / "sweep.json")
+        if self.overwrite:
+            for run in sorted(out.rglob("recipe.toml")):
+                discard(run.parent)
+        elif before is not None and before != json.loads(about):  # its numbers would be mixed with ours
+            aside = next(p for n in count(1) if not (p := out.with_name(f"{source}.{n}")).exists())
+            out.rename(aside)
+            self.say(f"Runs of {source} with other settings were there: they are in {aside} now")
+        sweeping = Sweeping(made, out, self.say, self.jobs)
+        if not any(out.rglob("summary.json")):
+            load_data(made)
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / "sweep.json", about.encode())
+        return sweeping.sweep, sweeping.run()
+
+
+def load_data(sweep: Sweep) -> None:
+    """Load the first run's data, so that what is missing is said once, and not by every run.
+
+    Raises:
+        RecipeError: it can't be had; says what is needed.
+    """
+    first = sweep.runs[0]
+    settings = [*sweep.set, *sweep.scenarios[0].set, *first.set, *sweep.scenarios[0].also.get(first.label, [])]
+    read_recipe(first.recipe, settings).task.load()
+
+
+def write_files(folder: Path, subject: Subject, found: Finding, seconds: float, result: Mapping[str, Any]) -> None:
+    """Data, picture, tables and page of an item; result.json last, which says that all is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if found.panels:
+        from fedseed_papers.panels import draw_panels  # matplotlib takes a while to import
+
+        write_whole(folder / "data.csv", data_csv(found).encode())
+        draw_panels(found.panels, folder / "picture.png")
+    for number, sheet in enumerate(found.sheets, start=1):
+        write_whole(folder / f"table-{number}.csv", table_csv(sheet).encode())
+    if found.sheets:
+        write_whole(folder / "tables.txt", "\n".join(sheet.text() for sheet in found.sheets).encode())
+    write_whole(folder / "page.html", finding_page(subject, found, seconds).encode())
+    write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+
+
+def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
+    """What a page says of where its numbers come from."""
+    made = host()
+    facts = {
+        "paper wants": "-" if scale == "exact" else item.wants,
+        "sweep or recipe": (item.small if scale == "small" else item.published if scale == "published" else None)
+        or "-",
+        "settings": " ".join(settings) or "-",
+        "command": command(),
+        "machine": f"{made['processor'] or made['machine']}, {made['cores']} cores, {made['system']}",
+        "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
+        "load": f"{getloadavg()[2]:.1f} over the last quarter of an hour, this included" if getloadavg else "-",
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+    }
+    return {name: value for name, value in facts.items() if value not in ("-", "nothing")}
+
+
+def _read(path: Path) -> Result | None:
+    """A file of JSON, if there is one that is whole."""
+    try:
+        found: Result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def check_out(out: Path) -> None:
+    """Raises RecipeError if results can't be written to a folder of that name."""
+    if out.exists() and not out.is_dir():
+        raise RecipeError(f"--out {out}: this is a file; name a folder")

@@ -1,0 +1,151 @@
+"""The canary test: found without privacy, at chance with it and where none was planted; a broken draw is caught."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedseed.errors import RecipeError
+from fedseed.methods.fedsgd import FedSGD
+from fedseed.privacy import PrivateSign
+from fedseed.runs.recipe import read_recipe
+from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture, TaskData
+from fedseed_papers.audits.canaries import planting
+from fedseed_papers.audits.canary import CanaryTest, Game, canary_test
+from fedseed_papers.audits.canary_page import audit, numbers
+from support.command import fedseed
+from support.page import Page
+
+SHORT = ["task.clients=3", "federation.per_round=3", "task.examples=24"]
+GRADIENTS = """
+rounds = 3
+[model]
+base = "digits"
+trainable = "head"
+[task]
+name = "digits"
+clients = 3
+examples = 24
+[method]
+name = "fedsgd"
+learning_rate = 0.05
+"""
+
+
+def data(examples, held=(), classes=("a", "b", "c")):
+    clients = [ClientData("none", []), ClientData("one", examples), ClientData("two", examples)]
+    return TaskData(clients, {"": held}, classes=classes)
+
+
+def digits(*settings):
+    return read_recipe("digits-feedsign", [*SHORT, *settings], note=lambda line: None)
+
+
+def game(planted, twin, with_it):
+    return Game(
+        1, planted, np.ones(len(twin)), np.array(with_it, dtype=float), np.array(twin, dtype=float), np.ones(len(twin))
+    )
+
+
+# -- what is planted ---------------------------------------------------------------------------------------------------
+
+
+def test_a_texts_canaries_differ_in_their_answers_alone():
+    examples = [Example("A long question: 1 + 1 =", " 2"), Example("1 + 1 =", " 2"), Example("Why?", " That is so.")]
+    plan = planting(data(examples), 50, copies=2)
+    assert (plan.client, list(plan.places)) == (1, [1, 2])  # the first client that has any; its shortest examples
+    assert {c.prompt for c in plan.candidates} == {"1 + 1 ="} and len({c.response for c in plan.candidates}) == 50
+    assert all(c.response.startswith(" ") and c.response[1:].replace(" ", "").isdigit() for c in plan.candidates)
+    planted = plan.planted(data(examples), 7)
+    assert planted.clients[1].examples == [examples[0], plan.candidates[7], plan.candidates[7]]
+    assert planted.clients[2].examples == examples
+
+
+@pytest.mark.parametrize(
+    ("make", "own"),
+    [
+        (
+            lambda i: Picture(np.full((2, 2, 1), i, dtype=np.uint8), i % 3),
+            lambda c: int(c.pixels[0, 0, 0]) % 3 != c.label,
+        ),
+        (lambda i: Choice(str(i), ("x", "y", "z"), i % 3), lambda c: int(c.prompt) % 3 != c.gold),
+        (lambda i: Cloze(f"{i} <mask>", ("x", "y", "z"), i % 3), lambda c: int(c.text.split()[0]) % 3 != c.gold),
+    ],
+)
+def test_other_canaries_are_held_out_examples_with_a_wrong_class(make, own):
+    plan = planting(data([make(0)], [make(i) for i in range(30)]), 30)
+    assert len(plan.candidates) == 30 and all(own(candidate) for candidate in plan.candidates)
+    assert planting(data([make(0)], [make(i) for i in range(30)]), 5, client="two").client == 2
+
+
+def test_what_can_not_be_planted_is_said():
+    few = data([Example("a", "b")])
+    for settings, said in (
+        ({"count": 5, "copies": 2}, "--copies 2: one has 1 examples"),
+        ({"count": 5, "client": "three"}, "--client three: the clients are none, one, two"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            planting(few, **settings)
+    picture = Picture(np.zeros((2, 2, 1), dtype=np.uint8), 0)
+    with pytest.raises(RecipeError, match="--candidates 5: there are 1 held-out examples"):
+        planting(data([picture], [picture]), 5)
+
+
+# -- what is made of it ------------------------------------------------------------------------------------------------
+
+
+def test_a_score_is_the_way_of_the_weights_not_the_steepness_of_the_loss():
+    steep = replace(game(0, [3, 9, 3, 3], [2, 5, 3, 3]), lengths=np.array([1.0, 8.0, 1.0, 0.0]))
+    assert steep.scores.tolist() == [1.0, 0.5, 0.0, 0.0]
+    assert np.isfinite(replace(steep, lengths=np.zeros(4)).scores).all()
+
+
+def test_a_bound_above_the_account_contradicts_it():
+    games = [game(j, np.zeros(50), -np.eye(50)[j]) for j in range(10)]
+    test = CanaryTest(games, "one", 1, {"epsilon": 1.0, "delta": 1e-5})
+    assert test.found == 10 and test.epsilon_at_least > 4.9 and test.contradicts
+    assert not replace(test, spent={"epsilon": 6.0, "delta": 1e-5}).contradicts
+    assert not replace(test, spent=None).contradicts and not replace(test, spent={"epsilon": float("inf")}).contradicts
+    page = audit(test, "mine", {})
+    assert [a.short for a in page.answers] == ["found", "at chance", "above the account"]
+    assert numbers(test)["contradicts_account"] is True
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_it_is_found_without_privacy_and_nowhere_else(tmp_path):
+    """One example of eight, whole gradients: in every run. In the twins, which have no canary, at chance."""
+    (tmp_path / "mine.toml").write_text(GRADIENTS)
+    options = ["--runs", 3, "--out", tmp_path / "audit", "--json"]
+    shown = fedseed("audit", "canary", tmp_path / "mine.toml", *options)
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    assert found["found"] >= 2 and max(found["ranks"]) <= 3 and found["found_in_control"] <= 1
+    assert found["epsilon_at_least"] > 2.5 and found["privacy"] is None
+    page = Page((tmp_path / "audit" / "page.html").read_text())
+    assert "Is the canary found?" in " ".join(page.said) and all(r.startswith("data:") for r in page.refers)
+    assert (tmp_path / "audit" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "audit" / "data.csv").read_text().count("no canary planted") > 10
+    again = fedseed("audit", "canary", tmp_path / "mine.toml", *options)
+    assert again.returncode == 1 and "--overwrite" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_method_that_only_says_that_it_is_private_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(FedSGD, "privacy", property(lambda self: PrivateSign(0.1)))
+    (tmp_path / "mine.toml").write_text(GRADIENTS)
+    shown = fedseed("audit", "canary", tmp_path / "mine.toml", "--runs", 3, "--out", tmp_path / "audit")
+    assert shown.returncode == 1 and "and the account says 0.30: the run is not as private" in shown.stderr
+    assert "above the account" in (tmp_path / "audit" / "page.html").read_text()
+
+
+@pytest.mark.slow
+def test_it_is_at_chance_at_epsilon_1():
+    """All of a client's data is the canary; the account is of a client."""
+    private = digits("rounds=20", "method.batch=4", "method.epsilon=0.05", "method.learning_rate=0.02")
+    test = canary_test(private, 3, 100, copies=8)
+    assert test.spent["epsilon_pure"] == pytest.approx(1.0) and test.epsilon <= 1
+    assert test.found <= 1 and not test.contradicts  # two by chance: 3 in 10,000

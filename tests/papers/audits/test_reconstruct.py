@@ -1,0 +1,168 @@
+"""Reconstruction from the methods' own messages: exact with enough numbers, at chance with few, worse for a batch."""
+
+import csv
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedseed.runs.recipe import read_recipe
+from fedseed.tasks.data import Picture
+from fedseed.weights.layout import Layout, TensorEntry
+from fedseed_papers.audits import inverting
+from fedseed_papers.audits.inverting import SoftmaxLayer, estimated_gradient, last_layer
+from fedseed_papers.audits.observing import Observation
+from fedseed_papers.audits.reconstruct import Attack, settings_for
+from support.command import fedseed
+from support.page import Page
+
+SIDE, CLASSES = 4, 3
+SIZE = CLASSES * (SIDE * SIDE + 1)  # d = 51
+
+
+class Linear(torch.nn.Module):
+    """A softmax layer on the pixels: what it has learnt from one picture is the picture."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(SIDE * SIDE, CLASSES)
+
+    def forward(self, pixel_values):
+        return SimpleNamespace(logits=self.layer(pixel_values.flatten(1)))
+
+
+class Plain:
+    """An image processor that only divides by 255."""
+
+    def __call__(self, images, return_tensors, input_data_format):
+        return {"pixel_values": torch.stack([torch.from_numpy(i / 255.0).permute(2, 0, 1) for i in images])}
+
+
+def pictures(count, seed=1):
+    drawn = np.random.default_rng(seed)
+    return [
+        Picture(drawn.integers(0, 256, (SIDE, SIDE, 1)).astype(np.uint8), int(drawn.integers(CLASSES)))
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def attack():
+    from fedseed.objectives.images import Images
+
+    return Attack(Linear(), Images(Plain()), CLASSES, pictures(100), steps=300)
+
+
+@pytest.fixture(scope="module")
+def linear():
+    """Without a search for the picture."""
+    from fedseed.objectives.images import Images
+
+    return Attack(Linear(), Images(Plain()), CLASSES, pictures(100), steps=1)
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return read_recipe("digits-feedsign", note=lambda line: None)
+
+
+def attempt(attack, recipe, name, count, batch=1, example=0):
+    return attack.attempt(settings_for(recipe, name, count, batch), pictures(100)[example : example + batch], example)
+
+
+@pytest.mark.parametrize("name", ["ferret", "fedkseed", "fedsgd", "fedavg"])
+def test_enough_numbers_are_the_picture(attack, recipe, name):
+    """K >= d: linear inversion finds gradient, label and the layer's input; matching the picture."""
+    found = attempt(attack, recipe, name, 4 * SIZE)
+    assert found.gradient_error < 1e-2 and found.input_error < 1e-2 and found.label_right
+    assert found.identified == 1 and found.error < 0.1 and found.labels_right == 1
+
+
+def test_few_numbers_are_at_chance(attack, recipe):
+    few = [attempt(attack, recipe, "ferret", 2, example=i) for i in range(6)]
+    assert sum(found.identified for found in few) <= 1
+    assert np.mean([found.error for found in few]) > 0.9
+    assert np.mean([found.gradient_error for found in few]) == pytest.approx((1 - 2 / SIZE) ** 0.5, abs=0.1)
+
+
+def test_linear_inversion_gets_what_the_directions_span(linear, recipe):
+    """A random K-dimensional space holds K / d of a vector's square."""
+    for count in (8, 16, 32):
+        errors = [attempt(linear, recipe, "ferret", count, example=i).gradient_error ** 2 for i in range(4)]
+        assert np.mean(errors) == pytest.approx(1 - count / SIZE, abs=0.2)
+
+
+def test_many_directions_are_inverted_by_their_inner_products(monkeypatch):
+    drawn = np.random.default_rng(1)
+    seen = Observation(drawn.normal(size=(20, 70)).astype(np.float32), drawn.normal(size=20))
+    direct = estimated_gradient(seen)
+    monkeypatch.setattr(inverting, "DIRECT", 0)
+    monkeypatch.setattr(inverting, "PIECE", 32)
+    assert estimated_gradient(seen) == pytest.approx(direct, abs=1e-5) and np.abs(direct).max() > 0.01
+
+
+def test_votes_give_the_gradients_direction(linear, recipe):
+    cosines = [attempt(linear, recipe, "feedsign", count).gradient_cosine for count in (4, 1024)]
+    assert cosines[0] < 0.6 and cosines[1] > 0.9
+
+
+def test_a_batch_hides_its_pictures(attack, recipe):
+    alone, several = (attempt(attack, recipe, "fedsgd", 0, batch) for batch in (1, 8))
+    assert alone.identified == 1 and several.error > 5 * alone.error and several.label_right is None
+
+
+def test_with_other_directions_nothing_is_found(attack, recipe, monkeypatch):
+    """The control: as many numbers as above, read along directions that are not the message's."""
+    from fedseed_papers.audits import observing, reconstruct
+
+    def misread(payload, known):
+        return observing.observed(replace(payload, seed=payload.seed + 1), known)
+
+    monkeypatch.setattr(reconstruct, "observed", misread)
+    found = [attempt(attack, recipe, "ferret", 4 * SIZE, example=i) for i in range(3)]
+    assert min(a.gradient_error for a in found) > 0.5 and sum(a.identified for a in found) <= 1
+    assert max(abs(a.gradient_cosine) for a in found) < 0.5
+
+
+def test_the_last_layer_is_found():
+    entries = [TensorEntry("a.weight", (4, 2), "float32"), TensorEntry("a.bias", (4,), "float32"),
+               TensorEntry("norm.weight", (4,), "float32"), TensorEntry("b.weight", (3, 4), "float32"),
+               TensorEntry("b.bias", (3,), "float32")]  # fmt: skip
+    size = sum(entry.size for entry in entries)
+    assert last_layer(Layout(tuple(entries), (0, size))) == SoftmaxLayer(slice(16, 28), slice(28, 31), 3)
+    assert last_layer(Layout(tuple(entries[2:4]), (0, 16))) is None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_command_writes_a_page_and_the_numbers(tmp_path):
+    """A whole gradient of a layer on the pixels is the picture, in closed form; four numbers of it are nothing."""
+    out = tmp_path / "audit"
+    options = ["--linear", "--methods", "ferret,fedsgd", "--numbers", 4, "--examples", 1, "--batches", 2, "--steps", 2,
+               "--out", out, "--json"]  # fmt: skip
+    shown = fedseed("audit", "reconstruct", "digits-feedsign", *options)
+    assert shown.returncode == 0, shown.stderr
+    attempts = {(a["method"], a["batch"]): a for a in json.loads(shown.stdout)["attempts"]}
+    whole, few = attempts["fedsgd", 1], attempts["ferret", 1]
+    assert whole["gradient_cosine"] > 0.999 and whole["input_error"] < 0.01 and whole["label_right"]
+    assert few["count"] == 4 and abs(few["gradient_cosine"]) < 0.2 and not few["identified"]
+    rows = list(csv.DictReader((out / "attempts.csv").open()))
+    assert [(r["method"], int(r["batch"])) for r in rows] == list(attempts) and len({b for _, b in attempts}) == 2
+    page = Page((out / "page.html").read_text())
+    said = " ".join(page.said)
+    assert "What does a message of Ferret give away?" in said and "not by this attack" in said
+    assert all(r.startswith("data:") for r in page.refers)
+    assert (out / "reconstructed.png").read_bytes().startswith(b"\x89PNG")
+    anew = [*options, "--overwrite"]
+    for changed, why in (
+        (options, "--overwrite"), ([*anew, "--numbers", "4,x"], "--numbers 4,x: write"),
+        ([*anew, "--methods", "mail"], "mail"),
+    ):  # fmt: skip
+        again = fedseed("audit", "reconstruct", "digits-feedsign", *changed)
+        assert again.returncode in (1, 2) and why in again.stderr

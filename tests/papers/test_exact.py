@@ -1,0 +1,128 @@
+"""What the papers state and needs no training: the assertions of `fedseed reproduce --scale exact`, at a reduced cost.
+
+A maker's own verdicts are the assertions; here they are held against what is known, with numbers worked out by hand.
+"""
+
+import re
+from itertools import pairwise
+from math import comb, sqrt
+
+import pytest
+
+from fedseed_papers import fedkseed, feedsign, ferret, payloads
+
+REDUCED = {
+    ("ferret", "figure-6"): {"sizes": (10, 100, 10**4, 10**8, 10**11)},
+    ("ferret", "figure-7"): {"length": 2000, "counts": (25, 50, 100), "scales": (1e-4, 0.1, 10.0), "seeds": (1, 2)},
+    ("ferret", "figure-8"): {
+        "a": {"length": 2000, "count": 60, "steps": (1, 2, 5, 20), "seeds": (1, 2)},
+        "b": {"lengths": (500, 1000, 2000, 4000), "count": 100},
+        "c": {"length": 32_768, "count": 64, "blocks": (1, 4, 16), "timed": False},
+    },
+    ("ferret", "theorem-1"): {"length": 200, "count": 20, "seeds": 1000},
+    ("ferret", "theorem-3"): {"length": 1000, "count": 30, "seeds": (1,)},
+    ("ferret", "table-1"): {"length": 10**4},
+    ("fedkseed", "figure-5"): {"length": 500, "pools": (1, 16, 256, 4096), "draws": (10, 100, 2560),
+                               "repeats": 4},
+    ("fedkseed", "table-1"): {"length": 10**4},
+    ("feedsign", "appendix-e"): {"draws": 20_000},
+    ("feedsign", "figure-7"): {"draws": 20_000},
+    ("feedsign", "proposition-d5"): {"votes": 20_000},
+    ("feedsign", "appendix-j"): {"draws": 20_000},
+}  # fmt: skip
+# claims that measurements contradict; all others hold, or hold in kind
+CONTRADICTED = {
+    "ferret/figure-7": ["more accurate than the zeroth-order one"],
+    "ferret/figure-8": [],
+    "fedkseed/table-3": ["32-bit and both ways"],
+    "feedsign/figure-5": ["less than 200 bytes"],
+    "feedsign/proposition-d5": ["p_e + p_b - p_e p_b", "adjusted error rate of the vote"],
+}
+MADE = {}
+
+
+def made(paper, key):
+    """The item at its reduced cost, once."""
+    makers = {"ferret": ferret.EXACT, "fedkseed": fedkseed.EXACT, "feedsign": feedsign.EXACT}[paper]
+    if (paper, key) not in MADE:
+        MADE[paper, key] = makers[key](**REDUCED.get((paper, key), {}))
+    return MADE[paper, key]
+
+
+ITEMS = [
+    (paper, key) for paper, makers in (("ferret", ferret), ("fedkseed", fedkseed), ("feedsign", feedsign))
+    for key in makers.EXACT
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("paper", "key"), ITEMS, ids=map("/".join, ITEMS))
+def test_claims_hold_but_those_that_are_known_not_to(paper, key):
+    finding = made(paper, key)
+    contradicted = CONTRADICTED.get(f"{paper}/{key}", [])
+    for claim in finding.claims:
+        if key == "figure-8" and "1/L" in claim.says:
+            assert claim.verdict == "can't be judged at this scale"  # a test does not time
+        elif any(text in claim.says for text in contradicted):
+            assert claim.verdict == "does not hold here", claim
+        else:
+            assert claim.verdict in ("holds", "holds in kind"), claim
+    assert len(contradicted) == sum(claim.verdict == "does not hold here" for claim in finding.claims)
+    assert finding.reason and finding.claims
+
+
+def numbers(text):
+    return [float(word.replace(",", "")) for word in re.findall(r"\d[\d,]*\.?\d*", text)]
+
+
+def test_bytes_are_those_of_fedkseeds_table():
+    found = [payloads.fedkseed(4096).bytes, payloads.fedkseed(1024, True).bytes, payloads.fedkseed(2048, True).bytes]
+    assert found == [17_988, 9_796, 17_988]
+    assert payloads.DATAJUICER == 1_345_423_360 and payloads.LLAMA_3B == 3_426_473_600
+    assert payloads.fedavg(1000).update.bytes == 4000
+    assert (payloads.zofedsgd().bits_up, payloads.feedsign().bits_up) == (64, 1)
+
+
+def test_the_rate_of_one_over_rho_is_three():
+    (panel,) = made("ferret", "figure-6").panels
+    for d, y in panel.series[0].points:
+        assert y / d == pytest.approx(3.0, rel=0.5 / d)
+
+
+def test_cosines_are_the_formula_and_the_two_estimates_the_same():
+    (panel,) = made("ferret", "figure-7").panels
+    lines = {line.name: dict(line.points) for line in panel.series}
+    for k, y in lines["Ferret"].items():
+        assert y == pytest.approx(sqrt(k / (2000 + k)), abs=0.04)  # two and a half deviations of a mean of two
+        assert lines["zeroth order, epsilon 0.1"][k] == pytest.approx(y, rel=0.02)
+        assert lines["zeroth order, epsilon 10"][k] < 0.6 * y
+
+
+def test_a_pools_mean_is_what_its_variance_says():
+    line = made("fedkseed", "figure-5").panels[0].series[-2]
+    for k, y in line.points:
+        assert y == pytest.approx(sqrt(2 / 3.14159 * (1 / k + 1 / 2560 - 1 / (2560 * k))), rel=0.1)
+
+
+def test_the_three_formulas_of_a_reversed_sign():
+    assert feedsign.printed(0.4, 0.2) == pytest.approx(0.52)
+    assert feedsign.of_the_proof(0.4, 0.2) == pytest.approx(0.44)
+    # five voters, none Byzantine: at least three of five wrong
+    assert feedsign.majority_errs(0.4, 5, 0) == pytest.approx(
+        sum(comb(5, k) * 0.4**k * 0.6 ** (5 - k) for k in (3, 4, 5))
+    )
+    # two voters that disagree: a coin
+    assert feedsign.majority_errs(0.3, 2, 0) == pytest.approx(0.3**2 + 0.3 * 0.7)
+    assert feedsign.majority_errs(0.3, 2, 1) == pytest.approx(0.5 * (0.3 * 0.3 + 0.7 * 0.7) + 0.3 * 0.7)
+    (sheet,) = made("feedsign", "proposition-d5").sheets
+    for _, honest, eq24, eq47, single, exact, simulated in sheet.rows:
+        assert float(eq24) > float(eq47) > float(exact) or honest == "0.5"
+        assert float(single) == pytest.approx(float(eq47), abs=0.015)
+        assert float(simulated) == pytest.approx(float(exact), abs=0.015)
+
+
+def test_the_reconstruction_is_within_the_bound_and_unbiased():
+    (panel,) = made("ferret", "theorem-3").panels
+    measured, bound = (dict(line.points) for line in panel.series)
+    assert all(measured[e] <= bound[e] for e in measured if e >= 0.01)
+    (panel,) = made("ferret", "theorem-1").panels
+    assert all(b[1] < a[1] for a, b in pairwise(panel.series[0].points[2:]))

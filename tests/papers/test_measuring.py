@@ -1,0 +1,58 @@
+"""What small figures measure without a sweep, at a reduced cost: real kernels, a real run; times are not judged."""
+
+import pytest
+
+from fedseed_papers import measuring
+from fedseed_papers.catalogue import chosen
+from fedseed_papers.reproducing import Making
+
+
+def test_rebuilds_are_measured_for_every_number_of_steps():
+    finding = measuring.rebuild_steps(length=3000, steps=(1, 8, 64), candidates=16)
+    repeated, rebuilt = finding.panels[0].series
+    assert [x for x, _ in repeated.points] == [x for x, _ in rebuilt.points] == [1, 8, 64]
+    assert all(seconds > 0 for _, seconds in (*repeated.points, *rebuilt.points))
+    # what is rebuilt is what was done: each step's scalar is in its candidate's place
+    pool, steps = measuring._pool(64, 16), measuring._steps(64)
+    assert pool.shape == (16,) and float(pool.sum()) == pytest.approx(float(steps.sum()), rel=1e-5)
+
+
+def test_rebuilds_are_measured_over_the_number_of_candidates():
+    finding = measuring.rebuild_candidates(length=3000, candidates=(4, 16))
+    assert [[x for x, _ in line.points] for line in finding.panels[0].series] == [[4, 16]] * 2
+
+
+def test_other_work_is_not_counted(monkeypatch):
+    """A wait between the clock's readings leaves seconds as they are."""
+    passed = iter(range(10**6))
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: float(next(passed)))
+    assert measuring.seconds_to_move("normal", measuring._steps(1), 100) < 1
+
+
+@pytest.mark.long
+def test_batches_are_looked_at_along_directions_before_and_in_a_run():
+    finding = measuring.batch_projections(
+        8, directions=3, batches=400, batch=4, steps=(0, 2), seeds=(1, 2), settings=["method.batch=4"]
+    )
+    reversal, shape = finding.panels
+    assert [len(line.points) for line in reversal.series] == [6, 6]
+    assert all(0 <= probability <= 1 for line in reversal.series for _, probability in line.points)
+    assert [sum(share for _, share in line.points) for line in shape.series] == pytest.approx([1, 1])
+
+
+def test_two_figures_of_one_measurement_share_it(monkeypatch, tmp_path):
+    calls = []
+
+    def once():
+        calls.append(1)
+        return measuring.rebuild_candidates(length=1000, candidates=(2, 4))
+
+    monkeypatch.setitem(measuring.SMALL_MAKERS, "batch-projections", once)
+    measuring.made_small.cache_clear()
+    making = Making(tmp_path, lambda text: None)
+    try:
+        making.make(chosen("feedsign/figure-8")[0], "small")
+        result = making.make(chosen("feedsign/figure-9")[0], "small")
+    finally:
+        measuring.made_small.cache_clear()
+    assert len(calls) == 1 and "over the last quarter of an hour" in result["facts"]["load"]

@@ -1,0 +1,77 @@
+"""`fedseed reproduce`: the list, an item's files and page, and what is wrong on the command line."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+
+from fedseed_papers.catalogue import catalogue
+from support.command import fedseed
+
+
+class Requests(HTMLParser):
+    """What a page would ask a server for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def handle_starttag(self, tag, attrs):
+        known = dict(attrs)
+        if tag in ("script", "img", "iframe") or (tag == "link" and not known["href"].startswith("data:")):
+            self.asked.append((tag, known))
+
+
+def test_the_list_has_all_items_with_their_states():
+    shown = fedseed("reproduce", "list", "--json")
+    rows = json.loads(shown.stdout)
+    assert [row["name"] for row in rows] == [item.name for item in catalogue()]
+    assert {row["name"]: row["state"] for row in rows}["ferret/table-9"] == "published only"
+    text = fedseed("reproduce", "list").stdout
+    assert "feedsign/proposition-d5" in text and "nothing to measure" in text
+    exact = json.loads(fedseed("reproduce", "list", "--scale", "exact", "--json").stdout)
+    assert {row["state"] for row in exact} == {"exact"}
+
+
+def test_an_item_leaves_data_picture_table_and_a_page_that_asks_for_nothing(tmp_path):
+    shown = fedseed("reproduce", "ferret/figure-6", "--out", tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "holds" in shown.stdout and "Here: Slope" in shown.stdout
+    folder = tmp_path / "ferret" / "figure-6" / "exact"
+    page = (folder / "page.html").read_text()
+    parser = Requests()
+    parser.feed(page)
+    assert parser.asked == [] and "http" not in re.sub(r"xmlns=\S+", "", page)
+    for text in ("Ferret, Figure 6", "What the paper reports", "nothing is random", "AMD" if "AMD" in page else "cores",
+                 "1 / rho by d"):  # fmt: skip
+        assert text in page
+    with open(folder / "data.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 22 and float(rows[10]["y"]) / float(rows[10]["x"]) - 3 < 1e-6
+    assert (folder / "picture.png").read_bytes()[:4] == b"\x89PNG" and (folder / "picture.png").stat().st_size < 200_000
+    assert (folder / "table-1.csv").read_text().startswith("d,1 / rho,")
+    result = json.loads((folder / "result.json").read_text())
+    assert result["verdict"] == "holds" and len(result["claims"]) == 2
+    index = (tmp_path / "index.html").read_text()
+    assert 'href="ferret/figure-6/exact/page.html"' in index
+    # again: it is there; as JSON, and anew
+    again = fedseed("reproduce", "ferret/figure-6", "--out", tmp_path, "--json")
+    assert "(there already)" in again.stderr and json.loads(again.stdout) == result
+    anew = fedseed("reproduce", "ferret/figure-6", "--out", tmp_path, "--overwrite", "--quiet")
+    assert (anew.returncode, anew.stdout, anew.stderr) == (0, "", "")
+
+
+def test_what_is_wrong_is_said_in_one_line(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    for words, said in (
+        (["ferret/figure-10"], "there is no such item; there are ferret/figure-1"),
+        (["nobody/figure-1"], "there are ferret, fedkseed, feedsign, fedmezo"),
+        (["ferret/figure-6", "--scale", "small"], "ferret/figure-6 can be made at scale exact"),
+        (["feedsign/table-6"], "nothing to measure"),
+        (["ferret/figure-6", "--seeds", "x"], "--seeds x: write whole numbers"),
+        (["ferret/figure-6", "--out", file], "this is a file; name a folder"),
+        (["ferret/table-3", "--out", tmp_path, "--scale", "published"], "task.path"),
+    ):
+        shown = fedseed("reproduce", *words)
+        assert shown.returncode == 2 and said in shown.stderr and shown.stderr.count("\n") == 1, shown.stderr

@@ -1,0 +1,200 @@
+"""Claims that runs decide: verdicts from numbers, rounds to converge, curves; and a small item made with real runs."""
+
+import json
+import math
+
+import pytest
+
+from fedseed.errors import FedseedError
+from fedseed.experiments.sweeps import SweepLine
+from fedseed.experiments.worker_pool import WorkerPool
+from fedseed.reports.results import read_summary
+from fedseed.runs.assembly import build
+from fedseed_papers import training
+from fedseed_papers.catalogue import Expected, chosen
+from fedseed_papers.reproducing import Making
+from fedseed_papers.training import curves, judge, measured, rounds_to_converge
+
+(ITEM,) = chosen("ferret/figure-2")
+
+
+def run(folder, losses, **summary):
+    """A finished run's files, with so many losses from round 0 on."""
+    folder.mkdir(parents=True)
+    lines = [
+        {"round": i, "loss": loss, "bytes_up": 10, "bytes_down": 20, "rounds": 1, "forward_passes": 4,
+         "backward_passes": 3, "seconds": {"local": 2.0, "evaluation": 50.0}}
+        for i, loss in enumerate(losses)
+    ]  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = {"final": {"loss": losses[-1], "accuracy": 100 - 10 * losses[-1]}, "payload_bytes_up": 10,
+             "payload_bytes_down": 20, "parameters": 7, **summary}  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(known))
+    return folder
+
+
+def line(tmp_path, label, finals, scenario="", **summary):
+    folders = {
+        i: run(tmp_path / scenario / label / str(i), [5.0, 3.0, final], **summary) for i, final in enumerate(finals)
+    }
+    return SweepLine(scenario, label, (), {}, None, folders, {})
+
+
+def verdict(lines, **expected):
+    return judge(Expected(says="it is so", **expected), ITEM, lines).verdict
+
+
+def test_orders_are_judged_beyond_the_deviation(tmp_path):
+    better, worse, near, few, level = (
+        line(tmp_path, label, finals)
+        for label, finals in (
+            ("better", [1.0, 1.1, 0.9]), ("worse", [2.0, 2.1, 1.9]), ("near", [1.05, 0.85, 1.2]), ("few", [9.0, 9.1]),
+            ("level", [2.0, 2.05, 1.95]),
+        )
+    )  # fmt: skip
+    lines = [better, worse, near, few, level]
+    assert verdict(lines, order=["better", "worse"]) == "holds in kind"
+    assert verdict(lines, order=["worse", "better"]) == "does not hold here"
+    assert verdict(lines, order=["better", "near"]) == "can't be judged at this scale"
+    assert verdict(lines, order=["near", "better"], ties=True) == "can't be judged at this scale"  # a tenth is not seen
+    assert verdict(lines, order=["level", "worse"], ties=True) == "holds in kind"
+    assert verdict(lines, order=["better", "few"]) == "can't be judged at this scale"  # two runs are no evidence
+    assert verdict(lines, order=["worse", "better"], metric="accuracy") == "does not hold here"  # more is better
+    assert verdict(lines, order=["better", "worse"], metric="accuracy") == "holds in kind"
+    assert verdict(lines, alike=["better", "near"]) == "can't be judged at this scale"
+    assert verdict(lines, alike=["level", "worse"]) == "holds in kind"
+    assert verdict(lines, alike=["better", "near", "worse"]) == "does not hold here"
+    assert verdict(lines, order=["better", "absent"]) == "can't be judged at this scale"
+    assert verdict(lines, order=["better", "worse"], scenario="another") == "can't be judged at this scale"
+    sure = [line(tmp_path, label, [at] * 3) for label, at in (("one", 1.0), ("slight", 1.01), ("more", 1.02))]
+    assert verdict(sure, alike=["one", "slight"]) == verdict(sure, order=["one", "slight"]) == "holds in kind"
+    assert verdict(sure, alike=["one", "slight", "more"]) == "does not hold here"
+    claim = judge(Expected(says="it is so", order=["better", "worse"]), ITEM, lines)
+    assert claim.here == "loss: better 1.000 ± 0.100, worse 2.000 ± 0.100."
+
+
+def test_diverged_runs_are_worse_than_any(tmp_path):
+    lines = [line(tmp_path, "good", [1.0, 1.1, 0.9]), line(tmp_path, "lost", [math.nan] * 3)]
+    assert verdict(lines, order=["good", "lost"]) == "holds in kind"
+    assert verdict(lines, order=["lost", "good"]) == "does not hold here"
+    assert verdict(lines, alike=["lost", "good"]) == "does not hold here"
+    lines[1] = line(tmp_path, "surged", [70.0, 6e6, 9e7], diverged=2)  # their mean is within two deviations of good's
+    assert verdict(lines, order=["good", "surged"]) == "holds in kind"
+    claim = judge(Expected(says="it is so", order=["good", "surged"]), ITEM, lines)
+    assert claim.here == "loss: good 1.000 ± 0.100, surged diverged with every seed."
+    assert measured(lines[1].folders[0], "accuracy") == -600.0  # an accuracy stays one
+    lines[1] = line(tmp_path, "one", [1.0, 1.1, 9e7])
+    (lines[1].folders[2] / "summary.json").write_text(json.dumps({"final": {"loss": 9e7}, "diverged": 1}))
+    assert verdict(lines, order=["good", "one"]) == "can't be judged at this scale"
+
+
+def test_ratios_and_numbers(tmp_path):
+    lines = [line(tmp_path, "big", [1.0] * 3, payload_bytes_up=3000), line(tmp_path, "small", [2.0] * 3)]
+    assert verdict(lines, ratio=["big", "small"], metric="bytes", least=100) == "holds in kind"
+    assert verdict(lines, ratio=["big", "small"], metric="bytes", least=101) == "does not hold here"
+    assert verdict(lines, of="big", metric="accuracy", least=90) == "holds in kind"
+    assert verdict(lines, of="small", metric="accuracy", least=90) == "does not hold here"
+    for wrong in ({}, {"order": ["a"], "alike": ["b"]}, {"ratio": ["a", "b"]}, {"order": ["a"], "least": 1.0}):
+        with pytest.raises(ValueError, match=r"a claim is one of|least goes with"):
+            Expected(says="", **wrong)
+
+
+def test_memory_that_is_libraries_is_not_judged(tmp_path):
+    for parameters, expected in ((10**9, "holds in kind"), (10**6, "can't be judged at this scale")):
+        less, more = (
+            line(tmp_path / str(parameters), label, [1.0] * 3, peak_memory_bytes=peak, parameters=parameters)
+            for label, peak in (("less", 5 * 10**9), ("more", 6 * 10**9))
+        )
+        claim = judge(Expected(says="it is so", metric="memory", order=["less", "more"]), ITEM, [less, more])
+        assert claim.verdict == expected
+    assert claim.here.endswith("The weights are 0.1% of that: the rest is libraries.")
+
+
+def test_rounds_to_converge_are_the_first_with_95_percent():
+    def lines(*losses):
+        return [{"round": 2 * i, "loss": loss} for i, loss in enumerate(losses)] + [{"round": 99, "train_loss": 1.0}]
+
+    assert rounds_to_converge(lines(5.0, 3.0, 1.1, 1.05, 1.0)) == 4  # 95% of 4.0 are 3.8: 1.2 would do
+    assert rounds_to_converge(lines(5.0, 3.0, 1.3, 1.0)) == 6
+    assert rounds_to_converge(lines(5.0, 1.0, 4.0, math.nan)) == 2
+    assert math.isnan(rounds_to_converge(lines(5.0, 6.0))) and math.isnan(rounds_to_converge([]))
+    scores = [{"round": i, "accuracy": value} for i, value in enumerate((10.0, 50.0, 90.0, 91.0))]
+    assert rounds_to_converge(scores, "accuracy") == 2
+
+
+def test_curves_are_over_rounds_bytes_passes_and_seconds(tmp_path):
+    panels = curves([line(tmp_path, "a", [1.0, 2.0, 3.0]), line(tmp_path, "b", [2.0] * 3)], "loss", "")
+    ends = [panel.series[0].points[-1] for panel in panels]
+    # two rounds after the base; its line counts, too: what it spent is nothing in a real run
+    assert [x for x, _ in ends] == [2, 90, 30, 6.0] and {y for _, y in ends} == {2.0}
+    assert panels[0].series[0].band[-1] == (2, 1.0, 3.0)
+    assert [panel.title for panel in panels] == [
+        "loss over rounds", "loss over payload bytes", "loss over passes", "loss over seconds"
+    ]  # fmt: skip
+
+
+TINY = ["rounds=2", "task.clients=2", "federation.per_round=2", "method.candidates=16", "method.basis_size=16",
+        "method.steps=4", "task.examples=10", "task.evaluation=1", "evaluation.every=1"]  # fmt: skip
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Sweeps' runs in this process: real ones, but for the processes."""
+    jobs = []
+
+    def play(pool, job):
+        if not (job.folder / "summary.json").exists():
+            jobs.append(job)
+            build(job.read(), job.folder).run()
+        return None
+
+    monkeypatch.setattr(WorkerPool, "run", play)
+    return jobs
+
+
+@pytest.mark.long
+def test_a_small_item_is_made_of_runs_and_taken_up_again(here, monkeypatch, tmp_path):
+    (item,) = chosen("fedkseed/figure-13")
+    said = []
+    making = Making(tmp_path, said.append, settings=TINY, seeds=[1])
+    result = making.make(item, "small")
+    assert [job.folder.name for job in here] == ["seed-1"]
+    folder = tmp_path / "fedkseed" / "figure-13" / "small"
+    assert {path.name for path in folder.iterdir()} >= {
+        "page.html",
+        "data.csv",
+        "picture.png",
+        "tables.txt",
+        "result.json",
+    }
+    (claim,) = result["claims"]
+    # a softmax of importances between 0 and 1: the most and the least likely are always e apart
+    assert measured(here[0].folder, "probability ratio") == pytest.approx(math.e, rel=1e-5)
+    assert "2.718" in claim["here"]
+    assert sum(training.probabilities(here[0].folder)) == pytest.approx(1, rel=1e-5)
+    rows = (folder / "data.csv").read_text().splitlines()
+    assert sum(row.startswith("Probabilities") for row in rows) == 16
+    assert len([row for row in rows if row.startswith("loss over passes,")]) == 3
+    # all is there; more seeds add runs; other settings run anew
+    making.make(item, "small")
+    assert len(here) == 1 and said[-1].endswith("(there already)")
+    longer = Making(tmp_path, said.append, settings=TINY, seeds=[1, 2]).make(item, "small")
+    assert [job.folder.name for job in here[1:]] == ["seed-2"]
+    spent = [read_summary(job.folder)["seconds"]["total"] for job in here]
+    took = [result["seconds"], longer["seconds"]]  # of all its runs, whichever item had them made
+    assert took == pytest.approx([spent[0], sum(spent)], abs=0.01)  # rounded
+    monkeypatch.setattr(WorkerPool, "run", lambda pool, job: "not run anew")
+    with pytest.raises(FedseedError, match="every run of small-fedkseed-probabilities failed: not run anew"):
+        Making(tmp_path, said.append, settings=[*TINY, "method.steps=3"], seeds=[1]).make(item, "small")
+    assert not (here[0].folder / "summary.json").exists()  # another plan's runs are not mixed with this one's
+
+
+def test_an_item_without_a_finished_run_is_not_made_and_the_index_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(WorkerPool, "run", lambda pool, job: "no room")
+    items = [*chosen("fedkseed/figure-13"), *chosen("ferret/figure-6"), *chosen("ferret/table-3")]
+    said = []
+    with pytest.raises(FedseedError, match=r"1 of 1 items were not made: fedkseed/figure-13"):
+        Making(tmp_path, said.append).make_all(items, "small")
+    assert any("every run of small-fedkseed-probabilities failed: no room" in text for text in said)
+    assert "no room" in (tmp_path / "index.html").read_text()
+    assert not (tmp_path / "fedkseed").exists()
