@@ -111,7 +111,7 @@ def coordinator(a: argparse.Namespace) -> None:
     way = transport(Access(a.nats, a.key), "bench")
     served = NetworkBackend(recipe(a.method, a.steps, a.every), "bench", way, Path(a.out), progress=watch)
     began = time.perf_counter()
-    summary = Loop(served.settings, served, watch).run(resume=True).summary
+    summary = Loop(served, watch).run(resume=True).summary
     seconds = time.perf_counter() - began
     assert "torch" not in sys.modules and "transformers" not in sys.modules
     served.close()

@@ -189,7 +189,7 @@ def agreement(name: str, points: Mapping[int, list[torch.Tensor]], batches: int 
     case = CASES[name]
     run = build(read_recipe(case.recipe, [*COMMON, *case.more]))
     space, objective = run.worker.space, run.worker.objective
-    method: Any = run.settings.method
+    method: Any = run.spec.method
     alone = name.endswith("fedkseed") or getattr(method, "seeds", "") == "own"
     joint = [0] if alone else range(len(run.items))  # clients whose examples share a direction
     for rounds, weights in points.items():

@@ -194,7 +194,7 @@ def test_a_client_of_a_network_sends_the_same_lie(round_of, kind):
     run, honest = round_of
     state, message = run.coordinator.state, Message.decode(honest[5])
     update, about = run.method.decode_update(state, 1, message.payload), About(run.method, state, "update", 1)
-    lie = alone(update, Attack(kind), run.seed, 5, about)
+    lie = alone(update, Attack(kind), run.spec.seed, 5, about)
     assert run.worker.corrupt(honest[5], kind) == replace(message, payload=lie.encode()).encode() != honest[5]
 
 

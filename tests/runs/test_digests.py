@@ -13,8 +13,8 @@ from fedseed.federation.session import CoordinatorSettings, Session
 from fedseed.orbit import NO_DIGEST, edit
 from fedseed.reports.progress import Silent
 from fedseed.reports.results import read_metrics
-from fedseed.runs.loop import RunSettings
 from fedseed.runs.recipe import Recipe
+from fedseed.runs.spec import RunSpec
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 
@@ -130,7 +130,7 @@ def test_recipes_name_the_kind():
 
 def test_after_which_rounds_weights_are_hashed(problem):
     def rounds(method=None, **settings):
-        made = RunSettings(method or problem.ferret(), 10, 1, **settings)
+        made = RunSpec(method or problem.ferret(), 10, 1, **settings)
         return [number for number in range(11) if made.digests(number)]
 
     assert rounds() == list(range(11))

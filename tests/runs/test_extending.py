@@ -69,7 +69,7 @@ def test_an_extension_that_is_interrupted_is_done_again(problem, tmp_path, monke
 
     monkeypatch.setattr("fedseed.runs.extending.sync_folder", fails)
     with pytest.raises(KeyboardInterrupt):
-        extend(longer.settings)
+        extend(longer.spec)
     monkeypatch.undo()
     # as if it had stopped one write earlier: all but the summary is that of an interrupted run
     shutil.copy(tmp_path / "copy" / "summary.json", tmp_path / "run" / "summary.json")

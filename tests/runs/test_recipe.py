@@ -10,7 +10,7 @@ from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
 from fedseed.models.loading import load_model
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import FederationSettings, Recipe, packaged_recipes, read_recipe
-from fedseed.runs.settings import RunSettings
+from fedseed.runs.spec import RunSpec
 from fedseed.tasks import CLOZE, MEZO, TASKS, InstructionsTask
 from fedseed.tasks.partition import Dirichlet
 
@@ -506,8 +506,8 @@ def test_rules_and_attacks_that_fit_are_read(recipe):
     assert read.aggregation.before == ["arc", "nearest-neighbours"] and read.attack.strength is None
     assert read_recipe(recipe(read.to_toml())) == read
     with pytest.raises(RecipeError, match=r'attack.kind = "alie".*not tried over a network'):
-        RunSettings.of(read, None)
-    assert RunSettings.of(read_recipe(recipe(FLIPPED.format("sign"))), None).attack == "sign"
+        RunSpec.over_network(read, None)
+    assert RunSpec.over_network(read_recipe(recipe(FLIPPED.format("sign"))), None).attack == "sign"
 
 
 RULE = """

@@ -400,14 +400,14 @@ def test_a_late_client_needs_the_base_and_the_orbit_only(make_problem, tmp_path,
     problem = make_problem(torch.bfloat16)
     method, settings = methods(problem)[name]
     federation = problem.federation(method, out=tmp_path / "run", **settings)
-    joining = federation.rounds // 2
+    joining = federation.spec.rounds // 2
     late = []
     opened, close, planned = federation.coordinator.open, federation.coordinator.close, federation.coordinator.plan
     compared = []
 
     def opening(number):
         if number == joining:
-            worker = Worker(problem.model(), method, federation.worker.objective, federation.seed)
+            worker = Worker(problem.model(), method, federation.worker.objective, federation.spec.seed)
             worker.catch_up(Orbit.parse((tmp_path / "run" / "model.orbit").read_bytes()).steps())
             late.append(worker)
         return opened(number)

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
-from fedseed.runs.settings import RunSettings
+from fedseed.runs.spec import RunSpec
 from fedseed.text import shown
 
 MOST_FAILED = 3  # attempts at a round in a row to which no node had an answer
@@ -49,7 +50,7 @@ class FlowerBackend(Backend):
 
     def __init__(self, recipe: Recipe, grid: Any, out: Path, progress: Progress) -> None:
         self.progress = progress
-        self.settings = RunSettings.of(recipe, out)
+        self.spec = RunSpec.over_network(recipe, out)
         self._asks = _settings(recipe, out)
         self._post = Post(grid)
         if recipe.secure_sums is not None:
@@ -81,7 +82,8 @@ class FlowerBackend(Backend):
             raise RecipeError(str(error)) from error
         self._members.joined = self._weigh
         if recipe.attack is not None:
-            self.settings.attackers = frozenset(range(len(self.names) - recipe.attack.clients, len(self.names)))
+            count = len(self.names)
+            self.spec = replace(self.spec, attackers=range(count - recipe.attack.clients, count))
         self._ledger: Ledger | None = None
         self._repeated = 0
         self._drifted: set[str] = set()
@@ -99,7 +101,7 @@ class FlowerBackend(Backend):
 
     def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
         """Take up what is in the folder; the nodes are sent it with the first plan."""
-        kind = LEDGERS[self.settings.method.catch_up]
+        kind = LEDGERS[self.spec.method.catch_up]
         self._ledger = kind(folder.path, self.header, self.coordinator)
         contents = self._ledger.restore(self.progress.warn)
         if not self._ledger.at:
@@ -236,14 +238,14 @@ class FlowerBackend(Backend):
 
     def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
         """Keep the step: on disk at once, or with its digest if the nodes are asked for one."""
-        self.ledger.record(number, step[FRAME_BYTES:], waits=log and self.settings.digests(number))
+        self.ledger.record(number, step[FRAME_BYTES:], waits=log and self.spec.digests(number))
 
     # -- about the weights -------------------------------------------------------------------------------------------
 
     def examine(self, line: dict[str, Any], evaluate: bool) -> None:
         """Ask the nodes about their weights: all for the digest, and one, or each party, for an evaluation."""
         number = line["round"]
-        digest = self.settings.digests(number)
+        digest = self.spec.digests(number)
         line["weights_digest"] = None
         if not (digest or evaluate):
             return

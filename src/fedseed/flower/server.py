@@ -53,7 +53,7 @@ def _coordinate(grid: Any, context: Any, recipe: Path | str, console: Any, progr
         logged.note(f"the run in {out} is finished: nothing is changed")
         return RunResult(read_summary(out), read_metrics(out), out)
     backend = FlowerBackend(checked, grid, out, logged)
-    result = Loop(backend.settings, backend, logged).run(resume=True)
+    result = Loop(backend, logged).run(resume=True)
     summary = result.summary
     console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
     console.print(f"Files: {out}", highlight=False)

@@ -19,6 +19,7 @@ from fedseed.runs.measuring import Evaluation
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation
+from fedseed.runs.spec import RunSpec
 from fedseed.runs.workers import Team, Workers
 from fedseed.tasks.data import ClientData, TaskData
 
@@ -155,47 +156,27 @@ def _put_together(
         evaluate, notes = evaluation_of(recipe, equipment, data)
     else:
         evaluate, notes = evaluation_of_parties(recipe, equipment, parts)
-    attackers, settings = attackers_of(recipe, len(data.clients)), recipe.model
-    federation = Federation(
-        model=equipment.model,
-        clients=[
-            as_attacked(recipe, client, number, attackers, len(data.classes))
-            for number, client in enumerate(data.clients)
-        ],
-        method=recipe.method,
-        objective=equipment.objective,
-        rounds=recipe.rounds,
-        per_round=per_round,
-        seed=recipe.seed,
-        evaluation=evaluate,
-        evaluate_every=recipe.evaluation.every,
-        out=out,
-        base=settings.base,
-        trainable=equipment.trainable,
-        classes=equipment.classes,
-        adapter=settings.adapter,
-        patience=None if recipe.stopping is None else recipe.stopping.patience,
-        attack=None if recipe.attack is None else recipe.attack.kind,
-        attackers=attackers,
-        attack_strength=None if recipe.attack is None else recipe.attack.strength,
-        recipe_text=recipe.to_toml(),
-        notes=(*data.notes, *notes),
-        offload_base=settings.offload_base,
-        progress=progress,
-        joint=recipe.federation.joint,
-        aggregation=recipe.aggregation,
-        bounds=recipe.bounds,
-        secure_sums=recipe.secure_sums,
-        trackers=recipe.tracking,
-        digest_kind=settings.digest,
-        digest_every=recipe.evaluation.digest_every,
-        base_files=equipment.base_files,
-        workers=team,
-        threads=threads,
+    attackers = attackers_of(recipe, len(data.clients))
+    spec = spec_of(
+        recipe, equipment, out, per_round=per_round, attackers=attackers, notes=(*data.notes, *notes), threads=threads
     )
-    federation.settings.notes += about(federation.prepared, equipment.limit)
-    federation.header = replace(federation.header, base_folder=base_folder(settings.base))
+    clients = [
+        as_attacked(recipe, client, number, attackers, len(data.classes)) for number, client in enumerate(data.clients)
+    ]
+    federation = Federation(
+        equipment.model, clients, spec, equipment.objective, evaluation=evaluate, progress=progress, workers=team
+    )
+    federation.spec = replace(
+        federation.spec, notes=(*federation.spec.notes, *about(federation.prepared, equipment.limit))
+    )
+    federation.header = replace(federation.header, base_folder=base_folder(recipe.model.base))
     return federation
+
+
+def spec_of(recipe: Recipe, equipment: Equipment, out: Path | str | None = None, **more: Any) -> RunSpec:
+    """A recipe's run with a model that is loaded; `RunSpec.of` has the arguments."""
+    digest = equipment.base_files.digest(equipment.model, recipe.model.digest)
+    return RunSpec.of(recipe, out, base_digest=digest, trainable=equipment.trainable, classes=equipment.classes, **more)
 
 
 def base_folder(base: str) -> str:
@@ -231,12 +212,7 @@ def host(
     prepared = prepare_clients(equipment.objective, held)
     items = {client.name: client.items for client in prepared}
     check_examples(recipe.method, items)
-    settings = recipe.model
-    worker, header = make_learner(
-        equipment.model, recipe.method, equipment.objective, recipe.seed, settings.base, equipment.trainable,
-        equipment.classes, settings.adapter, recipe.federation.joint, settings.offload_base,
-        digest_kind=settings.digest, base_files=equipment.base_files,
-    )  # fmt: skip
+    worker, header = make_learner(spec_of(recipe, equipment), equipment.model, equipment.objective)
     kind = None if recipe.attack is None or recipe.attack.kind not in SINGLE else recipe.attack.kind
     notes = (*data.notes, *idle(prepared), *about(prepared, equipment.limit))
     return Hosted(

@@ -21,14 +21,14 @@ from fedseed.orbit import NO_DIGEST, Orbit
 from fedseed.orbit.file import scan, write_orbit
 from fedseed.reports.results import read_summary
 from fedseed.runs.folder import compare_recipes
-from fedseed.runs.settings import RunSettings
+from fedseed.runs.spec import RunSpec
 
 
-def extend(settings: RunSettings) -> str | None:
+def extend(settings: RunSpec) -> str | None:
     """Let the run in a folder have the rounds that the settings say, if it was to have fewer.
 
     Args:
-        settings: what the run is to be; `out` is its folder.
+        settings: what the run is to be; its `folder` holds the run.
 
     Returns:
         What was done, for a person; None: nothing (there is no run yet, or it has so many rounds already).
@@ -37,7 +37,7 @@ def extend(settings: RunSettings) -> str | None:
         RecipeError: another recipe, or fewer rounds than the run has.
         OrbitError: the orbit is damaged, or compacted.
     """
-    path = settings.out
+    path = settings.folder
     if path is None or not (path / "metrics.jsonl").is_file():
         return None
     if settings.recipe_text is not None and (path / "recipe.toml").is_file():
@@ -69,7 +69,7 @@ def _write_rounds(file: Path, rounds: int) -> None:
             write_whole(file, tomli_w.dumps({**recipe, "rounds": rounds}).encode())
 
 
-def _take_back_evaluation(file: Path, settings: RunSettings) -> None:
+def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
     """Take what was measured after the last round out of its line, if a longer run measures nothing there."""
     texts = file.read_bytes().split(b"\n")[:-1]  # whole lines
     try:
@@ -99,7 +99,7 @@ def _orbit(path: Path) -> Orbit | None:
     return orbit if damage is None else None
 
 
-def _open_orbit(path: Path, orbit: Orbit, settings: RunSettings) -> None:
+def _open_orbit(path: Path, orbit: Orbit, settings: RunSpec) -> None:
     """Take the end off an orbit, and the last digest if a longer run has none there."""
     parts = list(orbit.parts)
     if parts and not settings.digests(orbit.last):

@@ -231,9 +231,10 @@ def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:
     """
     hosted = matching(clients, simulation.names)
     items = {name: simulation.items[simulation.names.index(name)] for name in hosted}
-    attack = None if simulation.attack == "labels" else simulation.attack  # flipped labels act through the data
+    spec = simulation.spec
+    attack = None if spec.attack == "labels" else spec.attack  # flipped labels act through the data
     return Hosted(
         simulation.names, items, simulation.worker, simulation.header, simulation.evaluate, attack,
-        simulation.settings.attackers, simulation.notes,
+        spec.byzantine, spec.notes,
         secure=None if simulation.secure is None else simulation.secure.coordinator.secure,
     )  # fmt: skip

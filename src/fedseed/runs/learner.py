@@ -9,13 +9,10 @@ from fedseed.errors import RecipeError
 from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.models import adapters
-from fedseed.models.adapters import Adapter
-from fedseed.models.base_files import BaseFiles
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import AdapterStart, Header
+from fedseed.runs.spec import RunSpec
 from fedseed.weights.digest import base_digest
-from fedseed.weights.layout import DigestKind
-from fedseed.weights.offload import Offload
 
 
 def check_examples(method: Method, held: Mapping[str, Sequence[Any]]) -> None:
@@ -40,43 +37,37 @@ def check_examples(method: Method, held: Mapping[str, Sequence[Any]]) -> None:
 
 
 def make_learner(
-    model: torch.nn.Module,
-    method: Method,
-    objective: Objective,
-    seed: int,
-    base: str = "",
-    trainable: Sequence[str] | None = None,
-    classes: Sequence[str] = (),
-    adapter: Adapter | None = None,
-    joint: bool = True,
-    offload_base: Offload = "auto",
-    apart: bool = True,
-    digest_kind: DigestKind = "blake2b",
-    base_files: BaseFiles | None = None,
+    spec: RunSpec, model: torch.nn.Module, objective: Objective, apart: bool = True
 ) -> tuple[Worker, Header]:
-    """A worker at the base, and the header; `Simulation` and `Worker` have the arguments.
+    """A worker at the base, and the orbit's header.
+
+    Args:
+        spec: what the run is.
+        model: the base; it is tuned in place.
+        objective: makes losses of examples.
+        apart: every client's answer is a message of its own.
 
     Raises:
         RecipeError: the method or adapter does not fit the model.
     """
+    method, seed = spec.method, spec.seed
     base_dtype = str(next(p for p in model.parameters() if p.is_floating_point()).dtype).removeprefix("torch.")
-    digest = base_digest(model, digest_kind) if base_files is None else base_files.digest(model, digest_kind)
-    chosen = adapters.chosen(adapter, method.adapter, method.name)
+    digest = spec.base_digest or base_digest(model, spec.digest_kind)
+    chosen = adapters.chosen(spec.adapter, method.adapter, method.name)
     if chosen is not None:
-        model = adapters.install(model, chosen, seed, base)
-        if trainable is not None:
+        model = adapters.install(model, chosen, seed, spec.base)
+        if spec.trainable is not None:
             from fedseed.models.loading import choose_trainable  # brings transformers; models without it do without
 
-            choose_trainable(model, trainable)
+            choose_trainable(model, spec.trainable)
     try:
-        worker = Worker(model, method, objective, seed, joint, offload_base, apart, digest_kind)
+        worker = Worker(model, method, objective, seed, spec.joint, spec.offload_base, apart, spec.digest_kind)
     except ValueError as error:
         raise RecipeError(str(error)) from error
-    patterns = None if trainable is None else tuple(trainable)
+    patterns = None if spec.trainable is None else tuple(spec.trainable)
     start = None if chosen is None else AdapterStart(chosen, worker.space.digest())
-    layout = worker.space.layout
     header = Header(
-        base, digest, base_dtype, layout, method, seed, patterns, adapter=start, classes=tuple(classes),
-        digest_kind=digest_kind,
+        spec.base, digest, base_dtype, worker.space.layout, method, seed, patterns, adapter=start,
+        classes=tuple(spec.classes), digest_kind=spec.digest_kind,
     )  # fmt: skip
     return worker, header

@@ -9,6 +9,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from fedseed.runs.folder import RunFolder
 from fedseed.runs.lines import by_client, merge_rounds
 from fedseed.runs.per_client import exchanged, mean_exchanged, seconds_per_client
 from fedseed.runs.result import RunResult
-from fedseed.runs.settings import RunSettings
+from fedseed.runs.spec import RunSpec
 from fedseed.tracking import Start, Trackers
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ NOISE_WARNING = 0.1
 class Backend(ABC):
     """Where a run's clients are: how a round's answers are gathered, and who holds the weights."""
 
+    spec: RunSpec
     coordinator: Coordinator
     header: Header
     names: Sequence[str]  # the clients', in the order of their numbers
@@ -92,20 +94,23 @@ class Loop:
     """The rounds of one run.
 
     Args:
-        settings: what the run is.
-        backend: where its clients are.
+        backend: what the run is, and where its clients are.
         progress: shows the run going on.
     """
 
-    def __init__(self, settings: RunSettings, backend: Backend, progress: Progress | None = None) -> None:
-        self.settings = settings
+    def __init__(self, backend: Backend, progress: Progress | None = None) -> None:
         self.backend = backend
         self.progress = progress if isinstance(progress, Logged) else Logged(progress or Silent())
-        self._trackers = Trackers(settings.trackers, self.progress.warn)
-        self._downloads = Downloads(settings.method, len(backend.names))
+        self._trackers = Trackers(backend.spec.trackers, self.progress.warn)
+        self._downloads = Downloads(backend.spec.method, len(backend.names))
         self._warned = False
         self._started = False
         self._began = ""
+
+    @property
+    def spec(self) -> RunSpec:
+        """What the run is."""
+        return self.backend.spec
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -122,14 +127,14 @@ class Loop:
         """
         if self._started:
             raise FedseedError("this federation has run already: its model is no longer the base; make a new one")
-        if resume and self.settings.out is None:
+        if resume and self.spec.folder is None:
             raise RecipeError("resume needs a folder (out)")
         if extend and not resume:
             raise RecipeError("extend goes with resume: a new run has as many rounds as its recipe says")
-        if extend and (said := extended(self.settings)):
+        if extend and (said := extended(self.spec)):
             self.progress.note(said)
         self._keep_to_budget()
-        folder = None if self.settings.out is None else RunFolder(self.settings.out, self.settings.recipe_text, resume)
+        folder = None if self.spec.folder is None else RunFolder(self.spec.folder, self.spec.recipe_text, resume)
         if folder is not None and folder.finished:
             self.progress.note(f"the run in {folder.path} is finished: nothing is changed")
             return RunResult(read_summary(folder.path), read_metrics(folder.path), folder.path)
@@ -149,10 +154,10 @@ class Loop:
         pending: list[dict[str, Any]] = []  # a step-by-step method's rounds since the last line
         began = time.perf_counter()
         self.progress.write("began", command())
-        with self.progress.running(self.settings.method.name, self.settings.rounds):
+        with self.progress.running(self.spec.method.name, self.spec.rounds):
             # notes are about clients' data: of a private run whoever has that sees them, and no file does
-            say = self.progress.shown.note if self.settings.private else self.progress.note
-            for note in self.settings.notes:
+            say = self.progress.shown.note if self.spec.private else self.progress.note
+            for note in self.spec.notes:
                 say(note)
             done = 0  # the last round that counts
             if folder is not None:
@@ -164,18 +169,18 @@ class Loop:
             # an interrupted run may have its last round's step, but not yet its line of metrics
             first = done if pending or not metrics else done + 1
             where = None if folder is None else folder.path
-            settings = self.settings
+            settings = self.spec
             self._trackers.start(
                 Start(
                     settings.method.name, settings.rounds, settings.seed, self.backend.names, where,
                     settings.recipe_text, tuple(metrics),
                 )
             )  # fmt: skip
-            for number in range(first, self.settings.rounds + 1):
-                if stopping.over(metrics, self.settings.patience):
+            for number in range(first, self.spec.rounds + 1):
+                if stopping.over(metrics, self.spec.patience):
                     break
-                evaluate = self.settings.evaluates(number)
-                log = self.settings.logs(number)
+                evaluate = self.spec.evaluates(number)
+                log = self.spec.logs(number)
                 if number > done:
                     pending.append(self._round(number, folder, log))
                 if not log:
@@ -212,11 +217,11 @@ class Loop:
 
     def _keep_to_budget(self) -> None:
         """The run ends with the last round that privacy's budget allows. Raises RecipeError if there is none."""
-        wanted = self.settings.rounds
+        wanted = self.spec.rounds
         last = self.backend.coordinator.last_round(wanted)
         if last == wanted:
             return
-        mechanism = self.settings.method.privacy
+        mechanism = self.spec.method.privacy
         assert mechanism is not None
         about = mechanism.spent(1)
         if last == 0:
@@ -225,17 +230,17 @@ class Loop:
                 "privacy.noise spends less"
             )
         self.progress.note(f"privacy: a budget of {about['budget']:g} is enough for {last} of {wanted} rounds")
-        self.settings.rounds = last
+        self.backend.spec = replace(self.spec, rounds=last)
 
     def _take_up(self, folder: RunFolder) -> int:
         """Take up an interrupted run; returns the last round that counts, 0 in a new folder."""
         done, steps = self.backend.restore(folder)
         picked = [self.backend.coordinator.sampled(number) for number in range(1, done + 1)]
-        self._downloads = restored(self.settings.method, steps, picked, len(self.backend.names))
+        self._downloads = restored(self.spec.method, steps, picked, len(self.backend.names))
         if done:
-            self.progress.note(f"resumed after round {done} of {self.settings.rounds}")
-        if done > self.settings.rounds:
-            wanted = self.settings.rounds
+            self.progress.note(f"resumed after round {done} of {self.spec.rounds}")
+        if done > self.spec.rounds:
+            wanted = self.spec.rounds
             raise RecipeError(f"{folder.path}: the run there has {done} rounds, this one is to have {wanted}")
         return done
 
@@ -261,7 +266,7 @@ class Loop:
             / max(1, count),
             "exchanged": numbers,
             **gathered.spent.about(),
-            "attacked": [self.backend.names[c] for c in gathered.clients if c in self.settings.attackers],
+            "attacked": [self.backend.names[c] for c in gathered.clients if c in self.spec.byzantine],
             "seconds": seconds,
         }
         if coordinator.untaken is not None:
@@ -301,7 +306,7 @@ class Loop:
             self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
 
     def _summary(self, metrics: list[dict[str, Any]], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
-        rounds, settings, header = metrics[1:], self.settings, self.backend.header
+        rounds, settings, header = metrics[1:], self.spec, self.backend.header
         measured = [name for name, value in metrics[0].items() if isinstance(value, float)]
         # the last line, but where a run is taken up that was to have had more rounds
         final = next(line for line in reversed(metrics) if all(name in line for name in measured))
@@ -316,7 +321,7 @@ class Loop:
             count = sum(line["rounds"] for line in rounds)
             return sum(line[key] * line["rounds"] for line in rounds) / count if rounds else 0.0
 
-        attack = None if settings.attack is None else {"kind": settings.attack, "clients": len(settings.attackers)}
+        attack = None if settings.attack is None else {"kind": settings.attack, "clients": len(settings.byzantine)}
         return {
             "method": settings.method.name,
             "aggregation": self.backend.coordinator.aggregation.model_dump(),
@@ -355,7 +360,7 @@ class Loop:
             "versions": versions(),
             "host": host(),
             "command": command(),
-            "started": first_stamp(settings.out) or self._began,
+            "started": first_stamp(settings.folder) or self._began,
             "ended": stamp(),
             **self.backend.about(),
         }

@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from fedseed.runs.network_store import STORES, NetworkStore
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.result import RunResult
 from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
-from fedseed.runs.settings import RunSettings
+from fedseed.runs.spec import RunSpec
 from fedseed.transport.base import LogLostError, Transport
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ def coordinate(
     logged = Logged(progress or Silent())
     backend = NetworkBackend(recipe, run, transport, out, fresh, logged, exporter)
     try:
-        return Loop(backend.settings, backend, logged).run(resume=True)
+        return Loop(backend, logged).run(resume=True)
     finally:
         backend.close()
 
@@ -80,7 +81,7 @@ class NetworkBackend(Backend):
     ) -> None:  # fmt: skip
         self.progress = progress or Silent()
         self._exporter = exporter
-        self.settings = RunSettings.of(recipe, out)
+        self.spec = RunSpec.over_network(recipe, out)
         self._store: NetworkStore | None = None  # where the run writes files
         self._folder: RunFolder | None = None
         self._refusals = 0  # by the server
@@ -104,12 +105,12 @@ class NetworkBackend(Backend):
     @property
     def _remedy(self) -> str:
         """What to do when the server has lost the run."""
-        if self.settings.method.catch_up == "newest":
+        if self.spec.method.catch_up == "newest":
             return "the weights were there: begin again with another --out"
         return "start `fedseed serve` again with the same --out, it puts the log there again from the orbit"
 
     async def _start(self, recipe: Recipe, run: str, transport: Transport, fresh: bool) -> None:
-        wanted, out = recipe.federation, self.settings.out
+        wanted, out = recipe.federation, self.spec.folder
         enrolled = None if out is None else out / ROSTER_FILE  # by an earlier coordinator of this run
         there = enrolled is not None and enrolled.is_file() and wanted.enrolment == "open" and not fresh
         names = read_names(out / ROSTER_FILE) if there and out is not None else names_beforehand(recipe)
@@ -117,7 +118,7 @@ class NetworkBackend(Backend):
             wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest, wanted.replicas,
             recipe.model.digest, tuple(names or ()), wanted.enrolment == "open" and not there,
             recipe.of_parties and not recipe.task.shares_evaluation,
-            () if self.settings.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
+            () if self.spec.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
             weights_digest=wanted.weights_digest, secure=recipe.secure_sums,
         )  # fmt: skip
         end = await transport.coordinator(self._refused)
@@ -131,7 +132,8 @@ class NetworkBackend(Backend):
             write_names(enrolled, self.names)
         self.coordinator = await self._talk.open(wanted.count(len(self.names)), recipe.aggregation, recipe.bounds)
         if recipe.attack is not None:
-            self.settings.attackers = frozenset(range(len(self.names) - recipe.attack.clients, len(self.names)))
+            count = len(self.names)
+            self.spec = replace(self.spec, attackers=range(count - recipe.attack.clients, count))
 
     def _refused(self, text: str) -> None:
         """The server refuses something."""
@@ -150,13 +152,13 @@ class NetworkBackend(Backend):
     def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
         """Bring log, orbit file and state together: each may be behind the other after a crash."""
         self._folder = folder
-        folder.lazy = self.settings.method.stepwise
+        folder.lazy = self.spec.method.stepwise
         steps = len(self.talk.log.steps)
         if steps and self.talk.rounds is not None:
             self.talk.rounds.grace = self.talk.session.clock() + self.talk.session.settings.dead_after
-        store = STORES[self.settings.method.catch_up]
+        store = STORES[self.spec.method.catch_up]
         self._store = store(folder, self.header, self.coordinator, self.talk.log, self.talk.run)
-        return self._wait(self._store.restore(self.settings.logs(steps), self.progress.warn))
+        return self._wait(self._store.restore(self.spec.logs(steps), self.progress.warn))
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -180,8 +182,8 @@ class NetworkBackend(Backend):
 
     def examine(self, line: dict[str, Any], evaluate: bool) -> None:
         """Ask the clients about their weights."""
-        digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.settings.digests(line["round"])))
-        if self.settings.private and line["round"]:
+        digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.spec.digests(line["round"])))
+        if self.spec.private and line["round"]:
             line.update(Cost().about())  # whatever a client says of its work
         self.talk.tell(line)
         if evaluate:
@@ -213,7 +215,7 @@ class NetworkBackend(Backend):
         found = self.coordinator.figures().get("probabilities")
         probabilities = None if found is None else found.tolist()
         try:
-            self._wait(asyncio.to_thread(draw_apart, folder.path, self.settings.method.name, probabilities))
+            self._wait(asyncio.to_thread(draw_apart, folder.path, self.spec.method.name, probabilities))
         except FedseedError as error:  # the run's results do not depend on it
             self.progress.warn(str(error))
 

@@ -7,35 +7,26 @@ work may be dealt to local processes (`workers`), with the same results; coordin
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fedseed.aggregation import AggregationRule
-from fedseed.attacks.updates import AttackKind
 from fedseed.errors import MessageError, RecipeError
-from fedseed.federation.bounds import Bounds
 from fedseed.federation.byzantine import Byzantine
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.federation.worker import Answer, cost_of
-from fedseed.methods import Method, protected
+from fedseed.methods import Method
 from fedseed.methods.content import Content
 from fedseed.models import adapters
-from fedseed.models.adapters import Adapter
-from fedseed.models.base_files import BaseFiles
 from fedseed.objectives.losses import Objective
 from fedseed.objectives.prepared import idle, prepare_clients
-from fedseed.optimizers.schedule import lasting
 from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
-from fedseed.privacy import PrivacySettings
-from fedseed.privacy.secure.settings import SecureSums
-from fedseed.randomness.seed import check_seed
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import check_examples, make_learner
@@ -45,14 +36,11 @@ from fedseed.runs.orders import Evaluate, Train, Work
 from fedseed.runs.remembering import check_memory, memory_of
 from fedseed.runs.result import RunResult
 from fedseed.runs.secure import SecureRounds
-from fedseed.runs.settings import RunSettings
+from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import STORES, StepStore
 from fedseed.runs.threads import limited
 from fedseed.runs.workers import Team, Workers
 from fedseed.tasks.data import ClientData
-from fedseed.tracking import Tracker
-from fedseed.weights.layout import DigestKind
-from fedseed.weights.offload import Offload
 
 
 class Simulation(Backend):
@@ -61,129 +49,71 @@ class Simulation(Backend):
     Args:
         model: the base, any torch module; it is tuned in place.
         clients: the data holders (`ClientData`), or just one list of examples per client.
-        method: the method and its settings.
+        method: the method and its settings; or all that the run is (`RunSpec`), in place of `rounds` and `settings`.
         objective: makes losses of examples.
         rounds: how many.
-        per_round: clients that take part in a round; all by default.
-        seed: decides client sampling, data order and directions.
         evaluation: prepared held-out sets by prefix ("" for the main one), or a function of the model; measured at
             round 0, every `evaluate_every` rounds and at the end.
-        evaluate_every: rounds between evaluations.
-        out: folder for the run's files; None: nothing is written.
-        base: the base's name, for the orbit's header.
-        trainable: name patterns of the trainable parameters, for the orbit's header; None: all.
-        classes: names of the classes that an image classifier tells apart, for the orbit's header; none: no classifier.
-        adapter: tune an adapter of this kind in place of the model; None: what the method is defined with, if anything.
-        patience: stop after so many evaluations in a row without a better "validation_loss" in them; None: never.
-        attack: what Byzantine clients do (`fedseed.runs.recipe.AttackSettings`). "labels" only names them: their data
-            was changed by `fedseed.attacks.labels.flip_labels`.
-        attackers: the numbers of the Byzantine clients.
-        attack_strength: of attacks that have one; None: as usual.
-        recipe_text: the complete recipe, written beside the results.
-        notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
-        offload_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
-            temporary file (weights on a GPU: in the host's memory); "auto": where that costs next to nothing.
         progress: shows the run going on; True: on standard error, False: not at all, None: there if it is a terminal.
-        joint: clients that look along common directions share forward passes: faster, and the same but for the float
-            noise of another batch size.
-        aggregation: how the clients' answers become one; the weighted mean by default.
-        bounds: how far from the others a client, or a step, may be.
-        secure_sums: the coordinator learns sums alone; None: it reads every answer.
-        trackers: where else the metrics go.
-        digest_kind: how base and weights are hashed (`fedseed.weights.digest`).
-        digest_every: rounds between digests of the weights, besides those after evaluations.
-        base_files: the files that the model was loaded from, if nothing of it has been changed since: they remember its
-            digest. None: it is hashed.
         workers: local processes to deal the clients to, with the results that one process with as many threads has; or
             a team of them that is loading already.
-        threads: that this process computes with while it runs; by default those of `workers`, or torch's own choice.
-        privacy: differential privacy of what clients send.
+        settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`.
+
+    Raises:
+        RecipeError: something of it can't be; says what.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         clients: Sequence[ClientData | Sequence[Any]],
-        method: Method,
+        method: Method | RunSpec,
         objective: Objective,
-        rounds: int,
-        per_round: int | None = None,
-        seed: int = 0,
+        rounds: int = 1,
         evaluation: Mapping[str, Sequence[Any]] | Evaluation | None = None,
-        evaluate_every: int = 1,
-        out: Path | str | None = None,
-        base: str = "",
-        trainable: Sequence[str] | None = None,
-        classes: Sequence[str] = (),
-        adapter: Adapter | None = None,
-        patience: int | None = None,
-        attack: AttackKind | None = None,
-        attackers: Sequence[int] = (),
-        attack_strength: float | None = None,
-        recipe_text: str | None = None,
-        notes: Sequence[str] = (),
-        offload_base: Offload = "auto",
         progress: Progress | bool | None = None,
-        joint: bool = True,
-        aggregation: AggregationRule | None = None,
-        bounds: Bounds | None = None,
-        secure_sums: SecureSums | None = None,
-        trackers: Sequence[Tracker] = (),
-        digest_kind: DigestKind = "blake2b",
-        digest_every: int = 1,
-        base_files: BaseFiles | None = None,
         workers: Workers | Team | None = None,
-        threads: int | None = None,
-        privacy: PrivacySettings | None = None,
+        **settings: Any,
     ) -> None:
-        seed = check_seed(seed)
-        try:
-            method = lasting(method if privacy is None else protected(method, privacy), rounds)
-        except ValueError as error:
-            raise RecipeError(str(error)) from error
+        spec = RunSpec(method, rounds, **settings) if isinstance(method, Method) else method
         named = [c if isinstance(c, ClientData) else ClientData(f"client-{i}", c) for i, c in enumerate(clients)]
         self.names = [client.name for client in named]
         self.prepared = prepare_clients(objective, named)
         self.items = [client.items for client in self.prepared]
-        check_examples(method, dict(zip(self.names, self.items, strict=True)))
-        per_round = len(named) if per_round is None else per_round
+        check_examples(spec.method, dict(zip(self.names, self.items, strict=True)))
+        per_round = len(named) if spec.per_round is None else spec.per_round
         if not 1 <= per_round <= len(named):
             raise RecipeError(f"clients per round = {per_round}: from 1 to the number of clients, {len(named)}")
-        byzantine = frozenset(attackers) if attack is not None else frozenset()
-        if any(not 0 <= number < len(named) for number in byzantine):
-            raise RecipeError(f"attackers {sorted(byzantine)}: clients are numbered 0 to {len(named) - 1}")
+        if any(not 0 <= number < len(named) for number in spec.byzantine):
+            raise RecipeError(f"attackers {sorted(spec.byzantine)}: clients are numbered 0 to {len(named) - 1}")
+        if spec.threads is None and workers is not None:
+            spec = replace(spec, threads=workers.threads)
+        self.spec = spec = replace(spec, per_round=per_round, notes=(*spec.notes, *idle(self.prepared)))
         # what each client sends must stand apart
-        apart = bool(byzantine) or not joint or (aggregation is not None and aggregation.compares)
-        self.worker, self.header = make_learner(
-            model, method, objective, seed, base, trainable, classes, adapter, joint, offload_base, apart,
-            digest_kind, base_files,
-        )  # fmt: skip
+        apart = bool(spec.byzantine) or not spec.joint or (spec.aggregation is not None and spec.aggregation.compares)
+        self.worker, self.header = make_learner(spec, model, objective, apart)
+        sizes = [len(items) for items in self.items]
+        common = spec.method, self.header.layout, spec.seed, sizes, per_round, spec.aggregation, spec.bounds
         try:
-            sizes = [len(items) for items in self.items]
-            common = method, self.header.layout, seed, sizes, per_round, aggregation, bounds
-            self.coordinator = Coordinator(*common) if secure_sums is None else SecureCoordinator(secure_sums, *common)
-            self.byzantine = None if attack is None else Byzantine(self.coordinator, attack, byzantine, attack_strength)
+            sums, attack = spec.secure_sums, spec.attack
+            self.coordinator = Coordinator(*common) if sums is None else SecureCoordinator(sums, *common)
+            self.byzantine = (
+                None if attack is None
+                else Byzantine(self.coordinator, attack, spec.byzantine, spec.attack_strength)
+            )  # fmt: skip
         except ValueError as error:
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
-        self.settings = RunSettings(
-            method, rounds, seed, evaluate_every, None if out is None else Path(out), recipe_text,
-            (*notes, *idle(self.prepared)), patience, attack, byzantine, tuple(trackers), digest_every,
-            secure=secure_sums is not None,
-        )  # fmt: skip
-        self.loop = Loop(self.settings, self, shown_by(progress))
+        self.loop = Loop(self, shown_by(progress))
         self.progress = self.loop.progress
-        self.worker.private = self.settings.private
+        self.worker.private = spec.private
         self.secure: SecureRounds | None = None
-        if secure_sums is not None and isinstance(self.coordinator, SecureCoordinator):
-            masking = Masking(secure_sums, method, dict(enumerate(sizes)))
-            self.secure = SecureRounds(self.coordinator, masking, self.names, rounds, self.progress)
+        if sums is not None and isinstance(self.coordinator, SecureCoordinator):
+            masking = Masking(sums, spec.method, dict(enumerate(sizes)))
+            self.secure = SecureRounds(self.coordinator, masking, self.names, spec.rounds, self.progress)
         self._evaluate = evaluation if callable(evaluation) else loss_of(objective, evaluation or {})
         self._store: StepStore | None = None  # where steps are kept; nowhere without a folder
-        self.threads = workers.threads if threads is None and workers is not None else threads
-        if self.threads is not None and self.threads < 1:
-            raise RecipeError(f"threads = {self.threads}: at least 1")
-        self.worker.memory = memory_of(self, method, self.settings.out, workers is not None)
+        self.worker.memory = memory_of(self, spec.method, spec.folder, workers is not None)
         self.team, self._about_workers = self._assemble(workers, per_round)
         self._opened: tuple[int, list[int], list[bytes]] | None = None  # the open round, if it was begun ahead of time
 
@@ -207,27 +137,7 @@ class Simulation(Backend):
     @property
     def method(self) -> Method:
         """The method."""
-        return self.settings.method
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds it has."""
-        return self.settings.rounds
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.settings.seed
-
-    @property
-    def attack(self) -> AttackKind | None:
-        """What Byzantine clients do."""
-        return None if self.byzantine is None else self.byzantine.kind
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """About the data."""
-        return self.settings.notes
+        return self.spec.method
 
     def run(self, resume: bool = False, extend: bool = False) -> RunResult:
         """Run all rounds; returns (and writes, if there is a folder) metrics and summary.
@@ -243,7 +153,7 @@ class Simulation(Backend):
         if self._about_workers is not None:
             self.progress.note(self._about_workers)
         try:
-            with limited(self.threads):
+            with limited(self.spec.threads):
                 return self.loop.run(resume, extend)
         finally:
             if self.team is not None:
@@ -334,12 +244,12 @@ class Simulation(Backend):
         number = line["round"]
         if self.team is not None:
             self.team.apply(number, step, step[FRAME_BYTES:])
-            if number < self.rounds:
+            if number < self.spec.rounds:
                 self._begin(number + 1)
         start = time.perf_counter()
         norm = self.worker.apply(step)
         line["seconds"]["rebuild"] = time.perf_counter() - start
-        line["weights_digest"] = self.worker.space.digest() if self.settings.digests(line["round"]) else None
+        line["weights_digest"] = self.worker.space.digest() if self.spec.digests(line["round"]) else None
         if norm is not None and log:  # the weights' norm takes a pass over them
             line["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
 
@@ -370,10 +280,10 @@ class Simulation(Backend):
 
     def complete(self) -> int | None:
         """End the file of steps, and save an adapter."""
-        if self.header.adapter is not None and self.settings.out is not None:
-            folder, model = self.settings.out / "adapter", self.tuned()
+        if self.header.adapter is not None and self.spec.folder is not None:
+            folder, model = self.spec.folder / "adapter", self.tuned()
             adapters.save(model, folder)
-            about = Facts(self.rounds, self.worker.space.digest(), clients=len(self.names))
+            about = Facts(self.spec.rounds, self.worker.space.digest(), clients=len(self.names))
             kind = type(model.get_base_model()).__name__
             (folder / "README.md").write_text(card(self.header, about, "adapter", kind), encoding="utf-8")
         return None if self._store is None else self._store.complete()

@@ -1,0 +1,174 @@
+"""What a run is: one value, made by reading a recipe or by a call in Python. Free of torch."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fedseed.aggregation import AggregationRule
+from fedseed.attacks.omniscient import SIMULATED
+from fedseed.attacks.updates import AttackKind
+from fedseed.errors import RecipeError
+from fedseed.federation.bounds import Bounds
+from fedseed.methods import Method, protected
+from fedseed.models.adapters import Adapter
+from fedseed.optimizers.schedule import lasting
+from fedseed.privacy import PrivacySettings
+from fedseed.privacy.secure.settings import SecureSums
+from fedseed.randomness.seed import check_seed
+from fedseed.runs.recipe import Recipe
+from fedseed.tracking import Tracker
+from fedseed.weights.layout import DigestKind
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a run is, besides its model and its clients' examples. Whoever takes part in making it is given all of it.
+
+    Args:
+        method: the method and its settings.
+        rounds: how many.
+        seed: decides client sampling, data order and directions.
+        per_round: clients that take part in a round; None: all.
+        evaluate_every: rounds between evaluations; there is one of the base and one at the end, too.
+        digest_every: rounds between digests of the weights, besides those after evaluations.
+        measures: whether evaluations measure anything; of a private run only if the recipe discloses it.
+        patience: stop after so many evaluations in a row without a better "validation_loss" in them; None: never.
+        aggregation: how the clients' answers become one.
+        bounds: how far from the others a client, or a step, may be.
+        privacy: differential privacy of what clients send, if the method does not have it already.
+        secure_sums: the coordinator learns sums alone; None: it reads every answer.
+        attack: what Byzantine clients do (`fedseed.attacks.settings`). "labels" only names them: their data was changed
+            by `fedseed.attacks.labels.flip_labels`.
+        attackers: the numbers of the Byzantine clients.
+        attack_strength: of attacks that have one; None: as usual.
+        joint: clients that look along common directions share forward passes: faster, and the same but for the float
+            noise of another batch size.
+        base: the base's name, for the orbit's header.
+        base_digest: the base's digest, if it is known; None: it is hashed.
+        trainable: name patterns of the trainable parameters, for the orbit's header; None: all.
+        classes: names of the classes that a classifier tells apart, for the orbit's header; none: no classifier.
+        adapter: tune an adapter of this kind in place of the model; None: what the method is defined with, if anything.
+        offload_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
+            temporary file (weights on a GPU: in the host's memory); "auto": where that costs next to nothing.
+        digest_kind: how base and weights are hashed (`fedseed.weights.digest`).
+        out: folder for the run's files; None: nothing is written.
+        recipe_text: the complete recipe, written beside the results.
+        notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
+        trackers: where else the metrics go.
+        threads: that a process computes with while the run goes on; None: torch's own choice, shared out among workers.
+    """
+
+    method: Method
+    rounds: int
+    seed: int = 0
+    per_round: int | None = None
+    evaluate_every: int = 1
+    digest_every: int = 1
+    measures: bool = True
+    patience: int | None = None
+    aggregation: AggregationRule | None = None
+    bounds: Bounds | None = None
+    privacy: PrivacySettings | None = None
+    secure_sums: SecureSums | None = None
+    attack: AttackKind | None = None
+    attackers: Collection[int] = ()
+    attack_strength: float | None = None
+    joint: bool = True
+    base: str = ""
+    base_digest: str | None = None
+    trainable: Sequence[str] | None = None
+    classes: Sequence[str] = ()
+    adapter: Adapter | None = None
+    offload_base: bool | Literal["auto"] = "auto"
+    digest_kind: DigestKind = "blake2b"
+    out: Path | str | None = None
+    recipe_text: str | None = None
+    notes: Sequence[str] = ()
+    trackers: Sequence[Tracker] = ()
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", check_seed(self.seed))
+        try:
+            method = self.method if self.privacy is None else protected(self.method, self.privacy)
+            object.__setattr__(self, "method", lasting(method, self.rounds))
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+        if self.threads is not None and self.threads < 1:
+            raise RecipeError(f"threads = {self.threads}: at least 1")
+
+    @classmethod
+    def of(cls, recipe: Recipe, out: Path | str | None = None, **more: Any) -> "RunSpec":
+        """A recipe's run.
+
+        Args:
+            recipe: the recipe.
+            out: folder for the run's files; None: nothing is written.
+            more: what the recipe does not say, or the data says better.
+        """
+        attack, stopping = recipe.attack, recipe.stopping
+        spec = cls(
+            recipe.method,
+            recipe.rounds,
+            recipe.seed,
+            evaluate_every=recipe.evaluation.every,
+            digest_every=recipe.evaluation.digest_every,
+            measures=recipe.evaluates,
+            patience=None if stopping is None else stopping.patience,
+            aggregation=recipe.aggregation,
+            bounds=recipe.bounds,
+            secure_sums=recipe.secure_sums,
+            attack=None if attack is None else attack.kind,
+            attack_strength=None if attack is None else attack.strength,
+            joint=recipe.federation.joint,
+            base=recipe.model.base,
+            adapter=recipe.model.adapter,
+            offload_base=recipe.model.offload_base,
+            digest_kind=recipe.model.digest,
+            out=out,
+            recipe_text=recipe.to_toml(),
+            trackers=recipe.tracking,
+        )
+        return replace(spec, **more)
+
+    @classmethod
+    def over_network(cls, recipe: Recipe, out: Path | None) -> "RunSpec":
+        """A recipe's run with clients elsewhere.
+
+        Raises:
+            RecipeError: it has Byzantine clients that there can be in a simulation only.
+        """
+        if recipe.attack is not None and recipe.attack.kind in SIMULATED:
+            raise RecipeError(
+                f'attack.kind = "{recipe.attack.kind}": such clients know what others send, and what the coordinator '
+                "accepts; that can be simulated (fedseed run), not tried over a network"
+            )
+        return cls.of(recipe, out)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder for the run's files."""
+        return None if self.out is None else Path(self.out)
+
+    @property
+    def byzantine(self) -> frozenset[int]:
+        """The numbers of the Byzantine clients, if they do anything."""
+        return frozenset() if self.attack is None else frozenset(self.attackers)
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing is told that depends on clients' data, but what the method makes private."""
+        return self.secure_sums is not None or self.method.privacy is not None
+
+    def evaluates(self, number: int) -> bool:
+        """Whether there is an evaluation after a round."""
+        return number % self.evaluate_every == 0 or number == self.rounds
+
+    def logs(self, number: int) -> bool:
+        """Whether a round gets a line of metrics of its own."""
+        return self.evaluates(number) or not self.method.stepwise
+
+    def digests(self, number: int) -> bool:
+        """Whether the weights are hashed after a round: always where it is evaluated, as the last one is."""
+        return self.evaluates(number) or (number % self.digest_every == 0 and self.logs(number))
