@@ -1,38 +1,25 @@
 """The generated instruction corpus: size, determinism, disjointness, right answers."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from tokenizers import Tokenizer
 
 import fedseed
-from fedseed.tasks.families import (
-    GROUPS,
-    Instance,
-    by_name,
-    families,
-    instances,
-    split,
-    statements,
-    world,
-)
+from fedseed.tasks.families import GROUPS, by_name, families, instances, split, statements
+from fedseed.tasks.families.language import WORLD, article, draw, number_word, write
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
 
 ALL = families()
 NAMES = [family.name for family in ALL]
 
 
-def _key(instance: Instance) -> tuple[str, str]:
-    return instance.instruction, instance.input
-
-
-def test_groups_and_kinds() -> None:
+def test_groups_and_kinds():
     assert len(ALL) >= 72
     counts = Counter(family.group for family in ALL)
     assert counts["base"] >= 26 and counts["train"] == 40 and counts["heldout"] == 12
@@ -44,7 +31,7 @@ def test_groups_and_kinds() -> None:
         families("test")
 
 
-def test_every_family_says_what_it_is_about_in_several_wordings() -> None:
+def test_every_family_says_what_it_is_about_in_several_wordings():
     seen: dict[str, str] = {}
     for family in ALL:
         assert family.about
@@ -54,21 +41,21 @@ def test_every_family_says_what_it_is_about_in_several_wordings() -> None:
             seen[template] = family.name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_instances_are_distinct_short_and_the_same_every_time(name: str) -> None:
-    drawn = instances(name, 700, seed=3)
-    assert len({_key(one) for one in drawn}) == 700
-    assert drawn[:20] == instances(name, 20, seed=3)
-    assert drawn[100:110] == instances(name, 10, seed=3, start=100)
-    assert drawn[:20] != instances(name, 20, seed=4)
-    for one in drawn:
-        assert one.family == name
-        assert one.instruction and one.output and one.output == one.output.strip()
-        assert 1 <= len(one.output.split()) <= 14
-        assert "{" not in one.instruction
+def test_instances_are_distinct_short_and_the_same_every_time():
+    for name in NAMES:
+        drawn = instances(name, 700, seed=3)
+        assert len({(one.instruction, one.input) for one in drawn}) == 700
+        assert drawn[:20] == instances(name, 20, seed=3)
+        assert drawn[100:110] == instances(name, 10, seed=3, start=100)
+        assert drawn[:20] != instances(name, 20, seed=4)
+        for one in drawn:
+            assert one.family == name
+            assert one.instruction and one.output == one.output.strip()
+            assert 1 <= len(one.output.split()) <= 14
+            assert "{" not in one.instruction + one.input + one.output
 
 
-def test_the_corpus_is_the_same_on_any_machine() -> None:
+def test_the_corpus_is_the_same_on_any_machine():
     text = "\n".join(
         f"{one.instruction}|{one.input}|{one.output}" for family in ALL for one in instances(family, 3, seed=0)
     )
@@ -81,25 +68,25 @@ def test_the_corpus_is_the_same_on_any_machine() -> None:
 KNOWN_DIGEST = "0d4aba59c971efe93c773cc18b082c33ca5cb97f1573a5615d4beaedb2907c98"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_splits_share_no_question(name: str) -> None:
-    parts = split(name, 5, train=120, validation=30, test=40)
-    contents = [{one.content for one in part} for part in (parts.train, parts.validation, parts.test)]
-    assert [len(content) for content in contents] == [120, 30, 40]
-    assert not contents[0] & contents[1]
-    assert not contents[0] & contents[2]
-    assert not contents[1] & contents[2]
-    # More training data leaves the evaluation alone.
-    assert split(name, 5, train=200, validation=30, test=40).test == parts.test
+def test_splits_share_no_question():
+    for name in NAMES:
+        parts = split(name, 5, train=120, validation=30, test=40)
+        train, validation, test = (
+            {one.content for one in part} for part in (parts.train, parts.validation, parts.test)
+        )
+        assert (len(train), len(validation), len(test)) == (120, 30, 40)
+        assert not train & validation and not train & test and not validation & test
+        # More training data leaves the evaluation alone.
+        assert split(name, 5, train=200, validation=30, test=40).test == parts.test
 
 
-def test_a_question_in_another_wording_is_the_same_question() -> None:
+def test_a_question_in_another_wording_is_the_same_question():
     # 1,600 adjective and thing pairs exist, whatever the number of wordings.
     with pytest.raises(ValueError, match=r"opposite_sentence.*distinct"):
         instances("opposite_sentence", 1_601, seed=1)
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_errors_name_what_is_wrong():
     with pytest.raises(ValueError, match="no task family is called 'nothing'"):
         by_name("nothing")
     with pytest.raises(ValueError, match="-1"):
@@ -165,13 +152,13 @@ CHECKS: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_answers_worked_out_again(name: str) -> None:
-    for one in instances(name, 200, seed="check"):
-        assert one.output == CHECKS[name](one.input), one
+def test_answers_worked_out_again():
+    for name, answer in CHECKS.items():
+        for one in instances(name, 200, seed="check"):
+            assert one.output == answer(one.input), one
 
 
-def test_answers_that_depend_on_the_instruction() -> None:
+def test_answers_that_depend_on_the_instruction():
     for one in instances("replace_word", 50, seed="check"):
         old, new = re.findall(r"\b(\w+)\b", one.output), re.findall(r"\b(\w+)\b", one.input)
         changed = [(b, a) for a, b in zip(old, new, strict=True) if a != b]
@@ -188,29 +175,38 @@ def test_answers_that_depend_on_the_instruction() -> None:
         assert one.output == f"in the {places[person]}"
 
 
-def test_facts_of_the_world() -> None:
-    by_country = {country.name: country for country in world.COUNTRIES}
-    assert by_country["Japan"].capital == "Tokyo"
-    assert by_country["Portugal"].language == "Portuguese"
-    assert world.SEASON_OF["December"] == world.SEASON_OF["February"] == "winter"
-    assert world.SEASON_OF["May"] == "spring" and world.SEASON_OF["August"] == "summer"
-    assert [world.number_word(n) for n in (0, 13, 20, 59)] == [
-        "zero", "thirteen", "twenty", "fifty-nine",
-    ]  # fmt: skip
-    assert all(world.OPPOSITES[other] == word for word, other in world.OPPOSITES.items())
-    assert world.article("apple") == "an apple" and world.article("pear") == "a pear"
-    assert {one.output for one in instances("capital_of", 300, seed=0)} == {
-        country.capital for country in world.COUNTRIES
-    }
+def test_facts_of_the_world():
+    by_country = {country["name"]: country for country in WORLD["countries"]}
+    assert by_country["Japan"]["capital"] == "Tokyo"
+    assert by_country["Portugal"]["language"] == "Portuguese"
+    assert WORLD["seasons"]["December"] == WORLD["seasons"]["February"] == "winter"
+    assert [number_word(n) for n in (0, 13, 20, 59)] == ["zero", "thirteen", "twenty", "fifty-nine"]
+    with pytest.raises(ValueError, match=r"60 is outside 0\.\.59"):
+        number_word(60)
+    assert all(WORLD["opposites"][other] == word for word, other in WORLD["opposites"].items())
+    assert article("apple") == "an apple" and article("pear") == "a pear"
+    assert {one.output for one in instances("capital_of", 300, seed=0)} == {c["capital"] for c in WORLD["countries"]}
 
 
-def test_answers_of_two_kinds_are_balanced() -> None:
+def test_the_language_of_the_data_files():
+    lines = ["pair <- 2 of numbers", "one two <- red | blue", "word <- apple | apple", "low high = sorted pair"]
+    lines += ["kind <- 100%", "kind? yes = 3", "not kind? no = 3", "sum = yes + yes", "all <- 2..2 of months"]
+    values = draw(lines, Random(0))
+    assert {values["one"], values["two"]} == {"red", "blue"} and values["low"] < values["high"]
+    assert "no" not in values and len(values["all"]) == 2
+    made = write("{word:A}, {word:a}: {sum}, {sum:word}, {sum:+1}, {kind:yes|no}, {pair[0]}", values)
+    assert made == f"An apple, an apple: 6, six, 7, yes, {values['pair'][0]}"
+    with pytest.raises(ValueError, match="no line of a draw"):
+        draw(["a word"], Random(0))
+
+
+def test_answers_of_two_kinds_are_balanced():
     for name in ("sentiment", "has_thing", "even_or_odd", "same_sides", "verdict", "larger_claim"):
         endings = Counter(re.sub(r"\d+", "", one.output) for one in instances(name, 400, seed="balance"))
         assert len(endings) == 2 and min(endings.values()) > 140, (name, endings)
 
 
-def test_statements_are_plain_and_hold_the_words_of_all_answers() -> None:
+def test_statements_are_plain_and_hold_the_words_of_all_answers():
     written = statements(1, 20_000)
     assert written[:50] == statements(1, 50)
     assert not any("###" in text for text in written)
@@ -223,7 +219,7 @@ def test_statements_are_plain_and_hold_the_words_of_all_answers() -> None:
             assert not unknown, (family.name, unknown)
 
 
-def test_the_committed_tokenizer_returns_text_and_keeps_prompt_and_answer_apart() -> None:
+def test_the_committed_tokenizer_returns_text_and_keeps_prompt_and_answer_apart():
     folder = Path(fedseed.__file__).parent / "base" / "small"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
@@ -243,7 +239,7 @@ def test_the_committed_tokenizer_returns_text_and_keeps_prompt_and_answer_apart(
     assert (folder / "model.safetensors").stat().st_size < 3_500_000
 
 
-def test_prompts() -> None:
+def test_prompts():
     assert short_prompt("Do it.", "This.") == ("### Instruction:\nDo it.\n\n### Input:\nThis.\n\n### Response:\n")
     assert short_prompt("Do it.") == "### Instruction:\nDo it.\n\n### Response:\n"
     with_input = alpaca_prompt("Do it.", "This.")

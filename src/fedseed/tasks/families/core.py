@@ -1,10 +1,12 @@
-"""What a task family is, the registry of all of them, and how instances are drawn."""
+"""What a task family is, all of them, and how instances are drawn."""
 
-from __future__ import annotations
-
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+from typing import Any
+
+from fedseed.tasks.families.language import draw, holds, names_in, read_data, write
 
 GROUPS: tuple[str, ...] = ("base", "train", "heldout")
 
@@ -29,15 +31,6 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """What a family draws: the input, the answer, and words for its templates."""
-
-    input: str
-    output: str
-    fields: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Family:
     """A kind of question: many wordings, many instances, one way of answering."""
 
@@ -46,7 +39,19 @@ class Family:
     kind: str
     about: str
     templates: tuple[str, ...]
-    generate: Callable[[random.Random], Instance] = field(repr=False, compare=False)
+    draw: Sequence[str] = field(repr=False)
+    inputs: Sequence[str] = field(repr=False)
+    answer: str = field(repr=False)
+
+    def generate(self, rng: Random) -> Instance:
+        """Draws an instance."""
+        values = draw(self.draw, rng)
+        shown = write(rng.choice(self.inputs) if len(self.inputs) > 1 else self.inputs[0], values)
+        answer = write(self.answer, values)
+        asked = [str(values[name]) for name in names_in(self.templates)]
+        # The input is part of the content even where the question repeats its words.
+        content = "\n".join([shown, answer, *asked])
+        return Instance(self.name, write(rng.choice(self.templates), values), shown, answer, content)
 
 
 @dataclass(frozen=True)
@@ -58,50 +63,35 @@ class Split:
     test: list[Instance]
 
 
-Draw = Callable[[random.Random], Draft]
-_REGISTRY: dict[str, Family] = {}
-
-
-def family(group: str, kind: str, *templates: str) -> Callable[[Draw], Draw]:
-    """Register the decorated draw as a family of its name, with these wordings."""
-    if group not in GROUPS:
-        raise ValueError(f"group {group!r} is not one of {', '.join(GROUPS)}")
-
-    def register(draw: Draw) -> Draw:
-        name = draw.__name__
-        if name in _REGISTRY:
-            raise ValueError(f"family {name!r} is registered twice")
-
-        def generate(rng: random.Random) -> Instance:
-            draft = draw(rng)
-            instruction = rng.choice(templates).format(**draft.fields)
-            # The input is part of the content even where fields repeat it.
-            content = "\n".join([draft.input, draft.output, *draft.fields.values()])
-            return Instance(name, instruction, draft.input, draft.output, content)
-
-        about = (draw.__doc__ or "").strip()
-        _REGISTRY[name] = Family(name, group, kind, about, templates, generate)
-        return draw
-
-    return register
+@cache
+def _all() -> dict[str, Family]:
+    """Reads the families by name. A family may name a scene, which then says what is drawn and shown."""
+    read = read_data("families.toml")
+    found = {}
+    for name, said in read["families"].items():
+        said = {**read["scenes"].get(said.get("scene"), {}), **said}
+        inputs = [said["input"]] if isinstance(said["input"], str) else said["input"]
+        about = said["group"], said["kind"], said["about"], tuple(said["ask"])
+        found[name] = Family(name, *about, said["draw"], inputs, said["answer"])
+    return found
 
 
 def families(group: str | None = None) -> list[Family]:
-    """All families, or those of one group, always in the same order."""
+    """Returns all families, or those of one group, always in the same order."""
     if group is not None and group not in GROUPS:
         raise ValueError(f"group {group!r} is not one of {', '.join(GROUPS)}")
-    return [f for f in _REGISTRY.values() if group is None or f.group == group]
+    return [family for family in _all().values() if group is None or family.group == group]
 
 
 def by_name(name: str) -> Family:
-    """The family of that name."""
-    if name not in _REGISTRY:
+    """Returns the family of that name."""
+    if name not in _all():
         raise ValueError(f"no task family is called {name!r}")
-    return _REGISTRY[name]
+    return _all()[name]
 
 
 def instances(source: Family | str, count: int, seed: int | str = 0, start: int = 0) -> list[Instance]:
-    """``count`` distinct instances, beginning with the ``start``-th of the seed's sequence.
+    """Returns ``count`` distinct instances, beginning with the ``start``-th of the seed's sequence.
 
     The sequence of a seed is fixed: ranges of it that do not overlap share no question.
     """
@@ -109,33 +99,49 @@ def instances(source: Family | str, count: int, seed: int | str = 0, start: int 
     if count < 0 or start < 0:
         raise ValueError(f"count {count} and start {start} must not be negative")
     # A string seed is hashed by content, so the sequence is the same anywhere.
-    rng = random.Random(f"fedseed-family/{chosen.name}/{seed}")
+    rng = Random(f"fedseed-family/{chosen.name}/{seed}")
     found: dict[str, Instance] = {}
     misses = 0
     while len(found) < start + count:
         instance = chosen.generate(rng)
-        if instance.content in found:
-            misses += 1
-            if misses > _PATIENCE:
-                raise ValueError(
-                    f"family {chosen.name!r} has only about {len(found)} distinct instances, "
-                    f"{start + count} were asked for"
-                )
-            continue
-        misses = 0
-        found[instance.content] = instance
+        misses = misses + 1 if instance.content in found else 0
+        if misses > _PATIENCE:
+            raise ValueError(
+                f"family {chosen.name!r} has only about {len(found)} distinct instances, {start + count} were asked for"
+            )
+        found.setdefault(instance.content, instance)
     return list(found.values())[start:]
 
 
 def split(source: Family | str, seed: int | str, train: int, validation: int, test: int) -> Split:
-    """Disjoint train, validation and test instances of a family.
+    """Returns disjoint train, validation and test instances of a family.
 
     Test and validation come first in the sequence, so that asking for more training
     instances leaves the evaluation as it was.
     """
-    drawn: Sequence[Instance] = instances(source, test + validation + train, seed)
-    return Split(
-        train=list(drawn[test + validation :]),
-        validation=list(drawn[test : test + validation]),
-        test=list(drawn[:test]),
-    )
+    drawn = instances(source, test + validation + train, seed)
+    return Split(drawn[test + validation :], drawn[test : test + validation], drawn[:test])
+
+
+def statements(seed: int | str, count: int) -> list[str]:
+    """Returns ``count`` short paragraphs of one to three plain sentences, from which a base learns words and facts.
+
+    They state what the families ask for, so that the answers of train and held-out families are known words and known
+    facts, though never met as instructions.
+    """
+    subjects = [subject for subject in read_data("statements.toml")["subjects"] for _ in range(subject.get("often", 1))]
+    rng = Random(f"fedseed-statements/{seed}")
+
+    def sentence(subject: dict[str, Any]) -> str:
+        values = draw(subject["draw"], rng)
+        more = [text for name, texts in subject.get("if", {}).items() if holds(name, values) for text in texts]
+        return write(rng.choice(subject["sentences"] + more), values)
+
+    paragraphs = []
+    for _ in range(count):
+        # One subject for all of its sentences, so that a fact often meets its relatives; or one for each.
+        mixed = rng.random() < 0.5
+        subject = None if mixed else rng.choice(subjects)
+        length = rng.randint(1, 3)
+        paragraphs.append(" ".join(sentence(subject or rng.choice(subjects)) for _ in range(length)))
+    return paragraphs
