@@ -27,8 +27,7 @@ FLOORS = [
     ("weights",),
     ("optimizers",),
     ("randomness",),
-    ("renaming", "durable"),
-    ("registry", "errors", "text", "interpreter"),
+    ("registry", "durable", "errors", "text", "interpreter"),
 ]
 FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}
 

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from fedseed import Ferret, Orbit, ParameterSpace
 from fedseed.errors import MessageError
 from fedseed.methods.coefficients import Coefficients, FerretStep
-from fedseed.renaming import orbit_dump
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed.weights.vector import Vector
 from support.problem import Problem
@@ -164,12 +163,6 @@ def test_one_seed_for_all_rounds():
 def test_what_does_not_fit_is_refused_by_name(block_rate):
     with pytest.raises(ValidationError, match=f'block_rate = "{block_rate}": server = "adam"'):
         Ferret(server="adam", block_rate=block_rate)
-
-
-def test_orbits_of_runs_that_use_none_of_it_do_not_name_it():
-    new = {"server", "server_beta1", "server_beta2", "server_eps", "block_rate"}
-    assert not new & orbit_dump(Ferret()).keys()
-    assert new & orbit_dump(Ferret(server="adam", server_eps=0.1)).keys() == {"server", "server_eps"}
 
 
 RUNS = {

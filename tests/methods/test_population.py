@@ -19,7 +19,6 @@ from fedseed.methods.traces import Trace
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.objectives.losses import Choices
 from fedseed.randomness import Domain, derive
-from fedseed.renaming import orbit_dump
 from fedseed.tasks.data import Choice
 from fedseed.training.client import LocalClient
 from fedseed.training.populations import part_losses
@@ -313,10 +312,7 @@ def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
         kind(**settings)
 
 
-def test_orbits_name_a_population_only_where_there_is_one():
-    for kind in (MeZO, ZOFedSGD, FeedSign, FedKSeed, FedMeZO, FedZO):
-        assert "population" not in orbit_dump(kind(population=1))
-        assert orbit_dump(kind(population=8, batch=16))["population"] == 8
+def test_a_population_is_several_directions():
     assert ZOFedSGD(divide_by="deviation", seeds="shared", population=4).several
 
 

@@ -14,7 +14,6 @@ from fedseed.methods.feedsign import Votes
 from fedseed.methods.mezo import Estimates
 from fedseed.methods.zofedsgd import Projections
 from fedseed.optimizers.squares import Squares
-from fedseed.renaming import orbit_dump
 from support.rounds import answers
 from support.tiers import mark
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
@@ -270,14 +269,6 @@ def test_a_loss_that_is_not_finite_is_no_estimate():
 def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
     with pytest.raises(ValidationError, match=text):
         kind(**settings)
-
-
-def test_orbits_of_runs_that_use_none_of_it_do_not_name_it():
-    new = {"divide_by", "decay", "estimator", "horizon"}
-    for method in (MeZO(), ZOFedSGD(), FeedSign(), FedKSeed()):
-        assert not new & orbit_dump(method).keys()
-    used = MeZO(estimates=2, divide_by="deviation", estimator="one-point")
-    assert new & orbit_dump(used).keys() == {"divide_by", "estimator"}
 
 
 RUNS = {

@@ -430,24 +430,6 @@ def test_published_comparisons_have_the_papers_numbers():
     assert {r.method.travel for r in (mezo, lora)} == {"tensors"}
 
 
-def test_old_names_of_keys_work_and_are_said_in_one_line(recipe):
-    old = GOOD.replace("learning_rate", "rate") + "[model]\nspill_base = true\n"
-    said: list[str] = []
-    read = read_recipe(recipe(old), ["method.training.rate=0.2"], note=said.append)
-    assert read.method.training.learning_rate == 0.2 and read.model.offload_base
-    assert [line.partition(": ")[2] for line in said] == [
-        "model.spill_base is called model.offload_base now; the old name works in this release only",
-        "method.training.rate is called method.training.learning_rate now; the old name works in this release only",
-    ]
-    assert read == read_recipe(recipe(read.to_toml()), note=lambda line: pytest.fail(line))
-    with pytest.warns(FutureWarning, match="spill_base is called"):
-        read_recipe(recipe(old))
-    with pytest.raises(RecipeError, match=r"method.training.rate = 0.3: rate is the old name of learning_rate, which"):
-        read_recipe(recipe(GOOD + "rate = 0.3"))
-    changed = read_recipe(recipe(GOOD), ["method.training.rate=0.7"], note=said.append)
-    assert changed.method.training.learning_rate == 0.7  # an old name in --set replaces what the new one says
-
-
 def test_components_are_chosen_by_name(recipe):
     text = GOOD + "[aggregation]\nname = 'median'\n[[tracking]]\nname = 'csv'\n[[tracking]]\nname = 'tensorboard'\n"
     read = read_recipe(recipe(text), ["method.seeds=shared"])
@@ -546,10 +528,10 @@ def test_a_recipes_plugins_are_not_run_unasked(recipe, tmp_path, monkeypatch):
 
 
 def test_an_unfinished_folder_of_older_words_is_taken_up(recipe, tmp_path):
-    """A folder's recipe with old names and without later keys is the same recipe."""
+    """A folder's recipe without keys that have come since is the same recipe."""
     read = read_recipe(recipe(GOOD))
-    older = read.to_toml().replace("learning_rate", "rate").replace('[aggregation]\nname = "mean"\n', "")
-    assert older.count("rate") and "aggregation" not in older
+    older = read.to_toml().replace('[aggregation]\nname = "mean"\n', "")
+    assert "aggregation" not in older
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.toml").write_text(older)
     RunFolder(tmp_path / "run", read.to_toml(), resume=True).release()

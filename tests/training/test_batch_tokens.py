@@ -10,7 +10,6 @@ from fedseed.experiments.passes import LiveBytes
 from fedseed.methods.ferret import Ferret
 from fedseed.objectives.losses import CausalLM, Supervised
 from fedseed.objectives.tokens import Tokens
-from fedseed.renaming import orbit_dump
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
 
@@ -92,8 +91,3 @@ def test_what_it_does_not_go_with_is_named():
     client = LocalClient(ParameterSpace(torch.nn.Linear(3, 2)), objective, pairs, 1, 1, 0)
     with pytest.raises(RecipeError, match="these examples have no tokens"):
         client.first_order(LocalTraining(batch_tokens=9))
-
-
-def test_orbits_have_it_only_where_it_is_set():
-    assert "batch_tokens" not in orbit_dump(LocalTraining())
-    assert orbit_dump(LocalTraining(batch_tokens=64))["batch_tokens"] == 64

@@ -17,7 +17,6 @@ from fedseed.cli.common import (
     ThreadsOption,
     TrustOption,
     answer,
-    note,
     settings,
     talking,
 )
@@ -66,7 +65,7 @@ def canary(
     shown, began = talking(console, as_json, quiet), time.perf_counter()
     folder, changes = out or Path("runs/canary") / Path(recipe).stem, settings(set_, device)
     check_free(folder, overwrite)
-    checked = read_recipe(recipe, changes, plugin or [], trust_plugins, note)
+    checked = read_recipe(recipe, changes, plugin or [], trust_plugins)
     from fedseed.models.loading import quiet as loading_quietly
     from fedseed.runs.threads import limited
     from fedseed_papers.audits import canary_page  # torch from here on
@@ -131,7 +130,7 @@ def reconstruct(
     folder, changes = out or Path("runs/reconstruct") / Path(recipe).stem, settings(set_, "cpu")
     check_free(folder, overwrite)
     counts, several = _whole("--numbers", numbers), _whole("--batches", batches)
-    checked = read_recipe(recipe, changes, plugin or [], trust_plugins, note)
+    checked = read_recipe(recipe, changes, plugin or [], trust_plugins)
     from fedseed.durable import write_whole
     from fedseed.models.loading import quiet as loading_quietly
     from fedseed.runs.threads import limited

@@ -1,13 +1,12 @@
 """A recipe's `[attack]`."""
 
-from pydantic import ConfigDict, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.attacks.omniscient import TUNED
 from fedseed.attacks.updates import AttackKind
-from fedseed.renaming import Renamed
 
 
-class AttackSettings(Renamed):
+class AttackSettings(BaseModel):
     """Byzantine clients: what they do and how many there are (the last ones).
 
     Args:

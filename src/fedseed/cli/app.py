@@ -27,7 +27,6 @@ from fedseed.cli.common import (
     complete_recipe,
     interruptible,
     log_at,
-    note,
     settings,
     talking,
 )
@@ -183,7 +182,7 @@ def compare(
     if len(set(names)) < len(names):
         raise RecipeError("compare: two recipes have the same name, so their folders would be the same")
     for recipe in recipes:  # all are checked before the first one runs
-        read_recipe(recipe, changes, plugins, trust_plugins, lambda line: None)  # said when it runs
+        read_recipe(recipe, changes, plugins, trust_plugins)
     with interruptible():
         summaries = [
             _run(recipe, changes, out / name, not overwrite, plugins, trust_plugins, workers, threads, overwrite, shown)
@@ -273,7 +272,7 @@ def _run(
     from fedseed.runs.recipe import read_recipe
 
     _check_no_sweep(recipe)
-    checked = read_recipe(recipe, overrides, plugins, trust_plugins, note)
+    checked = read_recipe(recipe, overrides, plugins, trust_plugins)
     from fedseed.runs.assembly import build  # torch from here on
     from fedseed.runs.folder import discard
 

@@ -113,11 +113,6 @@ def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..
         yield lambda number, total: bar.update(task, description="replaying", completed=number, total=total)
 
 
-def note(line: str) -> None:
-    """Say something about a recipe that does not stop anything."""
-    Screen(stderr=True).print(line, highlight=False, soft_wrap=True, style="yellow")
-
-
 def talking(console: Console, as_json: bool = False, quiet: bool = False) -> Console:
     """Where a command that is given `--json` or `--quiet` says what people read.
 

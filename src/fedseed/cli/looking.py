@@ -16,7 +16,6 @@ from fedseed.cli.common import (
     SetOption,
     TrustOption,
     answer,
-    note,
     settings,
     talking,
 )
@@ -45,7 +44,7 @@ def bench(
     from fedseed.runs.recipe import read_recipe
 
     shown = talking(console, as_json)
-    checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins, note)
+    checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins)
     from fedseed.experiments.estimate import cost_table, measure  # torch from here on
     from fedseed.experiments.memory import fits, memory_table, predict
     from fedseed.models.loading import quiet
@@ -88,7 +87,7 @@ def partition(
     from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
     from fedseed.runs.recipe import read_recipe
 
-    task = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note).task
+    task = read_recipe(recipe, set_ or [], plugin or [], trust_plugins).task
     if out is not None and out.suffix != ".png":
         raise RecipeError(f"--out {out}: the picture is a .png file")
     data = task.load()

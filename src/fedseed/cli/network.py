@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, interruptible, note, settings
+from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, interruptible, settings
 from fedseed.cli.status import by_client, describe, follow
 from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.protocol import read_json
@@ -63,7 +63,7 @@ def serve(
     from fedseed.runs.roster import with_keys
     from fedseed.weights.heap import map_large
 
-    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
+    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins)
     if clients_from is not None:
         checked = with_keys(checked, clients_from)
     name = run_name(checked, recipe, run)
@@ -128,7 +128,7 @@ def join(
     names = client or site.names
     if not names:
         raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
-    checked = read_recipe(recipe, settings(set_, device or site.device), plugin or [], trust_plugins, note)
+    checked = read_recipe(recipe, settings(set_, device or site.device), plugin or [], trust_plugins)
     name = run_name(checked, recipe, run or site.federation.run)
     own = site.own
     if data is not None or evaluation_file is not None:
@@ -201,7 +201,7 @@ def keys(
     if Path(run).suffix == ".toml":
         from fedseed.runs.recipe import read_recipe
 
-        checked = read_recipe(run, note=note)
+        checked = read_recipe(run)
         name, recipe, own_data = run_name(checked, run, named), run, checked.of_parties
         clients = client or checked.federation.clients
     if not clients:

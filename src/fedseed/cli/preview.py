@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedseed.cli.common import PluginOption, SetOption, TrustOption, note
+from fedseed.cli.common import PluginOption, SetOption, TrustOption
 from fedseed.reports.screen import Screen
 
 console = Screen()
@@ -23,7 +23,7 @@ def preview(
     from fedseed.reports.preview import clients_table, tokens_text
     from fedseed.runs.recipe import read_recipe
 
-    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins, note)
+    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins)
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.runs.preview import preview as look
 

@@ -398,7 +398,7 @@ class Sweeping:
         if job.folder in self._folders:
             raise RecipeError(f'run "{run.label}": two points of its grid have names that give the same folder')
         self._folders.add(job.folder)
-        task = job.read(self._note).task
+        task = job.read().task
         if choosing:
             if "evaluate_on" not in type(task).model_fields:
                 raise RecipeError(
@@ -412,7 +412,7 @@ class Sweeping:
                     f"{VALIDATION if isinstance(getattr(task, 'validation', None), float) else 200}"
                 )
             job = self._job(scenario, run, point, self._choosing[0], choosing=True)
-            job.read(self._note)
+            job.read()
 
     def _job(self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool) -> Job:
         own = scenario.also.get(run.label, [])

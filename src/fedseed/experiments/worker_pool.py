@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,16 +47,13 @@ class Job:
     workers: int | None = None
     threads: int | None = None
 
-    def read(self, note: Callable[[str], None] = lambda line: None) -> Recipe:
+    def read(self) -> Recipe:
         """The recipe as it will be run.
-
-        Args:
-            note: is told of keys' old names.
 
         Raises:
             RecipeError: it is wrong.
         """
-        return read_recipe(self.recipe, self.settings, self.plugins, self.trust_plugins, note)
+        return read_recipe(self.recipe, self.settings, self.plugins, self.trust_plugins)
 
 
 class WorkerPool:

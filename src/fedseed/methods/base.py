@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.aggregation.base import Part, Past, spread
@@ -30,7 +30,6 @@ from fedseed.methods.payload import About, Nothing, Payload
 from fedseed.methods.summands import Summand
 from fedseed.models.adapters import Adapter
 from fedseed.privacy import Level, Mechanism, Noise, PrivacySettings, PrivateScalars, Required
-from fedseed.renaming import Renamed
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
 
@@ -182,7 +181,7 @@ class Odds(Protocol):
         ...
 
 
-class Method(Renamed, ABC):
+class Method(BaseModel, ABC):
     """Settings and the functions of one method. Subclasses stand in a file each.
 
     Args:
@@ -204,7 +203,6 @@ class Method(Renamed, ABC):
     private_needs: ClassVar[tuple[Required, ...]] = (
         Required("weighting", ("equal",), "how many examples a client has would be told"),
     )
-    later: ClassVar[frozenset[str]] = frozenset({"private"})
 
     blocks: BlockRule = "one"
     weighting: Weighting = "equal"

@@ -60,7 +60,6 @@ class FedKSeed(Population):
         Required("importance", (False,), "probabilities would be made of what each client sends", "client"),
     )
     plan_type, update_type, step_type = Pool, Pairs, Accumulated
-    later: ClassVar[frozenset[str]] = frozenset({"decay"})
 
     candidates: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
     importance: bool = False

@@ -52,7 +52,6 @@ class FedMeZO(Averaged, Population):
 
     name: Literal["fedmezo"] = "fedmezo"
     code: ClassVar[int] = 8
-    later: ClassVar[frozenset[str]] = frozenset({"seeds"})
     about: ClassVar[str] = "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
 
     protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})

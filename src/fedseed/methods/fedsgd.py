@@ -78,8 +78,6 @@ class FedSGD(Dense):
     code: ClassVar[int] = 9
     about: ClassVar[str] = "one gradient a round and client, averaged: centralised SGD on the union of the batches"
     update_type = Gradient
-    renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"small_steps", "schedule"})
 
     learning_rate: PositiveFloat = 1e-2
     batch: PositiveInt | None = None

@@ -56,7 +56,6 @@ class Ferret(OneBit):
     """
 
     name: Literal["ferret"] = "ferret"
-    later: ClassVar[frozenset[str]] = frozenset({"basis_rank"})
     code: ClassVar[int] = 1
     about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
     protects: ClassVar[frozenset[Level]] = frozenset({"client"})

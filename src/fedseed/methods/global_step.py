@@ -17,7 +17,7 @@ of blocks are L numbers that no message carries. An entry's own D^2 is mostly no
 from abc import abstractmethod
 from collections.abc import Sequence
 from math import fsum
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
@@ -43,8 +43,6 @@ class GlobalStep(Method):
         block_rate: each block's change is divided by the root of its mean squares so far: "adagrad" (their sum),
             "rms" (an average); then eta_g is about how far an entry moves in the first step. "same": it is not.
     """
-
-    later: ClassVar[frozenset[str]] = frozenset({"server", "server_beta1", "server_beta2", "server_eps", "block_rate"})
 
     global_rate: PositiveFloat = 1.0
     server: Literal["average", "momentum", "nesterov", "adam"] = "average"

@@ -57,7 +57,6 @@ class MeZO(Population, Stepwise):
     about: ClassVar[str] = "centralised zeroth-order tuning: one client that holds everything"
     update_type = step_type = Estimates
     protects: ClassVar[frozenset[Level]] = frozenset({"example"})
-    later: ClassVar[frozenset[str]] = frozenset({"estimator"})
 
     estimates: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     estimator: Literal["two-point", "one-point"] = "two-point"

@@ -89,7 +89,6 @@ class OneBit(GlobalStep):
             of a block, up and down (`fedseed.methods.one_bit`).
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"scalars"})
     private_needs: ClassVar[tuple[Required, ...]] = (
         Required("scalars", ("float32",), "noise is added to sums, and signs are no summands", "client"),
     )

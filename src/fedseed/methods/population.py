@@ -36,7 +36,6 @@ class Population(ZerothOrder):
             for all of them takes basis = "lowrank"; with other bases each part has passes of its own.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"population"})
     private_needs: ClassVar[tuple[Required, ...]] = (
         Required("population", (1,), "parts of a batch have no account of their own", "example"),
     )

@@ -76,8 +76,6 @@ class Stepwise(ZerothOrder):
 
     stepwise: ClassVar[bool] = True
 
-    later: ClassVar[frozenset[str]] = frozenset({"divide_by", "decay", "horizon"})
-
     optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adam-rebuilt", "hiso"] = "sgd"
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999

@@ -69,8 +69,6 @@ class ZerothOrder(Method):
         Required("normalize", ("none",), "an example would move what others' losses become", "example"),
         Required("clip", (None,), "whether a step is skipped would depend on all examples", "example"),
     )
-    renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"autocast", "schedule", "basis_rank", "normalize"})
 
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096

@@ -1,4 +1,4 @@
-"""The orbit file, format 2: a header, then one record per step, each checked and chained to the one before.
+"""The orbit file, format 3: a header, then one record per step, each checked and chained to the one before.
 
     header   magic "fedorbit" | format u16 | stream version u16 | length u32 | zlib-compressed JSON | link
     record   length u32 | first step u32 | steps u32 | CRC-32 of these u32 | payload | digest | link
@@ -19,7 +19,7 @@ from zlib import crc32
 
 from fedseed.durable import replacing
 from fedseed.errors import MessageError, OrbitError
-from fedseed.orbit.header import FORMAT, MAGIC, START, Header
+from fedseed.orbit.header import MAGIC, READABLE, START, Header
 from fedseed.orbit.record import DIGEST_BYTES, FRAME, HEAD, LINK_BYTES, PackedRecord, Record, Steps, link
 from fedseed.randomness.stream import STREAM_VERSION
 
@@ -189,8 +189,9 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
     if len(data) < START.size or data[: len(MAGIC)] != MAGIC:
         raise OrbitError(f"{source}: not an orbit file")
     _, fmt, stream, length = START.unpack_from(data)
-    if fmt != FORMAT:
-        raise OrbitError(f"{source}: orbit format {fmt}; this version of fedseed reads format {FORMAT}")
+    if fmt not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise OrbitError(f"{source}: orbit format {fmt}; this version of fedseed reads formats {known}")
     if stream != STREAM_VERSION:
         raise OrbitError(f"{source}: random stream version {stream}; this version of fedseed has {STREAM_VERSION}")
     end = START.size + length
@@ -198,7 +199,7 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
     if last != link(b"", data[:end]):
         raise OrbitError(f"{source}: the header is damaged or cut short")
     try:
-        header = Header.decode(data[START.size : end])
+        header = Header.decode(data[START.size : end], fmt)
     except OrbitError as error:
         raise OrbitError(f"{source}: {error}") from error
     parts: list[PackedRecord] = []

@@ -6,19 +6,19 @@ import zlib
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedseed.errors import OrbitError
 from fedseed.methods import REGISTRY, Method
 from fedseed.methods.base import State
 from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.randomness.stream import STREAM_VERSION
-from fedseed.renaming import orbit_dump, quietly
 from fedseed.text import shown
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 MAGIC = b"fedorbit"
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, 3)  # format 2 had every setting, and called a learning rate `rate`
 START = struct.Struct("<8sHHI")
 # So much a header may hold besides what every one may: each of its compressed bytes becomes so many of JSON, with so
 # many values. Of real models there are at most 30 and 3 (47,000 tensors, a block each). What is made of a header in
@@ -86,23 +86,13 @@ class Header:
             OrbitError: nobody could read them.
         """
         data: dict[str, Any] = {
-            "base": self.base,
-            "base_digest": self.base_digest,
-            "dtype": self.dtype,
-            "first": self.first,
-            "layout": self.layout.to_json(),
-            "method": orbit_dump(self.method),
-            "seed": self.seed,
-            "trainable": self.trainable,
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
         }
-        if self.classes:
-            data["classes"] = self.classes
+        data |= {"layout": self.layout.to_json(), "method": chosen(self.method)}
         if self.adapter is not None:
-            data["adapter"] = {"settings": orbit_dump(self.adapter.settings), "digest": self.adapter.digest}
-        if self.digest_kind != "blake2b":
-            data["digest_kind"] = self.digest_kind
-        if self.base_folder:
-            data["base_folder"] = self.base_folder
+            data["adapter"] = {"settings": chosen(self.adapter.settings), "digest": self.adapter.digest}
         text = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
         packed = zlib.compress(text, 9)
         try:
@@ -114,8 +104,12 @@ class Header:
         return START.pack(MAGIC, FORMAT, STREAM_VERSION, len(packed)) + packed
 
     @classmethod
-    def decode(cls, packed: bytes) -> "Header":
+    def decode(cls, packed: bytes, format: int = FORMAT) -> "Header":
         """The header from its compressed JSON.
+
+        Args:
+            packed: the JSON.
+            format: the orbit's.
 
         Raises:
             OrbitError: not valid.
@@ -134,17 +128,17 @@ class Header:
             kind = REGISTRY.find(name)
             if kind is None:
                 raise OrbitError(_unknown_method(name))
-            with quietly():
-                method = kind.model_validate(data["method"])
+            if format == 2:
+                _modernise(data["method"], kind)
             header = cls(
                 base=str(data["base"]),
                 base_digest=str(data["base_digest"]),
                 dtype=str(data["dtype"]),
                 layout=Layout.from_json(data["layout"]),
-                method=method,
+                method=kind.model_validate(data["method"]),
                 seed=int(data["seed"]),
-                trainable=None if data["trainable"] is None else tuple(map(str, data["trainable"])),
-                first=int(data["first"]),
+                trainable=None if data.get("trainable") is None else tuple(map(str, data["trainable"])),
+                first=int(data.get("first", 1)),
                 classes=tuple(map(str, data.get("classes", ()))),
                 adapter=_adapter(data.get("adapter")),
                 digest_kind=data.get("digest_kind", "blake2b"),
@@ -211,6 +205,31 @@ class Header:
             else:
                 lines.append(f"{field.name}: {a}, {b}")
         return lines
+
+
+def chosen(settings: BaseModel) -> dict[str, Any]:
+    """Returns a method's name or an adapter's kind, and those of its settings that are not as by default.
+
+    So a run has the orbit that it had before fedseed got a new setting, as long as the setting's default is what
+    happened before (tests/orbit/test_defaults.py). Settings that can't be read back without their defaults, such as
+    tables that say by one which kind they are, stand there as a whole.
+    """
+    named = settings.model_dump(include={"name", "kind"})
+    short = named | settings.model_dump(exclude_defaults=True)
+    try:
+        return short if type(settings).model_validate(short) == settings else settings.model_dump()
+    except ValidationError:
+        return settings.model_dump()
+
+
+def _modernise(settings: dict[str, Any], kind: type[BaseModel]) -> None:
+    """Give the settings that format 2 has of a method the names that they have now."""
+    tables = [settings] if "rate" not in kind.model_fields else []
+    if isinstance(training := settings.get("training"), dict):
+        tables.append(training)
+    for table in tables:
+        if "rate" in table:
+            table["learning_rate"] = table.pop("rate")
 
 
 def _most_text(packed: bytes) -> int:

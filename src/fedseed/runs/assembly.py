@@ -60,8 +60,7 @@ class Federation(Simulation):
         Raises:
             RecipeError: the recipe is wrong; names key, value and what is allowed.
         """
-        note = None if progress is None or isinstance(progress, bool) else progress.note
-        recipe = read_recipe(path, overrides, plugins, trust_plugins, note)
+        recipe = read_recipe(path, overrides, plugins, trust_plugins)
         return build(recipe, out, shown_by(progress), workers, threads)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -19,7 +18,6 @@ from fedseed.errors import OrbitError, StorageError
 from fedseed.federation.coordinator import SIZES
 from fedseed.orbit import Header
 from fedseed.orbit.file import scan
-from fedseed.renaming import orbit_dump, quietly
 from fedseed.runs import dense_files
 from fedseed.weights.space import ParameterSpace
 
@@ -52,7 +50,7 @@ def save(path: Path, space: ParameterSpace, header: Header, at: Checkpoint) -> N
     sizes = [float(size) for size in at.kept.get(SIZES, ())]
     named.update({KEPT + name: torch.from_numpy(array) for name, array in at.kept.items() if name != SIZES})
     about = {
-        "round": at.round, "changed": at.changed, "run": _run(header), "digest": space.digest(), "sizes": sizes,
+        "round": at.round, "changed": at.changed, "digest": space.digest(), "sizes": sizes,
         **dense_files.about_run(header),
     }  # fmt: skip
     with replacing(path) as temporary:
@@ -71,9 +69,9 @@ def load(path: Path, space: ParameterSpace, header: Header) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["fedseed"])
-            differing = [key for key, value in _run(header).items() if _settled(about["run"].get(key), header) != value]
-            if differing:
-                raise OrbitError(f"{path} holds the weights of another run: its {differing[0]} differs")
+            differences = _header(about, path).differences(header)
+            if differences:
+                raise OrbitError(f"{path} holds the weights of another run: {differences[0]} here")
             with torch.no_grad():
                 for entry, parameter in zip(space.layout.tensors, space.parameters, strict=True):
                     parameter.copy_(file.get_tensor(entry.name))
@@ -104,8 +102,7 @@ def open_weights(path: Path) -> tuple[Header, int, str, Mapping[str, torch.Tenso
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["fedseed"])
             tensors = {name: file.get_tensor(name) for name in file.keys() if not name.startswith(KEPT)}  # noqa: SIM118
-        start = base64.b64decode(about["header"])
-        return scan(start, str(path))[0].header, int(about["round"]), str(about["digest"]), tensors
+        return _header(about, path), int(about["round"]), str(about["digest"]), tensors
     except KeyError as error:
         raise OrbitError(
             f"{path}: it does not say which run it is of (an older fedseed has written it): run the recipe again"
@@ -114,16 +111,6 @@ def open_weights(path: Path) -> tuple[Header, int, str, Mapping[str, torch.Tenso
         raise OrbitError(f"{path}: not a checkpoint of a run, or damaged: {error}") from error
 
 
-def _settled(written: object, header: Header) -> object:
-    """What a file says of its method, with settings that it does not know yet as they are by default."""
-    if not isinstance(written, dict):
-        return written
-    try:
-        with quietly():
-            return orbit_dump(type(header.method).model_validate(written))
-    except ValidationError:
-        return written
-
-
-def _run(header: Header) -> dict[str, object]:
-    return {"base_digest": header.base_digest, "method": orbit_dump(header.method), "seed": header.seed}
+def _header(about: dict[str, Any], path: Path) -> Header:
+    """What a file says of its run."""
+    return scan(base64.b64decode(about["header"]), str(path))[0].header

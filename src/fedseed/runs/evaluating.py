@@ -42,7 +42,7 @@ def recipe_for(
     if found is None:
         return read_recipe("quickstart-ferret", ["task={}", f'task.name="{task}"', *overrides], plugins, trust_plugins)
     changes = [] if task is None else ["task={}", f'task.name="{task}"']
-    return read_recipe(found, [*changes, *overrides], plugins, trust_plugins, lambda line: None)
+    return read_recipe(found, [*changes, *overrides], plugins, trust_plugins)
 
 
 def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]:

@@ -1,4 +1,4 @@
-"""What is wrong with a table of settings, in one line; and what its keys are called by now."""
+"""What is wrong with a table of settings, in one line."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedseed.errors import closest, did_you_mean
-from fedseed.renaming import changed, old_names
 from fedseed.runs.named import ByName
 
 TOLD = "told"  # type of errors whose text says all, key and value included
@@ -145,18 +144,19 @@ def _models(path: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]
 
 def models_of(field: FieldInfo) -> list[type[BaseModel]]:
     """The models that a setting may be: none of a plain value; several where a name or kind in it decides."""
-    return _among(field.annotation, field.metadata)
+    return among(field.annotation, field.metadata)
 
 
-def _among(annotation: Any, marks: Sequence[Any]) -> list[type[BaseModel]]:
+def among(annotation: Any, marks: Sequence[Any]) -> list[type[BaseModel]]:
+    """Returns the models in a type, with what stands beside it in `Annotated`."""
     for mark in marks:
         if isinstance(mark, ByName):
             return mark.models()
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) is Annotated:
-        return _among(get_args(annotation)[0], get_args(annotation)[1:])
-    return [model for part in get_args(annotation) for model in _among(part, ())]
+        return among(get_args(annotation)[0], get_args(annotation)[1:])
+    return [model for part in get_args(annotation) for model in among(part, ())]
 
 
 def _tags(models: Sequence[type[BaseModel]], tag: str) -> dict[str, type[BaseModel]]:
@@ -180,57 +180,3 @@ def _allowed(path: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel
         table = table[int(part)] if isinstance(table, list) else table.get(part)
     fields = _chosen(_models(path, data, whole), table).model_fields.items()
     return [field.alias or name for name, field in fields]
-
-
-# -- keys by their old names -------------------------------------------------------------------------------------------
-
-
-def modernise(table: dict[str, Any], models: Sequence[type[BaseModel]], prefix: str = "") -> list[str]:
-    """Give the keys of a table, and of the tables in it, the names they have now.
-
-    Args:
-        table: what was read; changed in place. A key that stands there by both names stays as it is: that is an error.
-        models: what it may be.
-        prefix: of the keys, in what is returned.
-
-    Returns:
-        A line for each old name.
-    """
-    notes = []
-    model = _chosen(models, table)
-    for old, new in old_names(model).items():
-        if old in table and new not in table:
-            renamed = {new if key == old else key: value for key, value in table.items()}
-            table.clear()
-            table.update(renamed)
-            notes.append(changed(prefix + old, prefix + new))
-    for name, field in model.model_fields.items():
-        key = field.alias or name
-        inside = models_of(field)
-        parts = table.get(key)
-        for part in parts if isinstance(parts, list) else [parts]:
-            if isinstance(part, dict) and inside:
-                notes += modernise(part, inside, f"{prefix}{key}.")
-    return notes
-
-
-def modern_keys(keys: Sequence[str], data: Mapping[str, Any], whole: type[BaseModel]) -> list[str]:
-    """A dotted key's parts by the names they have now.
-
-    Args:
-        keys: the parts.
-        data: what was read, which says what each table is.
-        whole: what `data` should be.
-    """
-    found: list[str] = []
-    models: Sequence[type[BaseModel]] = [whole]
-    here: Any = data
-    for part in keys:
-        if models:
-            model = _chosen(models, here)
-            part = old_names(model).get(part, part)
-            field = model.model_fields.get(part)
-            models = [] if field is None else models_of(field)
-            here = here.get(part) if isinstance(here, Mapping) else None
-        found.append(part)
-    return found

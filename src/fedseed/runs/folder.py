@@ -25,7 +25,6 @@ from pydantic import ValidationError
 from fedseed.durable import Appender, write_whole
 from fedseed.errors import FedseedError, RecipeError, StorageError
 from fedseed.orbit.header import flat
-from fedseed.runs.explain import modernise
 from fedseed.runs.recipe import Recipe
 
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
@@ -276,9 +275,7 @@ def _placeless(key: str, value: Any) -> Any:
 
 
 def _complete(*tables: dict[str, Any]) -> list[dict[str, Any]]:
-    """Recipes with all keys by the names they have now, defaults filled in: an older fedseed may have written one."""
-    for table in tables:
-        modernise(table, [Recipe])
+    """Recipes with defaults filled in: an older fedseed may have written one."""
     try:
         return [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
     except ValidationError:  # of a plug-in that is not there any more, say: they are compared as they stand

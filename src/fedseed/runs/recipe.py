@@ -2,15 +2,15 @@
 
 import logging
 import tomllib
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from math import floor
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
+    BaseModel,
     ConfigDict,
     Field,
     PositiveFloat,
@@ -36,9 +36,8 @@ from fedseed.privacy import PrivacySettings
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import Seed
 from fedseed.registry import load_plugin
-from fedseed.renaming import Renamed, changed
 from fedseed.runs.code import load_plugins, place_reward
-from fedseed.runs.explain import TOLD, explain, modern_keys, modernise
+from fedseed.runs.explain import TOLD, explain
 from fedseed.runs.named import ByName
 from fedseed.runs.roster import roster_problem
 from fedseed.runs.toml import read_toml
@@ -58,7 +57,7 @@ AnyTracker = Annotated[Tracker, ByName(tracking.REGISTRY, Tracker)]
 LARGEST = 2**32 - 1  # whole number but for seeds: messages and orbits have 32 bits for rounds, counts and indices
 
 
-class _Table(Renamed):
+class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -89,8 +88,6 @@ class ModelSettings(_Table):
         digest: how base and weights are hashed: "blake2b", by one thread, or "blake2b-tree", by as many as torch has
             (`fedseed.weights.digest`); the same choice everywhere, for the orbit holds these digests.
     """
-
-    renamed: ClassVar[dict[str, str]] = {"spill_base": "offload_base"}
 
     base: str = "small"
     architecture: Literal["causal", "masked", "seq2seq", "classification", "image"] | None = None
@@ -347,7 +344,6 @@ def read_recipe(
     overrides: Sequence[str] = (),
     plugins: Sequence[str | Path] = (),
     trust_plugins: bool = False,
-    note: Callable[[str], None] | None = None,
 ) -> Recipe:
     """A recipe from a TOML file or the name of a packaged one.
 
@@ -356,7 +352,6 @@ def read_recipe(
         overrides: "key=value" pairs; keys are dotted, values TOML (or bare text).
         plugins: files and modules to load first; they are noted in the recipe, as absolute paths.
         trust_plugins: load what the recipe itself names as plug-ins, too: that is running code of whoever wrote it.
-        note: is told of old names, a line each; by default they are warnings.
 
     Raises:
         RecipeError: missing, not TOML, or wrong; one line that names the key, the value and what is allowed.
@@ -373,12 +368,9 @@ def read_recipe(
         if keys == ["plugins"]:  # first, as they decide what else there can be
             _set(data, pair, keys, value)
     load_plugins(data, path, plugins, trust_plugins)
-    notes = modernise(data, [Recipe])
     for pair, keys, value in settings:
         if keys != ["plugins"]:
-            modern = modern_keys(keys, data, Recipe)
-            notes += [changed(".".join(keys), ".".join(modern))] if modern != keys else []
-            _set(data, pair, modern, value)
+            _set(data, pair, keys, value)
     typed = any(keys == ["reward", "function"] for _, keys, _ in settings)
     place_reward(data, path, typed or trust_plugins, None if typed else path.parent)
     try:
@@ -389,11 +381,6 @@ def read_recipe(
         recipe.reward.load()  # what is wrong with it is said before anything is loaded
     logger.info("recipe %s: %s on %s, rounds: %d", path, recipe.method.name, recipe.task.name, recipe.rounds)
     logger.debug("the complete recipe:\n%s", recipe.to_toml())
-    for line in dict.fromkeys(notes):
-        if note is None:
-            warnings.warn(f"{source}: {line}", FutureWarning, stacklevel=2)
-        else:
-            note(f"{source}: {line}")
     return recipe
 
 

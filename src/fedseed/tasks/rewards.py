@@ -10,11 +10,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.registry import Registry, load_module, one_line, resolve
-from fedseed.renaming import Renamed
 from fedseed.tasks import metrics
 from fedseed.tasks.data import Example
 
@@ -24,7 +23,7 @@ Reward = Callable[[str, str, Example], float]  # (prompt, generated answer, the 
 SHOWN = 60  # characters of a text in an error
 
 
-class RewardSettings(Renamed):
+class RewardSettings(BaseModel):
     """What answers are rewarded for, in place of a loss; for methods that need no gradients.
 
     Args:

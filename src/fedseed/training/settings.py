@@ -1,12 +1,11 @@
 """Settings of local first-order training (free of torch)."""
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.optimizers.schedule import Schedule, factor_of
-from fedseed.renaming import Renamed
 from fedseed.weights.layout import Layout
 
 HALF = ("bfloat16", "float16")  # dtypes that small steps get lost in
@@ -25,7 +24,7 @@ OPTIMIZERS = {
 }
 
 
-class LocalTraining(Renamed):
+class LocalTraining(BaseModel):
     """How a client trains: T optimiser steps (or epochs), each over `accumulation` micro-batches of `batch` examples.
 
     Accumulated micro-batches give the gradient of one batch of all their examples: the loss is averaged over
@@ -45,8 +44,6 @@ class LocalTraining(Renamed):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
-    later: ClassVar[frozenset[str]] = frozenset({"small_steps", "autocast", "loss_scale", "schedule", "batch_tokens"})
 
     optimizer: Literal["sgd", "adam", "adamw", "adagrad", "adamax", "nadam", "radam", "rmsprop"] = Field(
         "sgd", description="torch's optimiser of this name"

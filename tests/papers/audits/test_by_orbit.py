@@ -99,7 +99,7 @@ class TestScores:
 def test_what_can_not_be_reckoned_with_is_refused(recipe, setting, said):
     more = ["attack.clients=1"] if "attack" in setting else ["aggregation.liars=1"] if "krum" in setting else []
     with pytest.raises(RecipeError) as refused:
-        by_orbit.check(read_recipe(recipe, [setting, *more], note=lambda line: None))
+        by_orbit.check(read_recipe(recipe, [setting, *more]))
     assert said in str(refused.value)
 
 

@@ -39,7 +39,7 @@ def data(examples, held=(), classes=("a", "b", "c")):
 
 
 def digits(*settings):
-    return read_recipe("digits-feedsign", [*SHORT, *settings], note=lambda line: None)
+    return read_recipe("digits-feedsign", [*SHORT, *settings])
 
 
 def game(planted, twin, with_it):

@@ -67,7 +67,7 @@ def linear():
 
 @pytest.fixture(scope="module")
 def recipe():
-    return read_recipe("digits-feedsign", note=lambda line: None)
+    return read_recipe("digits-feedsign")
 
 
 def attempt(attack, recipe, name, count, batch=1, example=0):
