@@ -288,29 +288,13 @@ def test_a_federation_runs_once_and_one_process_runs_in_a_folder(problem, tmp_pa
         problem.federation(problem.ferret()).run(resume=True)
 
 
-def test_a_checkpoint_of_before_a_setting_was_there_is_taken_up(problem, tmp_path):
-    """What it does not say of its method is as by default; where this run has it otherwise, it is another one."""
-    from safetensors import safe_open
-
-    method = FedAvg(training=problem.training)
-    stop_after(problem.federation(method, out=tmp_path), 3)
-    path = tmp_path / "model.safetensors"
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["fedseed"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    del about["run"]["method"]["server_eps"], about["run"]["method"]["training"]["clip"], about["header"]
-    save_file(tensors, path, {"format": "pt", "fedseed": json.dumps(about)})
-    with pytest.raises(OrbitError, match="of another run: its method differs"):
-        problem.federation(FedAvg(training=problem.training, server_eps=1e-2), out=tmp_path).run(resume=True)
-    result = problem.federation(method, out=tmp_path).run(resume=True)
-    assert result.summary["weights_digest"] == problem.federation(method).run().summary["weights_digest"]
-
-
 def test_weights_of_another_run_or_damaged_ones_are_refused(problem, tmp_path):
     method = FedAvg(training=problem.training)
     stop_after(problem.federation(method, out=tmp_path / "run"), 3)
-    with pytest.raises(OrbitError, match="another run: its seed differs"):
+    with pytest.raises(OrbitError, match="another run: seed: 3, 4 here"):
         problem.federation(method, out=tmp_path / "run", seed=4).run(resume=True)
+    with pytest.raises(OrbitError, match=r"another run: method.server_eps: 0.001, 0.01 here"):
+        problem.federation(FedAvg(training=problem.training, server_eps=1e-2), out=tmp_path / "run").run(resume=True)
     weights = tmp_path / "run" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-3] ^= 1
