@@ -1,21 +1,17 @@
 """What a digest of weights costs: python benchmarks/digest.py [--gigabytes 1] [--threads 1 2] [--dtype bfloat16].
 
 Both kinds of digest over the same tensors (a decoder's shapes, made up), in turn, so that all see the same machine; a
-median of runs. Also the start of a run with a base on disk: its digest hashed, and remembered.
+median of runs.
 """
 
 import argparse
 import os
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
-from safetensors.torch import save_model
 
-from fedseed.models.base_files import BaseFiles
 from fedseed.weights.digest import hash_tensors
 
 WIDTH = 2560
@@ -59,19 +55,6 @@ def kinds(model: torch.nn.Module, threads: list[int], runs: int) -> None:
         print(f"| {name} | {median(found):.3f} | {size / median(found) / 1e9:.2f} | {ratio:.2f} | {range_} |")
 
 
-def base(model: torch.nn.Module) -> None:
-    """A base's digest at two starts of a run."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "base"
-        place.mkdir()
-        save_model(model, str(place / "model.safetensors"))
-        os.environ["FEDSEED_CACHE"] = str(Path(folder) / "cache")
-        print("\n| base | seconds |\n|---|---|")
-        for name in ("hashed, and remembered", "remembered"):
-            spent = seconds(lambda: BaseFiles.before(str(place), "", False, None, None).digest(model))
-            print(f"| {name} | {spent:.3f} |")
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--gigabytes", type=float, default=1.0)
@@ -82,4 +65,3 @@ if __name__ == "__main__":
     dtype = getattr(torch, args.dtype)
     made = weights(round(args.gigabytes * 1e9 / dtype.itemsize), dtype)
     kinds(made, args.threads, args.runs)
-    base(made)

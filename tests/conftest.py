@@ -188,7 +188,7 @@ def cifar10(tmp_path):
     """Writes a small CIFAR-10 folder and returns it."""
     from support.pictures import write_cifar10
 
-    return lambda **counts: write_cifar10(tmp_path / "cifar-10-batches-py", **counts)
+    return lambda **counts: write_cifar10(tmp_path / "cifar-10-batches-bin", **counts)
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def cifar100(tmp_path):
     """Writes a small CIFAR-100 folder and returns it."""
     from support.pictures import write_cifar100
 
-    return lambda **counts: write_cifar100(tmp_path / "cifar-100-python", **counts)
+    return lambda **counts: write_cifar100(tmp_path / "cifar-100-binary", **counts)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
-from fedseed.models import base_files, quantized
+from fedseed.models import quantized
 from fedseed.models.heads import Head
 from fedseed.models.loading import choose_trainable, load_model
 from fedseed.models.outline import outline
@@ -112,28 +112,6 @@ def test_a_classifiers_head_stays_as_it_is(tmp_path):
     assert type(model.bert.encoder.layer[0].intermediate.dense).__name__ == "Linear4bit"
     for name in ("classifier.weight", "bert.pooler.dense.weight"):
         assert torch.equal(model.get_parameter(name), plain.get_parameter(name))
-
-
-@needs_bitsandbytes
-def test_a_remembered_digest_spares_loading_the_original(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSEED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(base_files, "SMALLEST_BYTES", 1)
-    folder = str(write(tmp_path / "llama", "llama"))
-    loads = []
-
-    def load():
-        loads.append(1)
-        return load_model(folder)[0]
-
-    def look():
-        files = base_files.BaseFiles.before(folder, "float32", False, "causal", None)
-        return files.knowing(outline(folder, device="meta"), load)
-
-    first, second = look(), look()
-    assert first.known == second.known == base_digest(load_model(folder)[0]) and len(loads) == 1
-    plain = base_files.BaseFiles.before(folder, "float32", False, "causal", None)
-    monkeypatch.setattr(base_files, "hash_tensors", None)  # the run on the plain base looks it up where it was kept
-    assert plain.digest(load_model(folder)[0]) == first.known
 
 
 def test_what_does_not_fit_is_said_before_anything_is_loaded(tmp_path, monkeypatch):

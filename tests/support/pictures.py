@@ -1,87 +1,35 @@
-"""Writes small CIFAR folders as Python 2 pickled them, and makes tiny image classifiers."""
-
-import io
-import pickle
-import struct
+"""Writes small CIFAR folders in their binary form, and makes tiny image classifiers."""
 
 import numpy as np
 import torch
 
 
-class Python2Pickler(pickle._Pickler):
-    """Writes what Python 2's cPickle wrote with protocol 2, as CIFAR's files were: texts are byte strings."""
-
-    dispatch = pickle._Pickler.dispatch.copy()
-
-    def save_string(self, value):
-        data = value if isinstance(value, bytes) else value.encode("latin1")
-        short = len(data) < 256
-        self.write(
-            pickle.SHORT_BINSTRING + bytes([len(data)]) + data
-            if short
-            else pickle.BINSTRING + struct.pack("<i", len(data)) + data
-        )
-        self.memoize(value)
-
-    dispatch[bytes] = dispatch[str] = save_string
-
-    def save_global(self, value, name=None):
-        module = {"numpy._core.multiarray": "numpy.core.multiarray"}.get(value.__module__, value.__module__)
-        self.write(pickle.GLOBAL + f"{module}\n{name or value.__qualname__}\n".encode())
-        self.memoize(value)
-
-    dispatch[type] = save_global
-
-
-def python2_pickle(value):
-    file = io.BytesIO()
-    Python2Pickler(file, protocol=2).dump(value)
-    return file.getvalue()
-
-
-def cifar_pixels(labels, seed, classes):
-    """Rows of 3,072 bytes: noise, brighter the higher the label."""
+def cifar_records(labels, seed, classes):
+    """Each picture's labels, and 3,072 bytes of noise, brighter the higher its last label."""
     noise = np.random.default_rng(seed).integers(0, 100, (len(labels), 3072))
-    return (noise + 150 * np.array(labels)[:, None] // classes).astype(np.uint8)
+    labels = np.array(labels).reshape(len(labels), -1)
+    return np.hstack([labels, noise + 150 * labels[:, -1:] // classes]).astype(np.uint8).tobytes()
 
 
 def write_cifar10(folder, each=24, test=20):
-    """Write CIFAR-10's python folder: five batches of `each` pictures, a test batch, and the names."""
+    """Write CIFAR-10's binary folder: five batches of `each` pictures, a test batch, and the names."""
     folder.mkdir(parents=True)
     for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
-        count = test if name == "test_batch" else each
-        labels = [(3 * i + number) % 10 for i in range(count)]
-        batch = {
-            "data": cifar_pixels(labels, number, 10),
-            "labels": labels,
-            "batch_label": f"batch {number} of 6",
-            "filenames": [f"picture_{number}_{i}.png" for i in range(count)],
-        }
-        (folder / name).write_bytes(python2_pickle(batch))
+        labels = [(3 * i + number) % 10 for i in range(test if name == "test_batch" else each)]
+        (folder / f"{name}.bin").write_bytes(cifar_records(labels, number, 10))
     names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-    meta = {"num_cases_per_batch": each, "label_names": names, "num_vis": 3072}
-    (folder / "batches.meta").write_bytes(python2_pickle(meta))
+    (folder / "batches.meta.txt").write_text("\n".join(names) + "\n\n")
     return folder
 
 
 def write_cifar100(folder, train=200, test=20):
-    """Write CIFAR-100's python folder."""
+    """Write CIFAR-100's binary folder."""
     folder.mkdir(parents=True)
     for number, (name, count) in enumerate((("train", train), ("test", test))):
-        labels = [7 * i % 100 for i in range(count)]
-        batch = {
-            "data": cifar_pixels(labels, number, 100),
-            "fine_labels": labels,
-            "coarse_labels": [label // 5 for label in labels],
-            "batch_label": f"{name} batch 1 of 1",
-            "filenames": [f"{name}_{i}.png" for i in range(count)],
-        }
-        (folder / name).write_bytes(python2_pickle(batch))
-    meta = {
-        "fine_label_names": [f"fine {i:02d}" for i in range(100)],
-        "coarse_label_names": [f"coarse {i:02d}" for i in range(20)],
-    }
-    (folder / "meta").write_bytes(python2_pickle(meta))
+        labels = [(7 * i % 100 // 5, 7 * i % 100) for i in range(count)]
+        (folder / f"{name}.bin").write_bytes(cifar_records(labels, number, 100))
+    for kind, count in (("fine", 100), ("coarse", 20)):
+        (folder / f"{kind}_label_names.txt").write_text("".join(f"{kind} {i:02d}\n" for i in range(count)))
     return folder
 
 

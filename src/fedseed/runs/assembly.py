@@ -174,8 +174,9 @@ def _put_together(
 
 def spec_of(recipe: Recipe, equipment: Equipment, out: Path | str | None = None, **more: Any) -> RunSpec:
     """A recipe's run with a model that is loaded; `RunSpec.of` has the arguments."""
-    digest = equipment.base_files.digest(equipment.model, recipe.model.digest)
-    return RunSpec.of(recipe, out, base_digest=digest, trainable=equipment.trainable, classes=equipment.classes, **more)
+    return RunSpec.of(
+        recipe, out, base_digest=equipment.base_digest, trainable=equipment.trainable, classes=equipment.classes, **more
+    )
 
 
 def base_folder(base: str) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import RecipeError
@@ -13,7 +12,6 @@ from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import TaskData
 
 if TYPE_CHECKING:
-    from fedseed.models.base_files import BaseFiles
     from fedseed.objectives.kinds import ExampleKind
     from fedseed.objectives.losses import Objective
 
@@ -31,7 +29,7 @@ class Equipment:
         measured: the recipe's evaluation settings, within what the model can take.
         limit: what makes an example too long, for a person.
         room: the base's positions; None: any number.
-        base_files: the files that the base was loaded from.
+        base_digest: of the base that quantised weights were made of; None: the model is its base, not hashed yet.
         classes: what a classifier tells apart, in the order of its outputs.
     """
 
@@ -43,7 +41,7 @@ class Equipment:
     measured: EvaluationSettings
     limit: str
     room: int | None
-    base_files: "BaseFiles"
+    base_digest: str | None = None
     classes: tuple[str, ...] = ()
 
 
@@ -54,22 +52,17 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         RecipeError: it can't be had, or does not fit the data or the method.
     """
     from fedseed.models import adapters
-    from fedseed.models.base_files import BaseFiles
     from fedseed.models.checkpointing import checkpoint_activations
     from fedseed.models.heads import Head, head_parameters
     from fedseed.models.loading import choose_trainable, load_model
     from fedseed.objectives.evaluation import longest_input
+    from fedseed.weights.digest import base_digest
 
     settings = recipe.model
     kind, classes = kind_for(recipe, data)
     head = Head(classes, recipe.seed) if classes else None
-    base_files = BaseFiles.before(settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head)
     how = settings.base, settings.dtype, settings.trust_remote_code, kind.architecture, head
-    if settings.quantization is not None:
-        from fedseed.models.outline import outline
-
-        whole = partial(load_model, *how)
-        base_files = base_files.knowing(outline(*how, device="meta"), lambda: whole()[0], settings.digest)
+    digest = None if settings.quantization is None else base_digest(load_model(*how)[0], settings.digest)
     model, processor = load_model(*how, settings.device, settings.attention, settings.quantization)
     if settings.activation_checkpointing:
         checkpoint_activations(model, settings.base)
@@ -84,7 +77,7 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     positions = longest_input(model)
     room = None if positions is None else positions - adapters.virtual_tokens(adapter)
     objective, measured, limit = _objective(recipe, kind, processor, room)
-    return Equipment(model, processor, trainable, objective, kind, measured, limit, positions, base_files, classes)
+    return Equipment(model, processor, trainable, objective, kind, measured, limit, positions, digest, classes)
 
 
 def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equipment:
@@ -94,7 +87,6 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
         RecipeError: the model does not fit the data.
     """
     from fedseed.models.architectures import LOADERS
-    from fedseed.models.base_files import BaseFiles
     from fedseed.objectives.evaluation import longest_input
 
     whole = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -104,7 +96,7 @@ def equipped(recipe: Recipe, data: TaskData, model: Any, processor: Any) -> Equi
         raise RecipeError(f'task.name = "{recipe.task.name}" needs {loader.about}; this is a {type(whole).__name__}')
     room = longest_input(model)
     objective, measured, limit = _objective(recipe, kind, processor, room)
-    return Equipment(model, processor, None, objective, kind, measured, limit, room, BaseFiles(None, [], {}), classes)
+    return Equipment(model, processor, None, objective, kind, measured, limit, room, classes=classes)
 
 
 def kind_for(

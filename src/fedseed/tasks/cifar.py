@@ -1,157 +1,115 @@
-"""CIFAR-10 and CIFAR-100: 32 x 32 colour pictures, from the original pickle batches or the hub's parquet files.
+"""CIFAR-10 and CIFAR-100: 32 x 32 colour pictures, from the hub's parquet files or the original binary version.
 
-Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009.
+Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. A record of the binary version is a byte for
+each label, then all red values row by row, green and blue. The python version is not read: a pickle runs what it names.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Picture
-from fedseed.tasks.files import data_folder, parse_json
+from fedseed.tasks.files import data_folder, parse_json, read_text
 from fedseed.tasks.parquet import read_parquet
-from fedseed.tasks.pickled import named, read_batch
 from fedseed.tasks.pictures import Labelled, PictureTask
 
 SIDE = 32
-PIXELS = 3 * SIDE * SIDE  # a row: all red values row by row, then green, then blue
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+Names = Mapping[str, Sequence[str]]  # of the labels, by field
+Row = tuple[NDArray[np.uint8], dict[str, Any]]  # pixels, and a label's number by field
 
 
 class CIFAR(PictureTask):
     """Settings that both data sets share: those of `PictureTask`, and the files.
 
     Args:
-        path: the folder with the original files, or one that holds that folder; or with the hub's parquet files.
+        path: a folder with the hub's parquet files, or with the files of the binary version, or one that holds that.
     """
 
     path: str
 
-    archive: ClassVar[str]  # the original folder's name
+    archive: ClassVar[str]  # the folder of the binary version
     train_files: ClassVar[Sequence[str]]
     test_file: ClassVar[str]
-    meta_file: ClassVar[str]
-    label_keys: ClassVar[Mapping[str, str]]  # field -> key of the batches; "class" first
-    parquet_keys: ClassVar[Mapping[str, str]]
-    name_keys: ClassVar[Mapping[str, str]]  # field -> key of the meta file
-    counts: ClassVar[Mapping[str, int]]  # field -> how many names it has
+    labels: ClassVar[Mapping[str, tuple[str, str, int]]]  # a record's: column on the hub, file of names, their number
 
     @property
     def hint(self) -> str:
         """What the folder should be."""
-        return f"give the folder {self.archive} of www.cs.toronto.edu/~kriz/cifar.html (the python version)"
+        return (
+            f"give a folder with the hub's parquet files (train-....parquet, test-....parquet), or {self.archive} of "
+            "www.cs.toronto.edu/~kriz/cifar.html (the binary version)"
+        )
 
     def read(self) -> tuple[Labelled, Labelled, tuple[str, ...]]:
-        """Train part, test part, the classes' names.
-
-        Raises:
-            RecipeError: a file is missing or malformed.
-        """
         folder = data_folder(self.path, self.hint)
-        if (folder / self.archive).is_dir():
-            folder = folder / self.archive
-        if not (folder / self.meta_file).is_file():
-            parquet = sorted(folder.rglob("*.parquet"))
-            if parquet:
-                return self._read_parquet(parquet)
-            raise RecipeError(f'task.path = "{self.path}": the folder has no {self.meta_file}; {self.hint}')
-        meta = read_batch(folder / self.meta_file)
-        names = {field: self._names(meta, key, folder / self.meta_file) for field, key in self.name_keys.items()}
-        train = [self._batch(folder / name, names) for name in self.train_files]
-        test = self._batch(folder / self.test_file, names)
-        fields: dict[str, Sequence[str]] = {
-            field: [v for part in train for v in part.fields[field]] for field in self.fields[1:]
-        }
-        return Labelled([p for part in train for p in part.pictures], fields), test, names["class"]
-
-    def _names(self, meta: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
-        names = meta.get(key)
-        if not isinstance(names, list) or not names or not all(isinstance(n, bytes | str) for n in names):
-            raise RecipeError(f'{path}: "{key}": a list of names is expected')
-        return tuple(n if isinstance(n, str) else n.decode("utf-8", "replace") for n in names)
-
-    def _batch(self, path: Path, names: Mapping[str, Sequence[str]]) -> Labelled:
-        batch = read_batch(path)
-        data = batch.get("data")
-        if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != PIXELS or not len(data):
-            found = data.shape if isinstance(data, np.ndarray) else type(data).__name__
-            raise RecipeError(f'{path}: "data": rows of {PIXELS:,} bytes are expected, not {found}')
-        labels = {}
-        for field, key in self.label_keys.items():
-            values, known = batch.get(key), len(names[field])
-            if not isinstance(values, list) or len(values) != len(data):
-                raise RecipeError(f'{path}: "{key}": a list of {len(data):,} labels is expected')
-            wrong = next((v for v in values if type(v) is not int or not 0 <= v < known), None)
-            if wrong is not None:
-                raise RecipeError(f'{path}: "{key}" has {named(wrong)}: labels are numbers from 0 to {known - 1}')
-            labels[field] = values
-        pixels = data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-        pictures = [Picture(p, label) for p, label in zip(pixels, labels["class"], strict=True)]
-        return Labelled(pictures, {f: [names[f][v] for v in labels[f]] for f in self.fields[1:]})
-
-    def _read_parquet(self, paths: Sequence[Path]) -> tuple[Labelled, Labelled, tuple[str, ...]]:
-        found: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
-        names: dict[str, tuple[str, ...]] = {}
-        for path in paths:
-            part = next((part for part in found if path.name.startswith(part)), None)
-            if part is not None:
-                rows, names = self._rows(path)
-                found[part] += rows
-        for part, rows in found.items():
+        folder = folder / self.archive if (folder / self.archive).is_dir() else folder
+        if (folder / self.test_file).is_file():
+            names: Names = {field: _lines(folder / file) for field, (_, file, _) in self.labels.items()}
+            train = [row for name in self.train_files for row in self._records(folder / name, names)]
+            test = list(self._records(folder / self.test_file, names))
+            return self._part(train, names), self._part(test, names), tuple(names["class"])
+        files = sorted(folder.rglob("*.parquet"))
+        if not files:
+            raise RecipeError(f'task.path = "{self.path}": the folder has no {self.test_file}; {self.hint}')
+        parts: dict[str, list[Row]] = {"train": [], "test": []}
+        for path in files:
+            for part, rows in parts.items():
+                if path.name.startswith(part):
+                    more, names = self._parquet(path)
+                    rows += more
+        for part, rows in parts.items():
             if not rows:
                 raise RecipeError(f'task.path = "{self.path}": no file {part}-....parquet with a row')
-        train, test = (
-            Labelled(
-                [Picture(row["pixels"], row["class"]) for row in rows],
-                {f: [names[f][row[f]] for row in rows] for f in self.fields[1:]},
-            )
-            for rows in found.values()
-        )
-        return train, test, names["class"]
+        return self._part(parts["train"], names), self._part(parts["test"], names), tuple(names["class"])
 
-    def _rows(self, path: Path) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
-        """Rows of a parquet file, and the fields' names, which the hub keeps in the schema's metadata."""
-        from PIL import Image
+    def _part(self, rows: Sequence[Row], names: Names) -> Labelled:
+        fields = {field: [names[field][row[1][field]] for row in rows] for field in self.fields[1:]}
+        return Labelled([Picture(pixels, labels["class"]) for pixels, labels in rows], fields)
 
-        found, about, columns_there = read_parquet(path, f", or {self.hint}")
+    def _checked(self, where: str, labels: dict[str, Any], names: Names) -> dict[str, Any]:
+        for field, label in labels.items():
+            if type(label) is not int or not 0 <= label < len(names[field]):
+                known = f"{self.labels[field][0]} is a number from 0 to {len(names[field]) - 1}"
+                raise RecipeError(f"{where}: {known}, not {str(label)[:40]}")
+        return labels
+
+    def _records(self, path: Path, names: Names) -> Iterator[Row]:
+        """Returns the pictures of a binary file."""
+        width = len(self.labels) + 3 * SIDE * SIDE
         try:
-            described = parse_json(about.get("huggingface", "{}"))
-            features = {k: v.get("names") for k, v in described.get("info", {}).get("features", {}).items()}
+            data = np.frombuffer(path.read_bytes(), np.uint8)
+        except OSError as error:
+            raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
+        if not len(data) or len(data) % width:
+            raise RecipeError(f"{path}: {len(data):,} bytes are not whole records of {width:,}; get the file anew")
+        for number, record in enumerate(data.reshape(-1, width), 1):
+            labels = dict(zip(self.labels, record[: len(self.labels)].tolist(), strict=True))
+            pixels = record[len(self.labels) :].reshape(3, SIDE, SIDE).transpose(1, 2, 0)
+            yield pixels, self._checked(f"{path} record {number}", labels, names)
+
+    def _parquet(self, path: Path) -> tuple[list[Row], Names]:
+        """Returns the pictures of a parquet file, and the labels' names, which the hub keeps in the schema's notes."""
+        found, about, there = read_parquet(path, f", or {self.hint}")
+        try:
+            features = parse_json(about.get("huggingface", "{}")).get("info", {}).get("features", {})
+            noted = {field: features.get(key, {}).get("names") for field, (key, _, _) in self.labels.items()}
         except (ValueError, AttributeError) as error:
             raise RecipeError(f"{path}: its description of columns is damaged ({_first_line(error)})") from error
-        image = next((name for name in ("img", "image") if name in columns_there), None)
-        if image is None:
-            raise RecipeError(f'{path}: no column "img"; it has {", ".join(columns_there)}')
-        columns, names = {}, {}
-        for field, key in self.parquet_keys.items():
-            if key not in columns_there:
-                raise RecipeError(f'{path}: no column "{key}"; it has {", ".join(columns_there)}')
-            columns[field] = [row[key] for row in found]
-            known = features.get(key)
-            names[field] = tuple(known or map(str, range(self.counts[field])))
+        names = {field: noted[field] or list(map(str, range(count))) for field, (_, _, count) in self.labels.items()}
+        image = "image" if "image" in there else "img"
+        missing = [key for key in (image, *(key for key, _, _ in self.labels.values())) if key not in there]
+        if missing:
+            raise RecipeError(f'{path}: no column "{missing[0]}"; it has {", ".join(there)}')
         rows = []
-        for number, value in enumerate(row[image] for row in found):
-            try:
-                with Image.open(io.BytesIO(value["bytes"]), formats=("PNG",)) as opened:
-                    if opened.size != (SIDE, SIDE):  # before anything is inflated
-                        raise OSError(f"{opened.size[0]} x {opened.size[1]} pixels, not {SIDE} x {SIDE}")
-                    pixels = np.asarray(opened.convert("RGB"))
-            except (OSError, TypeError, KeyError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                raise RecipeError(f'{path} row {number}: "{image}": not a PNG ({_first_line(error)})') from error
-            row = {field: values[number] for field, values in columns.items()}
-            for field, label in row.items():
-                if type(label) is not int or not 0 <= label < len(names[field]):
-                    raise RecipeError(
-                        f"{path} row {number}: {self.parquet_keys[field]} = {named(label)}: no such class"
-                    )
-            rows.append({"pixels": pixels, **row})
+        for number, row in enumerate(found):
+            where = f"{path} row {number}"
+            labels = {field: row[key] for field, (key, _, _) in self.labels.items()}
+            rows.append((_png(row[image], where), self._checked(where, labels, names)))
         return rows, names
 
 
@@ -159,28 +117,44 @@ class CIFAR10Task(CIFAR):
     """Settings of the "cifar10" task: those of `CIFAR`."""
 
     name: Literal["cifar10"] = "cifar10"
-    about: ClassVar[str] = "CIFAR-10 (32 x 32 pixels, 10 classes) from its python batches or the hub's parquet files"
-    archive: ClassVar[str] = "cifar-10-batches-py"
-    train_files: ClassVar[Sequence[str]] = tuple(f"data_batch_{n}" for n in range(1, 6))
-    test_file: ClassVar[str] = "test_batch"
-    meta_file: ClassVar[str] = "batches.meta"
-    label_keys: ClassVar[Mapping[str, str]] = {"class": "labels"}
-    parquet_keys: ClassVar[Mapping[str, str]] = {"class": "label"}
-    name_keys: ClassVar[Mapping[str, str]] = {"class": "label_names"}
-    counts: ClassVar[Mapping[str, int]] = {"class": 10}
+    about: ClassVar[str] = "CIFAR-10 (32 x 32 pixels, 10 classes) from the hub's parquet files or its binary version"
+    archive: ClassVar[str] = "cifar-10-batches-bin"
+    train_files: ClassVar[Sequence[str]] = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
+    test_file: ClassVar[str] = "test_batch.bin"
+    labels: ClassVar[Mapping[str, tuple[str, str, int]]] = {"class": ("label", "batches.meta.txt", 10)}
 
 
 class CIFAR100Task(CIFAR):
     """Settings of the "cifar100" task: those of `CIFAR`; `partition.field` may also be "superclass" (20 clients)."""
 
     name: Literal["cifar100"] = "cifar100"
-    about: ClassVar[str] = "CIFAR-100 (32 x 32 pixels, 100 classes) from its python files or the hub's parquet files"
+    about: ClassVar[str] = "CIFAR-100 (32 x 32 pixels, 100 classes) from the hub's parquet files or its binary version"
     fields: ClassVar[tuple[str, ...]] = ("class", "superclass")
-    archive: ClassVar[str] = "cifar-100-python"
-    train_files: ClassVar[Sequence[str]] = ("train",)
-    test_file: ClassVar[str] = "test"
-    meta_file: ClassVar[str] = "meta"
-    label_keys: ClassVar[Mapping[str, str]] = {"class": "fine_labels", "superclass": "coarse_labels"}
-    parquet_keys: ClassVar[Mapping[str, str]] = {"class": "fine_label", "superclass": "coarse_label"}
-    name_keys: ClassVar[Mapping[str, str]] = {"class": "fine_label_names", "superclass": "coarse_label_names"}
-    counts: ClassVar[Mapping[str, int]] = {"class": 100, "superclass": 20}
+    archive: ClassVar[str] = "cifar-100-binary"
+    train_files: ClassVar[Sequence[str]] = ("train.bin",)
+    test_file: ClassVar[str] = "test.bin"
+    labels: ClassVar[Mapping[str, tuple[str, str, int]]] = {
+        "superclass": ("coarse_label", "coarse_label_names.txt", 20),
+        "class": ("fine_label", "fine_label_names.txt", 100),
+    }
+
+
+def _lines(path: Path) -> list[str]:
+    return [line.strip() for line in read_text(path).split("\n") if line.strip()]
+
+
+def _png(value: Any, where: str) -> NDArray[np.uint8]:
+    """Returns the pixels of a picture as the hub keeps it."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(value["bytes"]), formats=("PNG",)) as opened:
+            if opened.size != (SIDE, SIDE):  # before anything is inflated
+                raise OSError(f"{opened.size[0]} x {opened.size[1]} pixels, not {SIDE} x {SIDE}")
+            return np.asarray(opened.convert("RGB"))
+    except (OSError, TypeError, KeyError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise RecipeError(f"{where}: not a PNG ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
