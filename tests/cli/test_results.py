@@ -13,7 +13,6 @@ import torch
 
 from fedseed import FedAvg, Orbit, ParameterSpace
 from fedseed.errors import RecipeError
-from fedseed.runs.dense_files import write_weights
 from fedseed.runs.folder import RunFolder
 from support.command import fedseed
 from support.hub import Hub
@@ -150,23 +149,6 @@ def test_the_best_round_and_rounds_before_the_last(place, tmp_path):
         done = fedseed("export", place / "runs" / words[0], *words[1:], "--out", tmp_path / "no")
         assert done.returncode == 2 and text in done.stderr
         assert not (tmp_path / "no").exists()
-
-
-def test_weights_of_a_coordinator_without_torch_are_exported_too(place, tmp_path):
-    """What a networked run of a dense method leaves: a file that it wrote from bytes."""
-    from fedseed.runs.checkpoint import open_weights
-    from fedseed.runs.tuned import find_source, open_tuned
-
-    run = tmp_path / "run"
-    run.mkdir()
-    for method in ("fedavg", "fedit"):
-        header, number, digest, tensors = open_weights(place / "runs" / method / "model.safetensors")
-        data = b"".join(tensors[entry.name].numpy().tobytes() for entry in header.layout.tensors)
-        write_weights(run / "model.safetensors", header, data, digest, number)
-        tuned = open_tuned(find_source(str(run)))
-        assert tuned.facts.digest == digest == summary(place, method)["weights_digest"] and tuned.facts.steps == 3
-        done = fedseed("export", run, "--out", tmp_path / method)
-        assert done.returncode == 0, done.stderr
 
 
 def test_sources_that_are_none(place, exported, tmp_path):

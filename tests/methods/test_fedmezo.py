@@ -156,7 +156,7 @@ def test_protected_clients_bounds_by_hand():
 
 def test_what_each_way_to_travel_declares():
     pairs, tensors = (FedMeZO(travel=travel, personal="loss") for travel in ("pairs", "tensors"))
-    assert (pairs.catch_up, tensors.catch_up) == ("steps", "newest")
+    assert (pairs.catch_up.replaces, tensors.catch_up.replaces) == (False, True)
     assert (pairs.update_type, tensors.update_type) == (Trace, Tuned)
     assert pairs.step_type is Branches is not tensors.step_type
     assert tensors.incomparable is None and "directions of its own" in pairs.incomparable

@@ -343,7 +343,7 @@ def test_runs_learn_and_replay_and_resume_have_their_bits(name, tmp_path, withou
     federation(method, clients, dtype, out=tmp_path / "run", rounds=rounds // 2, **settings).run()
     more = federation(method, clients, dtype, out=tmp_path / "run", rounds=rounds, **settings)
     assert more.run(resume=True, extend=True).summary["weights_digest"] == whole.summary["weights_digest"]
-    if method.catch_up == "newest":
+    if method.catch_up.replaces:
         return
     orbit = Orbit.open(tmp_path / "whole" / "model.orbit")
     assert orbit.header.method == method

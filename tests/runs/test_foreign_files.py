@@ -17,10 +17,10 @@ from fedseed.orbit.header import AdapterStart
 from fedseed.orbit.replay import equip
 from fedseed.reports.log import Logged
 from fedseed.reports.progress import Silent
-from fedseed.runs.checkpoint import open_weights
-from fedseed.runs.dense_files import restore_state
 from fedseed.runs.recipe import read_recipe
 from fedseed.runs.roster import read_names, write_names
+from fedseed.runs.store import OrbitStore
+from fedseed.runs.weights_file import read_weights
 from fedseed.weights.digest import base_digest
 from fedseed.weights.layout import Layout, TensorEntry
 from support.command import fedseed
@@ -79,15 +79,10 @@ def test_weights_that_are_not_a_runs(about, tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.zeros(2)}, path, None if about is None else {"fedseed": about})
     with pytest.raises(OrbitError, match=r"model\.safetensors: "):
-        open_weights(path)
+        read_weights(path)
     path.write_bytes((1 << 40).to_bytes(8, "little") + b"{" * 100)
-    with pytest.raises(OrbitError, match="not a checkpoint"):
-        open_weights(path)
-
-
-class Remembers:
-    def state_dict(self):
-        return {"a": np.zeros(1)}
+    with pytest.raises(OrbitError, match="not the weights of a run"):
+        read_weights(path)
 
 
 @pytest.mark.parametrize("write", [
@@ -98,12 +93,12 @@ class Remembers:
 def test_what_a_coordinator_has_kept_is_plain_arrays(write, tmp_path):
     write(tmp_path / "kept-3.npz")
 
-    class Loads(Remembers):
+    class Loads:
         def load_state_dict(self, arrays):
             raise AssertionError("taken up")
 
     with pytest.raises(FedseedError, match=r"kept-3\.npz: what the coordinator has kept of round 3 can't be read"):
-        restore_state(tmp_path, 3, Loads())
+        OrbitStore(tmp_path, None, Loads())._take_kept(3)
 
 
 @pytest.mark.parametrize("settings", [LoRA(rank=10**8), PromptTuning(virtual_tokens=10**9)])

@@ -194,7 +194,7 @@ class Network:
         digests = {coordinator.digest, *(host.digest for host in hosts)}
         assert len(digests) == 1, digests
         recipe = Recipe.model_validate(self.recipe)
-        if recipe.method.catch_up != "newest":
+        if not recipe.method.catch_up.replaces:
             orbit = Orbit.open(self.out / "model.orbit")
             assert orbit.complete and [r.round for r in orbit.steps()] == list(range(1, recipe.rounds + 1))
             assert {orbit.replay(problem.model())} == digests

@@ -54,7 +54,7 @@ def exchange(method: Method, update: dict[str, Any], length: int) -> Exchange:
     sent: Payload = method.update_type(**update)
     step = method.aggregate(state, Answers(1, [Answer(0, 1.0, sent)], Mean()))
     # of a method whose next plan carries the model nobody waits for the step
-    after = Content() if method.catch_up == "plan" else content(step, step.encode(), length)
+    after = Content() if method.catch_up.may_drop else content(step, step.encode(), length)
     return Exchange(content(plan, plan.encode(), length), content(sent, sent.encode(), length), after)
 
 

@@ -267,7 +267,7 @@ def _rounds(
         state = method.advance(state, step)
         down = len(plans[0]) + len(step_message) - 2 * FRAME_BYTES
         del step, step_message
-    if method.catch_up == "newest":
+    if method.catch_up.replaces:
         up, down = (size + longer if size >= layout.dense_bytes else size for size in (up, down))
     else:
         up, down = (round(size * traced.factor) for size in (up, down))

@@ -14,7 +14,7 @@ from fedseed.federation.hosted import WorkThread
 from fedseed.federation.large import fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.worker import Worker
-from fedseed.methods.base import CatchUp
+from fedseed.methods.catch_up import CatchUp
 from fedseed.orbit import Record
 from fedseed.transport.base import ClientEnd
 
@@ -117,4 +117,6 @@ class NewestWeights(Applying):
         return Cost({"rebuild": time.perf_counter() - began})
 
 
-APPLYING: dict[CatchUp, type[Applying]] = {"steps": EveryStep, "plan": EveryStep, "newest": NewestWeights}
+def applying(catch_up: CatchUp, end: ClientEnd, thread: WorkThread) -> Applying:
+    """Returns how a client of a method that catches up so follows the log."""
+    return (NewestWeights if catch_up.replaces else EveryStep)(end, thread)

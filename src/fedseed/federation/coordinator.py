@@ -286,7 +286,7 @@ class Coordinator:
 
     def _size(self, answers: Answers, state: State, step: Payload) -> float:
         """How large a step is; of whole weights, how large the largest update is: Adam's steps are all of one size."""
-        if self.method.catch_up == "newest":
+        if self.method.catch_up.replaces:
             return max(self._current().sizes[answer.client] for answer in answers)
         return step.size(About(self.method, state, "step"))
 
@@ -319,7 +319,7 @@ class Coordinator:
         for payload in payloads:
             step = self.method.decode_step(self.state, payload)
             contents.append(self._content(step, payload))
-            if self.method.catch_up != "newest":  # whole weights do not say how large the steps to them were
+            if not self.method.catch_up.replaces:  # whole weights do not say how large the steps to them were
                 self._steps.take(step.size(About(self.method, self.state, "step")))
             self.state = self.method.advance(self.state, step)
             self._count()
@@ -360,7 +360,7 @@ class Coordinator:
 
     def take_base(self, weights: Callable[[], bytes]) -> None:
         """The base's weights are a step 0 to a method whose steps replace each other; others need none."""
-        if self.method.catch_up == "newest":
+        if self.method.catch_up.replaces:
             self.weights = weights()
 
     @property
@@ -371,7 +371,7 @@ class Coordinator:
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """What the coordinator remembers besides the steps, as arrays by name; most methods have nothing."""
         arrays: dict[str, NDArray[Any]] = self.state.state_dict()
-        if self.method.catch_up == "newest":
+        if self.method.catch_up.replaces:
             arrays = {**arrays, SIZES: self._steps.sizes}
         return {**arrays, **{f"{OUTCOME}{at}": part for at, part in enumerate(self._outcome or ())}}
 
@@ -381,7 +381,7 @@ class Coordinator:
         self._outcome = [arrays[name] for _, name in parts] if parts and self.keeps_outcomes else None
         own = {name: array for name, array in arrays.items() if name != SIZES and not name.startswith(OUTCOME)}
         self.state = self.state.load_state_dict(own)
-        if self.method.catch_up == "newest":
+        if self.method.catch_up.replaces:
             self._steps.load(arrays.get(SIZES, ()))
 
     def figures(self) -> dict[str, NDArray[Any]]:

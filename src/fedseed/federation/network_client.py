@@ -102,7 +102,7 @@ class NetworkClient:
                 await self._work(replica, answers)
             await introduction.say("beat", {"done": True})
             await end.flush()
-            if self._orbit is not None and self.hosted.worker.method.catch_up != "newest":
+            if self._orbit is not None and not self.hosted.worker.method.catch_up.replaces:
                 await write_log(end, self.run_name, self._orbit)
         finally:
             await introduction.stop()

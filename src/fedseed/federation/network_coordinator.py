@@ -64,7 +64,7 @@ class NetworkCoordinator:
         self.total = total
         self.session = Session(end, settings, progress, Rejected(progress, run), clock=end.now)
         self.roster = Roster(settings.dead_after, settings.names, settings.enrols, end.now)
-        replacing = method.catch_up == "newest"  # each step is whole weights, in place of those before
+        replacing = method.catch_up.replaces  # each step is whole weights, in place of those before
         self.reception = Reception(self.session, self.roster, method, seed, BaseWeights(self.session, replacing))
         self.inquiry = Inquiry(self.session, self.roster)
         self.log = StepLog(end, replacing)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedseed.errors import FedseedError, MessageError, NetworkError, OrbitError
-from fedseed.federation.applying import APPLYING
+from fedseed.federation.applying import applying
 from fedseed.federation.cost import Cost
 from fedseed.federation.hosted import Hosted, WorkThread
 from fedseed.federation.protocol import Entry, listed, read_header, read_mark, read_step
@@ -57,7 +57,7 @@ class Replica:
         self.hosted = hosted
         self.at = 0
         self.numbers = {name: number for number, name in enumerate(hosted.names)}
-        self.applying = APPLYING[hosted.worker.method.catch_up](end, thread)
+        self.applying = applying(hosted.worker.method.catch_up, end, thread)
         self.spent = Cost()  # since the last report
         self.ended = False
         self.version = 0  # other weights, another version
@@ -135,7 +135,7 @@ class Replica:
         self.hosted.worker.memory = memory
         self.version += 1
         self.at = 0
-        self.applying = APPLYING[self.hosted.worker.method.catch_up](self.end, self._thread)
+        self.applying = applying(self.hosted.worker.method.catch_up, self.end, self._thread)
         self.spent = Cost()
         self._log.link = self.hosted.start[-LINK_BYTES:]
         self._digest = None

@@ -5,7 +5,8 @@ docs/architecture.md has the argument.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fedseed.errors import NetworkError
 from fedseed.federation.large import carry, fetch, is_stored
@@ -24,6 +25,29 @@ from fedseed.orbit import Header
 from fedseed.orbit.file import begin, scan
 from fedseed.orbit.record import LINK_BYTES
 from fedseed.transport.base import CoordinatorEnd, LogWriter
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What the log of a run on a server holds.
+
+    Args:
+        run: the run's name there.
+        last: the last step.
+        payloads: all steps' payloads; where a step replaces those before it, the newest that is not empty alone.
+        changed: the number of that one.
+        digests: of the weights after a step, where clients have said it.
+        waits: whether the last step, if a file has not got it, waits for its digest (`StepStore.confirm`).
+        lasting: whether it outlives the coordinator, so that the files may follow it.
+    """
+
+    run: str
+    last: int = 0
+    payloads: Sequence[bytes] = ()
+    changed: int = 0
+    digests: Mapping[int, str] = field(default_factory=dict)
+    waits: bool = False
+    lasting: bool = True
 
 
 class StepLog:
@@ -91,30 +115,29 @@ class StepLog:
 
     # -- taking up what is there ----------------------------------------------------------------------------------
 
-    async def payloads(self) -> list[bytes]:
-        """The payloads of the earlier sessions' steps; new ones follow these."""
-        found = [(await fetch(self.end, carried, None))[FRAME_BYTES:] for _, carried in self.steps]
-        self._take_up()
-        return found
+    async def take_up(self, run: str, waits: bool) -> Logged:
+        """Returns what earlier sessions have logged; new steps follow these.
 
-    async def newest(self) -> tuple[list[int], bytes | None]:
-        """Of a method whose steps replace each other: the payload bytes of all steps, and the newest payload."""
-        sizes = [
-            (Stored.decode(carried).size if is_stored(carried) else len(carried)) - FRAME_BYTES
-            for _, carried in self.steps
-        ]
-        changed = [number for number, size in enumerate(sizes, start=1) if size]
-        payload = None
-        if changed:
-            payload = (await fetch(self.end, self.steps[changed[-1] - 1][1], None))[FRAME_BYTES:]
-            self._blobs = [f"step-{changed[-1]}"]
-        self._take_up()
-        return sizes, payload
+        Args:
+            run: the run's name.
+            waits: whether the last step, if the files have not got it, waits for its digest.
+        """
+        steps, self.steps = self.steps, []
+        about = Logged(run, len(steps), digests=self.marks, waits=waits, lasting=self.end.lasting)
+        if not steps:
+            return about
+        self._link = steps[-1][0]
+        if not self.replacing:
+            return replace(about, payloads=[await self._payload(carried) for _, carried in steps])
+        sizes = (Stored.decode(carried).size if is_stored(carried) else len(carried) for _, carried in steps)
+        changed = max((number for number, size in enumerate(sizes, start=1) if size > FRAME_BYTES), default=0)
+        if not changed:
+            return about
+        self._blobs = [f"step-{changed}"]
+        return replace(about, payloads=[await self._payload(steps[changed - 1][1])], changed=changed)
 
-    def _take_up(self) -> None:
-        if self.steps:
-            self._link = self.steps[-1][0]
-        self.steps = []
+    async def _payload(self, carried: bytes) -> bytes:
+        return (await fetch(self.end, carried, None))[FRAME_BYTES:]
 
     # -- writing -----------------------------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ class Worker:
         """What a Byzantine client sends in place of its honest update (simulation)."""
         message, state = Message.decode(update), self.state
         honest = self.method.decode_update(state, message.round, message.payload)
-        if self.method.catch_up == "newest":  # the weights before, which a client need not remember
+        if self.method.catch_up.replaces:  # the weights before, which a client need not remember
             state = self.method.advance(state, self.method.decode_step(state, self.space.dense()))
         about = About(self.method, state, "update", message.round)
         return replace(message, payload=alone(honest, Attack(kind), self.seed, message.client, about).encode()).encode()

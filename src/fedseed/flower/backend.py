@@ -17,7 +17,7 @@ from fedseed.federation.report import Phases, add_metrics, read_cost, read_metri
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
 from fedseed.flower import wire
-from fedseed.flower.ledger import LEDGERS, Ledger
+from fedseed.flower.ledger import Ledger
 from fedseed.flower.members import Members
 from fedseed.flower.post import Post, Reply
 from fedseed.methods.content import Content
@@ -101,8 +101,7 @@ class FlowerBackend(Backend):
 
     def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
         """Take up what is in the folder; the nodes are sent it with the first plan."""
-        kind = LEDGERS[self.spec.method.catch_up]
-        self._ledger = kind(folder.path, self.header, self.coordinator)
+        self._ledger = Ledger(folder, self.header, self.coordinator)
         contents = self._ledger.restore(self.progress.warn)
         if not self._ledger.at:
             self.coordinator.take_base(lambda: self._members.weights(self.header.layout.dense_bytes))

@@ -50,7 +50,7 @@ class Site:
     @property
     def replacing(self) -> bool:
         """Whether a step is whole weights."""
-        return self.hosted.worker.method.catch_up == "newest"
+        return self.hosted.worker.method.catch_up.replaces
 
     def bring(self, held: Held) -> float:
         """Bring the weights to where the node is; returns the seconds it took.

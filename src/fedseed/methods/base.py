@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.aggregation.base import Part, Past, spread
 from fedseed.aggregation.weighting import Weighting
+from fedseed.methods.catch_up import CatchUp, EveryStep
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload
 from fedseed.methods.summands import Summand
@@ -32,8 +33,6 @@ from fedseed.models.adapters import Adapter
 from fedseed.privacy import Level, Mechanism, Noise, PrivacySettings, PrivateScalars, Required
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
-
-CatchUp = Literal["steps", "newest", "plan"]
 
 
 @dataclass(frozen=True)
@@ -255,8 +254,8 @@ class Method(BaseModel, ABC):
 
     @property
     def catch_up(self) -> CatchUp:
-        """How whoever missed rounds gets the model: by every step, the newest step, or the next plan alone."""
-        return "steps"
+        """How somebody who missed rounds gets the model."""
+        return EveryStep()
 
     @property
     def from_base(self) -> bool:
@@ -276,7 +275,7 @@ class Method(BaseModel, ABC):
     @property
     def entrywise(self) -> bool:
         """Whether messages, and what a client needs to make them, are in proportion to the model."""
-        return self.catch_up == "newest"
+        return self.catch_up.replaces
 
     @property
     def personal_plans(self) -> bool:
@@ -296,7 +295,7 @@ class Method(BaseModel, ABC):
     @property
     def lasting_entries(self) -> bool:
         """Whether an entry of clients' vectors means the same in every round; not where directions are new."""
-        return self.catch_up == "newest"
+        return self.catch_up.replaces
 
     @property
     def unsummable(self) -> str | None:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
 from fedseed.aggregation.base import Parts
-from fedseed.methods.base import Answers, CatchUp, Method, State
+from fedseed.methods.base import Answers, Method, State
+from fedseed.methods.catch_up import CatchUp, NewestStep
 from fedseed.methods.payload import About, Floats, Payload, Tensors, from_floats, to_floats
 from fedseed.methods.sizes import distance
 from fedseed.optimizers.moments import Moments
@@ -196,7 +197,7 @@ class Dense(Method):
     @property
     def catch_up(self) -> CatchUp:
         """The newest weights replace all before them."""
-        return "newest"
+        return NewestStep()
 
     def start(self, layout: Layout, seed: int) -> DenseState:
         """The state before the first round."""

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fedseed.methods.base import Answers, CatchUp, Round, State
+from fedseed.methods.base import Answers, Round, State
+from fedseed.methods.catch_up import CatchUp, NextPlan
 from fedseed.methods.client import Client
 from fedseed.methods.pool import Accumulated, Pairs, Pool, probabilities
 from fedseed.methods.population import Population, is_usable
@@ -167,7 +168,7 @@ class FedKSeed(Population):
     @property
     def catch_up(self) -> CatchUp:
         """The plan carries the model."""
-        return "plan"
+        return NextPlan()
 
     @property
     def lasting_entries(self) -> bool:

@@ -19,7 +19,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from fedseed.methods.base import Answers, CatchUp, Round
+from fedseed.methods.base import Answers, Round
+from fedseed.methods.catch_up import CatchUp, EveryStep, NewestStep
 from fedseed.methods.client import Client
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing, Payload
@@ -162,7 +163,7 @@ class FedMeZO(Averaged, Population):
     @property
     def catch_up(self) -> CatchUp:
         """With pairs by every step."""
-        return "newest" if self.travel == "tensors" else "steps"
+        return NewestStep() if self.travel == "tensors" else EveryStep()
 
     @property
     def personal_plans(self) -> bool:

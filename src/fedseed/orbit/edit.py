@@ -50,7 +50,7 @@ def compact(path: Path, out: Path) -> Orbit:
     _must_not_exist(out)
     orbit = Orbit.open(path)
     method = orbit.header.method
-    if method.catch_up != "plan":
+    if not method.catch_up.may_drop:
         raise OrbitError(f"{path}: every step of {method.name} counts, so none can be left out")
     if not orbit.parts:
         raise OrbitError(f"{path}: the orbit has no steps")

@@ -168,7 +168,7 @@ class Header:
             raise ValueError("a tensor with a negative side")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed {self.seed}: from 0 to 2**64 - 1")
-        if not 1 <= self.first < 1 << 32 or (self.first > 1 and self.method.catch_up != "plan"):
+        if not 1 <= self.first < 1 << 32 or (self.first > 1 and not self.method.catch_up.may_drop):
             raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
 
     def start(self) -> State:

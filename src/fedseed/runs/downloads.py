@@ -13,7 +13,7 @@ class Downloads:
     """Counts what is in the payloads of steps that clients catch up on.
 
     Args:
-        method: the method. If its plans carry the model, clients need no steps; of a dense one they need the newest.
+        method: the method.
         clients: how many clients there are.
     """
 
@@ -27,12 +27,10 @@ class Downloads:
 
     def of(self, client: int) -> Content:
         """What brings a client up to date, which it is then."""
-        has, self._has[client] = self._has[client], len(self._totals["bytes"]) - 1
-        if self._method.catch_up == "plan":
-            return Content()
-        if self._method.catch_up == "newest":
-            return self._between(self.changed - 1, self.changed) if self.changed > has else Content()
-        return self._between(has, -1)
+        has, last = self._has[client], len(self._totals["bytes"]) - 1
+        self._has[client] = last
+        steps = self._method.catch_up.needs(has, last, self.changed)
+        return self._between(steps.start - 1, steps.stop - 1) if steps else Content()
 
     def _between(self, first: int, last: int) -> Content:
         asked = (first, last, len(self._totals["bytes"]))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from fedseed.errors import FedseedError, NetworkError
 from fedseed.federation.cost import Cost
+from fedseed.federation.messages import EVERYBODY, FRAME_BYTES, Message, MessageKind
 from fedseed.federation.network_coordinator import NetworkCoordinator
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
@@ -27,11 +28,11 @@ from fedseed.reports.prometheus import Exporter
 from fedseed.runs import stopping
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend, Loop
-from fedseed.runs.network_store import STORES, NetworkStore
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.result import RunResult
 from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
 from fedseed.runs.spec import RunSpec
+from fedseed.runs.store import StepStore, step_store
 from fedseed.transport.base import LogLostError, Transport
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class NetworkBackend(Backend):
         self.progress = progress or Silent()
         self._exporter = exporter
         self.spec = RunSpec.over_network(recipe, out)
-        self._store: NetworkStore | None = None  # where the run writes files
+        self._store: StepStore | None = None  # where the run writes files
         self._folder: RunFolder | None = None
         self._refusals = 0  # by the server
         self._loop = asyncio.new_event_loop()
@@ -105,7 +106,7 @@ class NetworkBackend(Backend):
     @property
     def _remedy(self) -> str:
         """What to do when the server has lost the run."""
-        if self.spec.method.catch_up == "newest":
+        if self.spec.method.catch_up.replaces:
             return "the weights were there: begin again with another --out"
         return "start `fedseed serve` again with the same --out, it puts the log there again from the orbit"
 
@@ -156,9 +157,14 @@ class NetworkBackend(Backend):
         steps = len(self.talk.log.steps)
         if steps and self.talk.rounds is not None:
             self.talk.rounds.grace = self.talk.session.clock() + self.talk.session.settings.dead_after
-        store = STORES[self.spec.method.catch_up]
-        self._store = store(folder, self.header, self.coordinator, self.talk.log, self.talk.run)
-        return self._wait(self._store.restore(self.spec.logs(steps), self.progress.warn))
+        logged = self._wait(self.talk.log.take_up(self.talk.run, self.spec.logs(steps)))
+        self._store = step_store(self.spec.method, folder.path, self.header, self.coordinator, logged)
+        restored = self._store.restore(folder.has_rounds, self.progress.warn)
+        for number, payload in enumerate(restored.unlogged, start=logged.last + 1):
+            step = Message(MessageKind.STEP, self.spec.method.code, number, EVERYBODY, payload).encode()
+            self._wait(self.talk.log.publish(number, step))
+        folder.fill(restored.round, _unknown_round)
+        return restored.round, restored.contents
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -170,13 +176,13 @@ class NetworkBackend(Backend):
     def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
         """The step goes into the log; from here on the round counts."""
         if self._store is not None:
-            self._store.before(number)
+            self._store.prepare(number)
         self._wait(self.talk.log.publish(number, step))
         self.talk.tell(line)
         if self._exporter is not None:
             self._exporter.count(line)
         if self._store is not None:
-            self._store.after(number, step, waits=log)
+            self._store.record(number, step[FRAME_BYTES:], waits=log)
             if not log and self._store.due:
                 self._sync()
 
@@ -206,7 +212,7 @@ class NetworkBackend(Backend):
 
     def complete(self) -> int | None:
         """End the log and the files."""
-        size = None if self._store is None else self._store.complete()
+        size = None if self._store is None else self._store.complete(self.talk.log.digest or NO_DIGEST)
         self._wait(self.talk.log.finish())
         return size
 
@@ -260,6 +266,14 @@ class NetworkBackend(Backend):
         if left:
             self._wait(_ended(left))
         self._loop.close()
+
+
+def _unknown_round(number: int) -> dict[str, Any]:
+    """The line of a round whose cost was not on disk when the machine stopped."""
+    return {
+        "round": number, "clients": [], "skipped": [], "refused": 0, "bytes_up": 0.0, "bytes_down": 0.0,
+        **Cost().about(), "attacked": [], "seconds": {}, "unknown": True,
+    }  # fmt: skip
 
 
 async def _ended(tasks: "set[asyncio.Task[Any]]") -> None:

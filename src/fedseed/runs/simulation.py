@@ -37,7 +37,7 @@ from fedseed.runs.remembering import check_memory, memory_of
 from fedseed.runs.result import RunResult
 from fedseed.runs.secure import SecureRounds
 from fedseed.runs.spec import RunSpec
-from fedseed.runs.store import STORES, StepStore
+from fedseed.runs.store import StepStore, step_store
 from fedseed.runs.threads import limited
 from fedseed.runs.workers import Team, Workers
 from fedseed.tasks.data import ClientData
@@ -127,7 +127,7 @@ class Simulation(Backend):
                 "nothing to do; with federation.joint = false each client's is a message of its own"
             )
         team = workers if isinstance(workers, Team) else Team(workers, per_round)
-        team.expect(begin(self.header), self.method.catch_up == "newest", self.worker.memory.folder)
+        team.expect(begin(self.header), self.method.catch_up.replaces, self.worker.memory.folder)
         weakref.finalize(self, team.close)  # of a simulation that never runs, too
         threads = "1 thread" if workers.threads == 1 else f"{workers.threads} threads"
         return team, f"{len(team.seats)} worker process{'es' * (len(team.seats) > 1)}, {threads} each"
@@ -163,13 +163,13 @@ class Simulation(Backend):
 
     def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
         """Bring weights and states to the last round that counts."""
-        self._store = STORES[self.method.catch_up](folder.path, self.header, self.worker, self.coordinator)
-        self._store.check(folder.has_rounds)
-        restored = self._store.restore(self.progress.warn)
-        check_memory(self.worker.memory, self.method, restored[0])
+        self._store = step_store(self.method, folder.path, self.header, self.coordinator)
+        restored = self._store.restore(folder.has_rounds, self.progress.warn)
+        self.worker.catch_up(restored.records)
+        check_memory(self.worker.memory, self.method, restored.round)
         if self.team is not None:
-            self.team.restored(self._store.restored)
-        return restored
+            self.team.restored(restored.records)
+        return restored.round, restored.contents
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -256,7 +256,9 @@ class Simulation(Backend):
     def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
         """Keep the step, if there is a folder."""
         if self._store is not None:
-            self._store.record(number, step[FRAME_BYTES:], line["weights_digest"] or NO_DIGEST)
+            self._store.prepare(number)
+            self._store.record(number, step[FRAME_BYTES:], waits=True)
+            self._store.confirm(line["weights_digest"] or NO_DIGEST)
         if self.team is not None:
             self.team.confirm(line["weights_digest"] or NO_DIGEST)
 
@@ -286,7 +288,7 @@ class Simulation(Backend):
             about = Facts(self.spec.rounds, self.worker.space.digest(), clients=len(self.names))
             kind = type(model.get_base_model()).__name__
             (folder / "README.md").write_text(card(self.header, about, "adapter", kind), encoding="utf-8")
-        return None if self._store is None else self._store.complete()
+        return None if self._store is None else self._store.complete(NO_DIGEST)
 
     def release(self) -> None:
         """Close the file of steps as it is."""

@@ -1,23 +1,49 @@
-"""Where a simulation's steps become durable: every step in an orbit, or the newest weights alone.
+"""Where a run's steps become durable, and where an interrupted run takes them up again. Free of torch.
 
-A round counts once its step is recorded here. Which store a run has follows from how whoever missed rounds catches up
-(`Method.catch_up`): by steps, or by the newest one because it replaces all before it.
+Two questions decide what a store does. Does a step replace those before it (`Method.catch_up`)? Then the folder has the
+newest weights (`WeightsStore`), otherwise all steps in an orbit (`OrbitStore`). And who decides which rounds count? The
+files do, unless there is a lasting log on a server (`Logged`): then the files follow the log, and are brought in line
+with it when a coordinator starts.
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedseed.durable import replacing
 from fedseed.errors import FedseedError, OrbitError
 from fedseed.federation.coordinator import Coordinator
-from fedseed.federation.worker import Worker
-from fedseed.methods.base import CatchUp
+from fedseed.federation.step_log import Logged
+from fedseed.methods import Method
 from fedseed.methods.content import Content
-from fedseed.orbit import Header, OrbitWriter, Record
-from fedseed.runs import checkpoint
-from fedseed.runs.checkpoint import Checkpoint
-from fedseed.runs.dense_files import keep_outcome, restore_outcome
+from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
+from fedseed.runs.weights_file import Weights, read_weights, write_weights
+
+SYNC_SECONDS = 1.0  # between writes to the disk of files that follow a log
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Where an interrupted run was.
+
+    Args:
+        round: the last round that counts.
+        contents: what each step to there holds.
+        records: what takes a model at its base to there.
+        unlogged: payloads of the steps that the log lacks.
+    """
+
+    round: int
+    contents: list[Content]
+    records: Sequence[Record] = ()
+    unlogged: Sequence[bytes] = ()
 
 
 class StepStore(ABC):
@@ -26,38 +52,99 @@ class StepStore(ABC):
     Args:
         folder: the run's folder.
         header: what the run is.
-        worker: holds the weights.
-        coordinator: what it remembers besides the steps is kept, too.
+        coordinator: is brought to the last step; what it remembers besides the steps is kept, too.
+        logged: what the run's log holds; None: there is no log.
     """
 
     name: ClassVar[str]  # of the file
-    restored: Sequence[Record] = ()  # what takes a model at its base to where `restore` brought this one
 
-    def __init__(self, folder: Path, header: Header, worker: Worker, coordinator: Coordinator) -> None:
+    def __init__(self, folder: Path, header: Header, coordinator: Coordinator, logged: Logged | None = None) -> None:
+        self.folder = folder
         self.path = folder / self.name
         self.header = header
-        self.worker = worker
         self.coordinator = coordinator
-
-    def check(self, rounds: bool) -> None:
-        """Raises FedseedError if the run has had rounds, but the file is not there."""
-        if rounds and not self.path.exists():
-            raise FedseedError(f"{self.path.parent}: {self.name} is missing, and with it what the run has learnt")
+        self.logged = logged
+        self.follows = logged is not None and logged.lasting  # whether the log decides
+        self._held: Record | None = None  # the newest step, until its digest is known
 
     @abstractmethod
-    def restore(self, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
-        """Bring weights and states to the last round that counts: its number, what all steps to there hold."""
+    def restore(self, begun: bool, warn: Callable[[str], None]) -> Restored:
+        """Bring file and coordinator to the last round that counts.
+
+        Args:
+            begun: whether the folder says that the run has had rounds.
+            warn: told what was mended.
+
+        Raises:
+            FedseedError: a file is missing, damaged, of another run, or holds other steps than the log.
+        """
+
+    def prepare(self, number: int) -> None:  # noqa: B027
+        """A step is about to count: what it does not say is written first."""
+
+    def record(self, number: int, payload: bytes, waits: bool = False) -> None:
+        """A step counts; where the files decide it is on disk when this returns.
+
+        Args:
+            number: the round.
+            payload: the step's.
+            waits: it is written when the weights' digest is known (`confirm`).
+        """
+        self._held = Record(number, payload, NO_DIGEST)
+        if not waits:
+            self.confirm(NO_DIGEST)
+
+    def confirm(self, digest: str) -> None:
+        """The digest of the weights after the newest step is known, or will not be."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._write(Record(held.round, held.payload, digest), digest == NO_DIGEST)
 
     @abstractmethod
-    def record(self, number: int, payload: bytes, digest: str) -> None:
-        """Keep a step, on disk before this returns."""
+    def _write(self, record: Record, lazily: bool) -> None:
+        """Write a step; where the log decides it need not be on disk yet if that may be done lazily."""
 
-    def complete(self) -> int | None:
-        """The run is over: the orbit's bytes, None where there is none."""
-        return None
+    @property
+    def due(self) -> bool:
+        """Whether it is time for `sync`."""
+        return False
+
+    def sync(self) -> None:  # noqa: B027
+        """Bring everything to the disk."""
+
+    @abstractmethod
+    def complete(self, digest: str) -> int | None:
+        """The run is over, its weights have this digest: returns the orbit's bytes, None where there is none."""
 
     def release(self) -> None:  # noqa: B027
         """Close the file as it is."""
+
+    # -- what the coordinator remembers and no step says -----------------------------------------------------------
+
+    def _keep(self, number: int) -> None:
+        """Write it, before the round counts; that of the round before stays."""
+        if kept := self.coordinator.state_dict():
+            with replacing(self.folder / f"kept-{number}.npz") as temporary, open(temporary, "wb") as file:
+                np.savez(file, **kept)  # type: ignore[arg-type]
+            (self.folder / f"kept-{number - 2}.npz").unlink(missing_ok=True)
+
+    def _take_kept(self, number: int) -> None:
+        """Take up what was kept after a round. Raises FedseedError."""
+        path = self.folder / f"kept-{number}.npz"
+        try:
+            with ZipFile(path) as archive:
+                if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
+                    raise ValueError("it is compressed, which it never is")
+            with np.load(path, allow_pickle=False) as arrays:
+                self.coordinator.load_state_dict({name: arrays[name] for name in arrays.files})
+        except (OSError, LookupError, ValueError, BadZipFile, EOFError, MemoryError) as error:
+            raise FedseedError(
+                f"{path}: what the coordinator has kept of round {number} can't be read: {error}"
+            ) from error
+
+    def _forget_kept(self) -> None:
+        for path in self.folder.glob("kept-*.npz"):
+            path.unlink()
 
 
 class OrbitStore(StepStore):
@@ -65,69 +152,155 @@ class OrbitStore(StepStore):
 
     name = "model.orbit"
     _writer: OrbitWriter | None = None
+    _synced = 0.0
 
-    def restore(self, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
-        """Replay what is there."""
-        there = self.path.exists()
+    def restore(self, begun: bool, warn: Callable[[str], None]) -> Restored:
+        """Read the orbit; it and the log are repaired from each other."""
+        there, logged = self.path.exists(), self.logged or Logged("")
+        if logged.last and not there:
+            raise FedseedError(
+                f"the server holds a run {logged.run} of {logged.last} steps, {self.folder} does not: "
+                "go on in its folder (--out), choose another name (--run), or delete it from the server with --fresh"
+            )
+        if begun and not there:
+            raise FedseedError(f"{self.folder}: {self.name} is missing, and with it what the run has learnt")
         self._writer = OrbitWriter(self.path, self.header, resume=there)
         if self._writer.cut is not None:
             warn(self._writer.cut)
-        if not there:
-            restore_outcome(self.path.parent, 0, self.coordinator, warn)
-            return 0, []
-        orbit = self._writer.take()
+        records = self._read(self._writer) if there else []
+        common = min(logged.last, len(records))
+        if list(logged.payloads[:common]) != [record.payload for record in records[:common]]:
+            raise FedseedError(f"{self.path} and the server's run {logged.run} hold different steps")
+        unlogged = [] if self.logged is None else [record.payload for record in records[common:]]
+        for number, payload in enumerate(logged.payloads[common:], start=common + 1):
+            records.append(Record(number, payload, logged.digests.get(number, NO_DIGEST)))
+            if number == logged.last and logged.waits and number not in logged.digests:
+                self._held = records[-1]
+            else:
+                self._writer.append(records[-1])
+        contents = self.coordinator.catch_up(record.payload for record in records)
+        self._take_outcome(len(records), warn)
+        return Restored(len(records), contents, records, unlogged)
+
+    def _read(self, writer: OrbitWriter) -> list[Record]:
+        orbit = writer.take()
         if orbit.header.first > 1:
             raise OrbitError(f"{self.path} is compacted: a run can't go on from it")
-        self.restored = list(orbit.steps())
-        self.worker.catch_up(self.restored)
-        contents = self.coordinator.catch_up(record.payload for record in orbit.steps())
-        restore_outcome(self.path.parent, orbit.last, self.coordinator, warn)
-        return orbit.last, contents
+        return list(orbit.steps())
 
-    def record(self, number: int, payload: bytes, digest: str) -> None:
-        """Append it."""
-        assert self._writer is not None
-        keep_outcome(self.path.parent, number, self.coordinator)
-        self._writer.append(Record(number, payload, digest))
+    def _take_outcome(self, number: int, warn: Callable[[str], None]) -> None:
+        """Take up what the aggregation rule remembers, if it remembers anything; without a file it begins anew."""
+        if not self.coordinator.keeps_outcomes:
+            return
+        if not number:
+            self._forget_kept()  # an earlier run's
+        elif (self.folder / f"kept-{number}.npz").exists():
+            self._take_kept(number)
+        else:
+            rule = self.coordinator.aggregation.name
+            warn(
+                f"{self.folder}: kept-{number}.npz is not there: {rule} remembers nothing of the rounds before, and "
+                "goes on so"
+            )
 
-    def complete(self) -> int | None:
-        """End the file."""
+    def prepare(self, number: int) -> None:
+        """Write what the aggregation rule remembers."""
+        if self.coordinator.keeps_outcomes:
+            self._keep(number)
+
+    def _write(self, record: Record, lazily: bool) -> None:
         assert self._writer is not None
+        self._writer.append(record, sync=not (self.follows and lazily))
+
+    @property
+    def due(self) -> bool:
+        return self.follows and time.monotonic() > self._synced + SYNC_SECONDS
+
+    def sync(self) -> None:
+        assert self._writer is not None
+        self._writer.sync()
+        self._synced = time.monotonic()
+
+    def complete(self, digest: str) -> int | None:
+        assert self._writer is not None
+        self.confirm(digest)
         self._writer.close()
         return self.path.stat().st_size
 
     def release(self) -> None:
-        """Close it."""
         if self._writer is not None:
             self._writer.release()
 
 
 class WeightsStore(StepStore):
-    """The newest weights, in a safetensors file that is replaced as a whole."""
+    """The newest weights, in a file that is replaced as a whole; where a log has them, when the run is over."""
 
     name = "model.safetensors"
-    _changed = 0  # the last round whose step was not empty
+    _round = 0  # the last that counts
+    _changed = 0  # the last whose step was not empty
 
-    def restore(self, warn: Callable[[str], None]) -> tuple[int, list[Content]]:
-        """Load what is there: such a step is the weights themselves."""
+    def restore(self, begun: bool, warn: Callable[[str], None]) -> Restored:
+        """Take the newest weights from the log if it has steps, otherwise from the file."""
+        logged = self.logged
+        if logged is not None and logged.last:
+            number, changed, weights = logged.last, logged.changed, b"".join(logged.payloads)
+            records = [Record(changed, weights)] if changed else []
+            contents = self._take(number, changed, weights)
+            if next(self.folder.glob("kept-*.npz"), None) is not None:
+                self._take_kept(number)
+            return Restored(number, contents, records)
         if not self.path.exists():
-            return 0, []
-        at = checkpoint.load(self.path, self.worker.space, self.header)
-        contents, self._changed = [Content()] * at.round, at.changed
-        if at.changed:
-            step = self.worker.space.dense()
-            (contents[at.changed - 1],) = self.coordinator.catch_up([step])
-            self.coordinator.load_state_dict(at.kept)
-            self.worker.advance(step)
-            self.restored = [Record(at.changed, step)]
-        return at.round, contents
+            if begun and self.follows:
+                raise FedseedError(f"{self.folder}: the server has lost this run's weights; start again elsewhere")
+            if begun:
+                raise FedseedError(f"{self.folder}: {self.name} is missing, and with it what the run has learnt")
+            return Restored(0, [])
+        found = read_weights(self.path)
+        if differences := found.header.differences(self.header):
+            raise OrbitError(f"{self.path} holds the weights of another run: {differences[0]} here")
+        contents = self._take(found.round, found.changed, found.data)
+        if not found.changed:
+            return Restored(found.round, contents)
+        self.coordinator.load_state_dict(found.kept)
+        step = Record(found.changed, found.data, found.digest)
+        unlogged = [step.payload if number == step.round else b"" for number in range(1, found.round + 1)]
+        return Restored(found.round, contents, [step], () if logged is None else unlogged)
 
-    def record(self, number: int, payload: bytes, digest: str) -> None:
-        """Replace the file."""
-        if payload:
-            self._changed = number
-        at = Checkpoint(number, self._changed, self.coordinator.state_dict())
-        checkpoint.save(self.path, self.worker.space, self.header, at)
+    def _take(self, number: int, changed: int, weights: bytes) -> list[Content]:
+        self._round, self._changed = number, changed
+        contents = [Content()] * number
+        if changed:
+            (contents[changed - 1],) = self.coordinator.catch_up([weights])
+        return contents
+
+    def prepare(self, number: int) -> None:
+        """Write what the coordinator remembers besides the weights, which the log has."""
+        if self.follows:
+            self._keep(number)
+
+    def _write(self, record: Record, lazily: bool) -> None:
+        self._round = record.round
+        if record.payload:
+            self._changed = record.round
+        if not self.follows:
+            self._save(record.digest, self.coordinator.state_dict())
+
+    def _save(self, digest: str, kept: Mapping[str, NDArray[Any]]) -> None:
+        weights = self.coordinator.weights
+        if weights is not None:
+            write_weights(self.path, Weights(self.header, self._round, self._changed, weights, digest, kept))
+
+    def complete(self, digest: str) -> int | None:
+        self.confirm(digest)
+        if self.follows:
+            self._save(digest, {})
+            self._forget_kept()
+        return None
 
 
-STORES: dict[CatchUp, type[StepStore]] = {"steps": OrbitStore, "plan": OrbitStore, "newest": WeightsStore}
+def step_store(
+    method: Method, folder: Path, header: Header, coordinator: Coordinator, logged: Logged | None = None
+) -> StepStore:
+    """Returns the store that a method's run needs."""
+    kind = WeightsStore if method.catch_up.replaces else OrbitStore
+    return kind(folder, header, coordinator, logged)

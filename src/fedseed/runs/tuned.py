@@ -207,12 +207,12 @@ def _place(header: Header, path: Path) -> str:
 
 
 def _from_weights(source: Source, path: Path, base: str | None, upto: int | None, device: str) -> Tuned:
-    import torch
-
-    from fedseed.runs.checkpoint import open_weights
+    from fedseed.runs.weights_file import read_weights
+    from fedseed.weights.change import Replace
     from fedseed.weights.space import ParameterSpace
 
-    header, number, digest, tensors = open_weights(path)
+    found = read_weights(path)
+    header, number, digest = found.header, found.round, found.digest
     if upto is not None and upto != number:
         raise RecipeError(
             f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest weights alone, "
@@ -226,9 +226,7 @@ def _from_weights(source: Source, path: Path, base: str | None, upto: int | None
     space = ParameterSpace(model, header.method.blocks, header.digest_kind)
     if space.layout != header.layout:
         raise OrbitError(f"{path}: the base's trainable tensors or blocks are not those of the run")
-    with torch.no_grad():
-        for entry, parameter in zip(space.layout.tensors, space.parameters, strict=True):
-            parameter.copy_(tensors[entry.name])
+    space.apply(Replace(found.data))
     if space.digest() != digest:
         raise OrbitError(f"{path}: the weights' digest is {space.digest()}, the run's was {digest}")
     model.eval()

@@ -151,6 +151,7 @@ class End(ABC):
     """
 
     largest: int  # bytes of a message that need not become a blob
+    lasting: ClassVar[bool] = True  # whether the log outlives the coordinator
     noted: Callable[[str], None] = staticmethod(lambda text: None)  # told once of what a person should know
     failed: Callable[[NetworkError], None] = staticmethod(lambda error: None)  # told what is not waited for longer
 
