@@ -164,7 +164,7 @@ def test_sources_that_are_none(place, exported, tmp_path):
         (tmp_path / "none.orbit", 2, "no such folder or file"),
         (exported / "ferret", 2, "is a model already"),
         (exported / "ferret" / "model.safetensors", 1, "does not say which run it is of"),
-        (damaged, 1, "the weights' digest is"),
+        (damaged, 1, "the weights' digest differs"),
     ):
         done = fedseed("export", source, "--out", tmp_path / "no")
         assert done.returncode == code and text in done.stderr and done.stderr.count("\n") == 1, done.stderr
