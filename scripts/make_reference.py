@@ -19,8 +19,8 @@ from pydantic import BaseModel
 from fedseed.methods import METHODS
 from fedseed.models.adapters import AnyAdapter
 from fedseed.orbit.header import flat
-from fedseed.runs.explain import among, models_of
-from fedseed.runs.reference import Key, recipe_keys
+from fedseed.runs.keys import Key, among
+from fedseed.runs.recipe import recipe_keys
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "recipe.md"
@@ -101,7 +101,7 @@ def _with_tables(kinds: list[type[BaseModel]]) -> Iterator[type[BaseModel]]:
     for kind in kinds:
         yield kind
         for field in kind.model_fields.values():
-            yield from _with_tables(models_of(field))
+            yield from _with_tables(among(field.annotation, field.metadata))
 
 
 def reference() -> str:

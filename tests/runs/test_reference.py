@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedseed.methods import METHODS
-from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
-from fedseed.runs.reference import documented, explain_key, near_key, recipe_keys
+from fedseed.runs.keys import documented, find_keys, near_key
+from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe, recipe_keys
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,18 +67,19 @@ def test_docstrings_are_read_with_their_parents():
     assert "\n" not in "".join(documented(Recipe).values())
 
 
-def test_a_key_is_found_by_its_end_and_by_its_table():
-    assert [key.key for key in explain_key("method.training.learning_rate")] == ["method.training.learning_rate"]
-    assert {key.key for key in explain_key("learning_rate")} == {
+def test_a_key_is_found_by_its_end_and_by_its_table(keys):
+    assert [key.key for key in find_keys(keys, "method.training.learning_rate")] == ["method.training.learning_rate"]
+    assert {key.key for key in find_keys(keys, "learning_rate")} == {
         "method.learning_rate",
         "method.training.learning_rate",
     }
-    assert [key.key for key in explain_key("[stopping]")] == ["stopping.patience"]
-    assert {key.key for key in explain_key("tracking")} >= {"tracking[].name", "tracking[].file", "tracking[].folder"}
+    assert [key.key for key in find_keys(keys, "[stopping]")] == ["stopping.patience"]
+    tracking = {key.key for key in find_keys(keys, "tracking")}
+    assert tracking >= {"tracking[].name", "tracking[].file", "tracking[].folder"}
     assert (
-        explain_key("colour") == []
-        and near_key("dirctions") == "did you mean method.directions?"
-        and near_key("xyz") == ""
+        find_keys(keys, "colour") == []
+        and near_key(keys, "dirctions") == "did you mean method.directions?"
+        and near_key(keys, "xyz") == ""
     )
 
 

@@ -182,7 +182,7 @@ def compare(
     if len(set(names)) < len(names):
         raise RecipeError("compare: two recipes have the same name, so their folders would be the same")
     for recipe in recipes:  # all are checked before the first one runs
-        read_recipe(recipe, changes, plugins, trust_plugins)
+        read_recipe(recipe, changes, plugins, trust_plugins)  # said when it runs
     with interruptible():
         summaries = [
             _run(recipe, changes, out / name, not overwrite, plugins, trust_plugins, workers, threads, overwrite, shown)

@@ -43,7 +43,7 @@ def listing(what: LISTED, plugins: Sequence[str] = ()) -> tuple[list[tuple[str, 
     if what == "models":
         return models(), []
     if what == "keys":
-        from fedseed.runs.reference import recipe_keys
+        from fedseed.runs.recipe import recipe_keys
 
         keys = recipe_keys()
         return [(key.key, key.kind, key.default, ", ".join(key.of)) for key in keys], []

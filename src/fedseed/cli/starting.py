@@ -42,13 +42,15 @@ def explain(
 ) -> None:
     """Say what a recipe's key means: type, default, and which methods or tasks have it."""
     from fedseed.registry import load_plugin
-    from fedseed.runs.reference import explain_key, near_key
+    from fedseed.runs.keys import find_keys, near_key
+    from fedseed.runs.recipe import recipe_keys
 
     for source in plugin or []:
         load_plugin(source)
-    found = explain_key(key)
+    keys = recipe_keys()
+    found = find_keys(keys, key)
     if not found:
-        hint = near_key(key)
+        hint = near_key(keys, key)
         raise RecipeError(f"{key}: no recipe has such a key; {hint + ' ' if hint else ''}`fedseed list keys` has all")
     if as_json:
         answer([{"key": k.key, "type": k.kind, "default": k.default, "about": k.about, "of": k.of} for k in found])

@@ -38,10 +38,10 @@ from fedseed.registry import resolve
 from fedseed.reports.comparison import Block, Compared, costs_sheet, results_sheet, write_comparison
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.reports.tables import Sheet, shown_metrics
-from fedseed.runs.explain import explain
 from fedseed.runs.folder import discard
+from fedseed.runs.keys import explain
+from fedseed.runs.reading import read_toml
 from fedseed.runs.recipe import packaged_recipes
-from fedseed.runs.toml import read_toml
 
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]

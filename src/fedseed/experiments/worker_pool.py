@@ -48,11 +48,7 @@ class Job:
     threads: int | None = None
 
     def read(self) -> Recipe:
-        """The recipe as it will be run.
-
-        Raises:
-            RecipeError: it is wrong.
-        """
+        """The recipe as it will be run. Raises RecipeError if it is wrong."""
         return read_recipe(self.recipe, self.settings, self.plugins, self.trust_plugins)
 
 

@@ -15,8 +15,6 @@ import json
 import shutil
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -275,27 +273,8 @@ def _placeless(key: str, value: Any) -> Any:
 
 
 def _complete(*tables: dict[str, Any]) -> list[dict[str, Any]]:
-    """Recipes with defaults filled in: an older fedseed may have written one."""
+    """Recipes with the defaults of keys that an earlier fedseed did not have filled in."""
     try:
         return [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
     except ValidationError:  # of a plug-in that is not there any more, say: they are compared as they stand
-        written, given = tables
-        return [_with_defaults(written, given), given]
-
-
-def _with_defaults(written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with the keys that only the other one has, where these are as by default."""
-    there, filled = flat(written), flat(written)
-    for key, value in flat(given).items():
-        if key not in there:
-            without = deepcopy(given)
-            *tables, last = key.split(".")
-            inner = without
-            for name in tables:
-                inner = inner[name]
-            del inner[last]
-            with suppress(ValidationError):
-                by_default = flat(Recipe.model_validate(without).model_dump(exclude_none=True))
-                if by_default.get(key) == value:
-                    filled[key] = value
-    return filled
+        return list(tables)

@@ -4,21 +4,11 @@ import logging
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from math import floor
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tomli_w
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
@@ -29,22 +19,18 @@ from fedseed.federation.byzantine import attack_problem
 from fedseed.federation.unfit import unfit
 from fedseed.methods import Method, protected, without_gradients
 from fedseed.methods.base import misfit, too_few
-from fedseed.models.adapters import AnyAdapter
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
 from fedseed.privacy import PrivacySettings
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import Seed
 from fedseed.registry import load_plugin
-from fedseed.runs.code import load_plugins, place_reward
-from fedseed.runs.explain import TOLD, explain
-from fedseed.runs.named import ByName
-from fedseed.runs.roster import roster_problem
-from fedseed.runs.toml import read_toml
+from fedseed.runs.keys import ByName, Key, explain, keys_of, told
+from fedseed.runs.reading import load_plugins, overridden, place_reward, read_toml, setting
+from fedseed.runs.tables import FederationSettings, ModelSettings, StoppingSettings, Table
 from fedseed.tasks import InstructionsTask, Task, metrics
 from fedseed.tasks.rewards import RewardSettings
 from fedseed.tracking import Tracker
-from fedseed.weights.layout import DigestKind
 
 logger = logging.getLogger(__name__)
 
@@ -53,134 +39,10 @@ AnyMethod = Annotated[Method, ByName(methods.REGISTRY, Method)]
 AnyRule = Annotated[AggregationRule, ByName(aggregation.REGISTRY, AggregationRule, "mean")]
 AnyTracker = Annotated[Tracker, ByName(tracking.REGISTRY, Tracker)]
 
-
 LARGEST = 2**32 - 1  # whole number but for seeds: messages and orbits have 32 bits for rounds, counts and indices
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class ModelSettings(_Table):
-    """The base: "small", "words", "digits", a local folder or a hub name; its dtype; which parameters train.
-
-    Args:
-        base: "small", "words" or "digits" (the project's own), a folder, or a name on the hub; `fedseed list models`.
-        architecture: what it is taken for: "causal", "seq2seq", "masked", "classification" or "image"; by default what
-            the task and the base's configuration say (docs/models.md).
-        prefix: stands before every prompt that an encoder-decoder reads, such as T5's "summarize: ".
-        device: where it lies: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1", ..., or "map"
-            (layers over all GPUs, the rest on the CPU). Directions, steps and replays have the same bits on every
-            device; losses and gradients are the device's own, and differ in the last ones.
-        dtype: what the base is loaded in.
-        quantization: "4bit" or "8bit": the base's linear layers are quantised, and stay as they are; an adapter is
-            tuned. Needs the extra "quantized" (`fedseed.models.quantized`).
-        trainable: name patterns of the parameters that train; with an adapter, of its own or the base's. "head": what
-            stands outside of the model's backbone, such as a classifier's last layer.
-        adapter: train an adapter in place of the base (`fedseed.models.adapters`).
-        offload_base: methods that need a second copy of the base (FedKSeed, small_steps = "from-base") keep it out of
-            the way: in a temporary file (where TMPDIR says), beside a GPU in the host's memory. "auto": where that
-            costs next to nothing, which is for large models with temporary files on a disk.
-        activation_checkpointing: first-order training keeps the inputs of the model's layers alone and makes the rest
-            of their activations anew in the backward pass: less memory, more time, the same gradients.
-        attention: how transformers computes attention; by default what it chooses. Losses differ in their last bits.
-        trust_remote_code: run code that comes with the base.
-        digest: how base and weights are hashed: "blake2b", by one thread, or "blake2b-tree", by as many as torch has
-            (`fedseed.weights.digest`); the same choice everywhere, for the orbit holds these digests.
-    """
-
-    base: str = "small"
-    architecture: Literal["causal", "masked", "seq2seq", "classification", "image"] | None = None
-    prefix: str = ""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|map|cuda(:\d+)?)$")] = "auto"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    quantization: Literal["4bit", "8bit"] | None = None
-    trainable: list[str] | Literal["head"] | None = None
-    adapter: AnyAdapter | None = None
-    offload_base: bool | Literal["auto"] = "auto"
-    activation_checkpointing: bool = False
-    attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = None
-    trust_remote_code: bool = False
-    digest: DigestKind = "blake2b"
-
-
-class FederationSettings(_Table):
-    """How many clients take part in a round, and what a run over a network needs to know besides.
-
-    Args:
-        per_round: clients in a round.
-        fraction: the same as a fraction of all clients, rounded down (one at least). All, if neither is given.
-        clients: the names of those who take part, each with data of its own (`Task.own_data`); the coordinator holds
-            this list. Their order is that of their numbers.
-        enrolment: "open": whoever comes before the start takes part; `start_with` says when that is.
-        joint: clients that look along common directions (FeedSign) share forward passes where one process has them
-            all. False: each client's losses are computed alone, so that the result does not depend (by the float noise
-            of another batch size) on how clients are spread over processes.
-        nats: the server's address, such as "tls://host:4222".
-        key: file with the NKEY seed; "{name}" stands for who uses it (the client, or "coordinator").
-        ca: file with the certificates to trust; encryption is compulsory then.
-        run: the run's name on the server; the recipe's name by default.
-        replicas: of the run's stream, in a cluster of servers.
-        deadline: seconds after which a round does without those that have not answered, a line of metrics without those
-            that have not reported, and another client is asked to evaluate.
-        minimum: answers that a round needs; with fewer it is begun again.
-        start_with: clients that must be there before the first round; all by default.
-        dead_after: seconds of silence after which a client is taken for dead.
-        base_digest: digest that the clients' base must have; by default that of most clients.
-        weights_digest: of methods that send weights: digest that the trained tensors must begin with; by default that
-            of most clients.
-    """
-
-    per_round: PositiveInt | None = None
-    fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    clients: list[str] | None = None
-    enrolment: Literal["closed", "open"] = "closed"
-    joint: bool = True
-    nats: str | None = None
-    key: str | None = None
-    ca: str | None = None
-    run: str | None = None
-    replicas: Annotated[int, Field(ge=1, le=5)] = 1
-    deadline: PositiveFloat = 600.0
-    minimum: PositiveInt = 1
-    start_with: PositiveInt | None = None
-    dead_after: PositiveFloat = 6.0
-    base_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
-    weights_digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> "FederationSettings":
-        if self.per_round is not None and self.fraction is not None:
-            raise ValueError("give per_round or fraction, not both")
-        if problem := roster_problem(self):
-            raise _told(problem)
-        return self
-
-    def count(self, clients: int) -> int:
-        """Clients in a round."""
-        if self.per_round is not None:
-            return self.per_round
-        # rounded down, as the papers' code does: 5% of 738 are 36; the little bit is for 0.29 * 100, which is below 29
-        return clients if self.fraction is None else max(1, floor(self.fraction * clients + 1e-9))
-
-    @property
-    def names_parties(self) -> bool:
-        """Whether it says who takes part, or lets them enrol."""
-        return self.clients is not None or self.enrolment == "open"
-
-
-class StoppingSettings(_Table):
-    """Early stopping, by the loss on the task's validation examples, which every evaluation measures.
-
-    Args:
-        patience: the run ends when so many evaluations in a row have brought no better validation loss: evaluations,
-            not rounds, as in FederatedScope. With evaluation.every = 10 and a patience of 3, 30 rounds after the best.
-    """
-
-    patience: PositiveInt = 30
-
-
-class Recipe(_Table):
+class Recipe(Table):
     """A whole run.
 
     Args:
@@ -226,53 +88,53 @@ class Recipe(_Table):
     def _fits_together(self) -> "Recipe":
         """Check what one table alone does not show, and give the method what other tables say of it."""
         if self.method.private not in (None, self.privacy):
-            raise _told("method.private: write it as the table [privacy]")
+            raise told("method.private: write it as the table [privacy]")
         if self.privacy is not None:
             self = self.model_copy(update={"method": self._protected(self.privacy)})
         for name in self.evaluation.metrics:
             if metrics.REGISTRY.find(name) is None:
-                raise _told(
+                raise told(
                     f"evaluation.metrics = {self.evaluation.metrics}: {name!r}: {metrics.REGISTRY.unknown(name)}"
                 )
         if problem := misfit(self.method, self.aggregation) or self._few_for_the_rule():
-            raise _told(problem)
+            raise told(problem)
         if self.attack is not None and (problem := attack_problem(self.method, self.attack.kind)):
-            raise _told(problem)
+            raise told(problem)
         if self.secure_sums is not None and (
             problem := unfit(self.secure_sums, self.method, self.aggregation, self.federation.per_round)
         ):
-            raise _told(problem)
+            raise told(problem)
         if self.secure_sums is not None and (problem := self.secure_sums.unknown(self.federation.clients or ())):
-            raise _told(problem)
+            raise told(problem)
         if self.reward is not None and (problem := self.reward.problem() or without_gradients(self.method)):
-            raise _told(problem)
+            raise told(problem)
         if self.federation.names_parties and not self.task.own_data:
             key = "clients" if self.federation.clients is not None else "enrolment"
-            raise _told(
+            raise told(
                 f'federation.{key}: task.name = "{self.task.name}" names its clients itself, and deals them its data; '
                 'leave it out, or take task.name = "files", of which each client has data of its own'
             )
         for key, value in _whole_numbers(self.model_dump()):
             if value > LARGEST and key.rpartition(".")[2] != "seed":
-                raise _told(f"{key} = {value}: at most {LARGEST:,}")
+                raise told(f"{key} = {value}: at most {LARGEST:,}")
         if self.stopping is not None and not self.evaluates:
             whose = self.method.name if self.secure_sums is None else "what single clients hold out"
-            raise _told(
+            raise told(
                 f"stopping: {whose} is private here, and nothing is evaluated; leave it out, or let the "
                 "validation loss be told with evaluation.disclose = true, which no epsilon counts"
             )
         quantization, adapter = self.model.quantization, self.model.adapter or self.method.adapter
         if quantization is not None and adapter is None:
-            raise _told(
+            raise told(
                 f'model.quantization = "{quantization}": {self.method.name} would tune all parameters, and quantised '
                 'ones do not move; add an adapter (model.adapter.kind = "lora"), or take method.name = "fedit"'
             )
         if quantization is not None and self.model.device == "map":
-            raise _told(f'model.device = "map" with model.quantization = "{quantization}": name one device')
+            raise told(f'model.device = "map" with model.quantization = "{quantization}": name one device')
         try:
             method = lasting(self.method, self.rounds)
         except ValueError as error:
-            raise _told(str(error)) from error
+            raise told(str(error)) from error
         return self if method is self.method else self.model_copy(update={"method": method})
 
     def _few_for_the_rule(self) -> str | None:
@@ -284,19 +146,19 @@ class Recipe(_Table):
     def _protected(self, privacy: PrivacySettings) -> Method:
         """The method with `[privacy]`. Raises PydanticCustomError."""
         if self.evaluation.disclose and self.of_parties and not self.task.shares_evaluation:
-            raise _told(
+            raise told(
                 "evaluation.disclose = true with [privacy]: each client would tell what it measures on held-out data "
                 "of its own; leave it out"
             )
         if privacy.level == "example" and self.evaluation.truncate == "split":
-            raise _told(
+            raise told(
                 'evaluation.truncate = "split" with privacy.level = "example": a text would be several examples, of '
                 'which epsilon counts one; take "left" or "right"'
             )
         try:
             return protected(self.method, privacy)
         except ValueError as error:
-            raise _told(str(error)) from error
+            raise told(str(error)) from error
 
     @property
     def of_parties(self) -> bool:
@@ -335,10 +197,6 @@ def _whole_numbers(table: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
         yield prefix, table
 
 
-def _told(text: str) -> PydanticCustomError:
-    return PydanticCustomError(TOLD, "{text}", {"text": text})
-
-
 def read_recipe(
     source: str | Path,
     overrides: Sequence[str] = (),
@@ -363,15 +221,11 @@ def read_recipe(
             raise RecipeError(f"{source}: no such recipe file, and no packaged recipe of this name; {_instead(path)}")
         path = packaged[str(source)]
     data = read_toml(path)
-    settings = [_setting(pair) for pair in overrides]
-    for pair, keys, value in settings:
-        if keys == ["plugins"]:  # first, as they decide what else there can be
-            _set(data, pair, keys, value)
+    settings = [setting(pair) for pair in overrides]
+    overridden(data, [one for one in settings if one.keys == ["plugins"]])  # they decide what else there can be
     load_plugins(data, path, plugins, trust_plugins)
-    for pair, keys, value in settings:
-        if keys != ["plugins"]:
-            _set(data, pair, keys, value)
-    typed = any(keys == ["reward", "function"] for _, keys, _ in settings)
+    overridden(data, [one for one in settings if one.keys != ["plugins"]])
+    typed = any(one.keys == ["reward", "function"] for one in settings)
     place_reward(data, path, typed or trust_plugins, None if typed else path.parent)
     try:
         recipe = Recipe.model_validate(data)
@@ -382,6 +236,11 @@ def read_recipe(
     logger.info("recipe %s: %s on %s, rounds: %d", path, recipe.method.name, recipe.task.name, recipe.rounds)
     logger.debug("the complete recipe:\n%s", recipe.to_toml())
     return recipe
+
+
+def recipe_keys() -> list[Key]:
+    """All keys that a recipe may have, those of plug-ins included."""
+    return keys_of(Recipe)
 
 
 def _instead(path: Path) -> str:
@@ -408,24 +267,3 @@ def stored_recipe(text: str) -> Recipe:
         return Recipe.model_validate(data)
     except ValidationError as error:
         raise RecipeError(f"a worker process does not understand the recipe: {explain(error, data, Recipe)}") from error
-
-
-def _setting(pair: str) -> tuple[str, list[str], Any]:
-    """An override, its key's parts and its value. Raises RecipeError."""
-    key, equals, text = pair.partition("=")
-    keys = [k.strip() for k in key.split(".")]
-    if not equals or not all(keys):
-        raise RecipeError(f'--set {pair}: write key=value, such as "method.directions=1000"')
-    try:
-        return pair, keys, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return pair, keys, text.strip()  # bare text needs no quotes on a command line
-
-
-def _set(data: dict[str, Any], pair: str, keys: Sequence[str], value: Any) -> None:
-    table = data
-    for k in keys[:-1]:
-        table = table.setdefault(k, {})
-        if not isinstance(table, dict):
-            raise RecipeError(f"--set {pair}: {k} is a value, not a table")
-    table[keys[-1]] = value

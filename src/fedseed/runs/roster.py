@@ -7,15 +7,16 @@ where the task deals its data to clients that it names itself, from any of them.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
 
 from fedseed.durable import write_whole
 from fedseed.errors import RecipeError
 from fedseed.federation.protocol import listed
-from fedseed.transport.subjects import RESERVED, name_problem
-
-if TYPE_CHECKING:
-    from fedseed.runs.recipe import FederationSettings, Recipe
+from fedseed.runs.keys import explain
+from fedseed.runs.recipe import Recipe
+from fedseed.runs.tables import FederationSettings
+from fedseed.transport.subjects import RESERVED
 
 ROSTER_FILE = "clients.json"  # in the folder of `fedseed keys`, and in that of a run whose clients enrolled
 WHO = (
@@ -25,55 +26,13 @@ WHO = (
 )
 
 
-def roster_problem(settings: "FederationSettings") -> str | None:
-    """What is wrong with a recipe's list of clients, or with what it asks of it; names the key."""
-    names = settings.clients
-    if settings.enrolment == "open":
-        if names is not None:
-            return (
-                'federation.enrolment = "open": federation.clients says who takes part already; leave one of them out'
-            )
-        if settings.start_with is None:
-            return (
-                'federation.enrolment = "open": federation.start_with is not set; say how many clients must have come '
-                "before the first round"
-            )
-        return too_many(settings, settings.start_with)
-    if names is None:
-        return None
-    if not names:
-        return "federation.clients = []: name one client at least"
-    for name in names:
-        if problem := name_problem(name):
-            return f"federation.clients: {name!r}: {problem}"
-        if names.count(name) > 1:
-            return f"federation.clients: {name!r} stands there twice"
-    return too_many(settings, len(names))
-
-
-def too_many(settings: "FederationSettings", clients: int) -> str | None:
-    """What of the settings can't be with so many clients; names the key."""
-    open_to_all = settings.enrolment == "open"
-    count = "there is 1 client" if clients == 1 else f"there are {clients} clients"
-    there = f"the run may start with {clients} (federation.start_with)" if open_to_all else count
-    per_round = settings.count(clients)
-    if (settings.start_with or 0) > clients:
-        return f"federation.start_with = {settings.start_with}: {there}"
-    if per_round > clients:
-        return f"federation.per_round = {per_round}: {there}"
-    if settings.minimum > per_round:
-        asked = f", and a round asks {per_round} of them" if per_round < clients else ""
-        return f"federation.minimum = {settings.minimum}: {there}{asked}"
-    return None
-
-
-def check_counts(settings: "FederationSettings", clients: int) -> None:
+def check_counts(settings: FederationSettings, clients: int) -> None:
     """Whether a run with so many clients can be as the recipe says. Raises RecipeError."""
-    if problem := too_many(settings, clients):
+    if problem := settings.too_many(clients):
         raise RecipeError(problem)
 
 
-def with_keys(recipe: "Recipe", folder: Path) -> "Recipe":
+def with_keys(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe with the clients that there are keys for.
 
     Args:
@@ -94,13 +53,14 @@ def with_keys(recipe: "Recipe", folder: Path) -> "Recipe":
             there = f"federation.clients has {listed(settings.clients)}"
             raise RecipeError(f"--clients-from {folder}: {listed(found)} there, {there}")
         return recipe
-    made = settings.model_copy(update={"clients": found})
-    if problem := roster_problem(made):
-        raise RecipeError(problem)
+    try:
+        made = FederationSettings.model_validate({**settings.model_dump(), "clients": found})
+    except ValidationError as error:
+        raise RecipeError(explain(error, {}, FederationSettings)) from error
     return recipe.model_copy(update={"federation": made})
 
 
-def names_beforehand(recipe: "Recipe") -> list[str] | None:
+def names_beforehand(recipe: Recipe) -> list[str] | None:
     """The clients, as far as the coordinator can know them before anybody comes.
 
     Returns:

@@ -21,8 +21,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedseed.errors import RecipeError
-from fedseed.runs.explain import explain
-from fedseed.runs.toml import read_toml
+from fedseed.runs.keys import explain
+from fedseed.runs.reading import read_toml
 from fedseed.tasks.data import OwnData
 
 

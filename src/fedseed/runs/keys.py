@@ -1,0 +1,371 @@
+"""The keys of tables of settings, read off their classes: type, default, meaning; and what is wrong with a table.
+
+The fields of the classes say what is allowed, their descriptions or the "Args" of the docstrings what they mean; so
+`fedseed explain`, `fedseed list keys`, docs/recipe.md and errors know what the code knows, plug-ins included.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
+
+from fedseed.errors import closest, did_you_mean
+from fedseed.randomness.seed import SEEDS
+from fedseed.registry import Registry
+
+BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
+TAGS = ("name", "kind")  # keys that say which class a table is
+MUST, NOT_SET = "must be given", "not set"
+TYPES: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
+TOLD = "told"  # the type of errors whose text says everything, key and value included
+SHOWN = 60  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class ByName:
+    """Marks a field whose value is made by the class of a registry that its `name` says, so that others can add some.
+
+    Args:
+        registry: the classes.
+        base: what all of them are.
+        default: the name of a table without one; None: it must have one.
+    """
+
+    registry: Registry[Any]
+    base: type[BaseModel]
+    default: str | None = None
+
+    def __hash__(self) -> int:
+        return id(self.registry)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._read)
+
+    def models(self) -> list[type[BaseModel]]:
+        """All classes, the default first."""
+        entries = sorted(self.registry.entries(), key=lambda entry: entry.name != self.default)
+        return [entry.thing for entry in entries]
+
+    def _read(self, value: Any) -> BaseModel:
+        if isinstance(value, self.base):
+            return value
+        if not isinstance(value, Mapping):
+            raise PydanticKnownError("dict_type")
+        name = value.get("name", self.default)
+        kind = self.registry.find(name)
+        if kind is None:
+            known = {"known": self.registry.unknown(name), "name": name}
+            raise PydanticCustomError("missing_name" if name is None else "unknown_name", "unknown name", known)
+        made: BaseModel = kind.model_validate({"name": name, **value})  # its errors become this field's
+        return made
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a recipe.
+
+    Args:
+        key: dotted, such as "method.training.learning_rate"; tables of a list are "tracking[]".
+        kind: the type and its bounds, or the values to choose from, in words.
+        default: as TOML would have it; "not set", or "must be given".
+        about: what it means, one paragraph.
+        of: which tables have it where a name or kind decides, such as methods; none: all of them.
+        chooses: whether it is that name or kind.
+    """
+
+    key: str
+    kind: str
+    default: str
+    about: str
+    of: tuple[str, ...] = ()
+    chooses: bool = False
+
+    @property
+    def table(self) -> str:
+        """The key's first part, "" of one that stands outside of tables."""
+        return self.key.partition(".")[0] if "." in self.key else ""
+
+
+def keys_of(whole: type[BaseModel]) -> list[Key]:
+    """All keys of a class of settings, in the order of the fields; one that several tables share is there once."""
+    found: dict[Key, dict[str, None]] = {}  # what all is equal in, and whose it is, in order
+    for key in _keys(whole, "", ()):
+        found.setdefault(replace(key, of=()), {}).update(dict.fromkeys(key.of))
+    return [replace(key, of=tuple(of)) for key, of in found.items()]
+
+
+def find_keys(keys: Sequence[Key], word: str) -> list[Key]:
+    """The keys that a word means: a whole dotted key, the end of some, or the table in front of some.
+
+    Args:
+        keys: all there are.
+        word: such as "method.training.learning_rate", "learning_rate" or "federation".
+
+    Returns:
+        The keys, the best kind of match only; none: there is no such key.
+    """
+    word = word.strip().strip("[]")
+    for fits in (
+        lambda key: key == word,
+        lambda key: key.endswith(f".{word}"),
+        lambda key: key.startswith((f"{word}.", f"{word}[].")),
+        lambda key: f".{word}." in key,
+    ):
+        if found := [key for key in keys if fits(key.key)]:
+            inside = [other for other in keys if any(other.key.startswith(f"{key.key}.") for key in found)]
+            return [*found, *(other for other in inside if other not in found)]
+    return []
+
+
+def near_key(keys: Sequence[Key], word: str) -> str:
+    """A question for who gave a key that there is not: "did you mean learning_rate?", or ""."""
+    names = [key.key for key in keys]
+    return did_you_mean(word, names, "") or did_you_mean(word, [name.rpartition(".")[2] for name in names], "")
+
+
+def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[Key]:
+    documents = documented(model)
+    for name, field in model.model_fields.items():
+        if name in TAGS and len(get_args(field.annotation)) == 1:
+            continue  # it chooses among tables: said of the table
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("internal"):
+            continue  # another table of a recipe says it
+        key, inside = prefix + (field.alias or name), among(field.annotation, field.metadata)
+        about = field.description or documents.get(name, "")
+        if not inside:
+            yield Key(key, _kind(field.annotation, field.metadata), _default(field), about, of)
+            continue
+        several = get_origin(field.annotation) is list
+        key += "[]" if several else ""
+        if len(inside) == 1:
+            yield from _keys(inside[0], f"{key}.", of)
+            continue
+        tag = next(tag for tag in TAGS if tag in inside[0].model_fields)
+        names = [str(choice.model_fields[tag].default) for choice in inside]
+        chosen = MUST if several or field.is_required() else NOT_SET
+        if isinstance(field.default, BaseModel):
+            chosen = json.dumps(getattr(field.default, tag))
+        yield Key(f"{key}.{tag}", f"one of {', '.join(map(json.dumps, names))}", chosen, about, of, True)
+        for choice, tagged in zip(inside, names, strict=True):
+            yield from _keys(choice, f"{key}.", (tagged,))
+
+
+def among(annotation: Any, marks: Sequence[Any]) -> list[type[BaseModel]]:
+    """The classes that a setting may be: none of a plain value; several where a name or kind in it decides."""
+    for mark in marks:
+        if isinstance(mark, ByName):
+            return mark.models()
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is Annotated:
+        return among(get_args(annotation)[0], get_args(annotation)[1:])
+    return [model for part in get_args(annotation) for model in among(part, ())]
+
+
+def documented(model: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a class and its parents say of its fields under "Args", by name; children go first."""
+    found: dict[str, str] = {}
+    for parent in model.__mro__:
+        for name, text in _arguments(inspect.cleandoc(parent.__dict__.get("__doc__") or "")).items():
+            found.setdefault(name, re.sub(r"\bNone: ", "not set: ", text))
+    return found
+
+
+def _arguments(doc: str) -> dict[str, str]:
+    """The arguments that a docstring in Google's style explains, each in one line."""
+    _, head, rest = doc.partition("\nArgs")
+    found: dict[str, str] = {}
+    name = ""
+    for line in rest.partition("\n")[2].splitlines() if head else ():
+        if line.strip() and not line.startswith("    "):
+            break
+        begin = re.match(r"    (\w+): (.*)", line)
+        if begin:
+            name = begin[1]
+            found[name] = begin[2]
+        elif line.strip() and name:
+            found[name] += f" {line.strip()}"
+        elif not line.strip():
+            name = ""
+    return found
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return MUST
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return NOT_SET
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _kind(annotation: Any, marks: Sequence[Any] = ()) -> str:
+    """A type and its bounds in words."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(parts[0], [*parts[1:], *marks])
+    if origin is Literal:
+        choices = ", ".join(map(json.dumps, parts))
+        return f"one of {choices}" if len(parts) > 1 else choices
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(part, marks) for part in parts if part is not type(None))
+    if origin in (list, tuple):
+        return f"list of {_kind(parts[0])}" if parts else "list"
+    bounds = [
+        text.format("2^64" if limit == SEEDS else f"{limit:,}")
+        for mark in _flat(marks)
+        for name, text in BOUNDS.items()
+        if (limit := getattr(mark, name, None)) is not None
+    ]
+    name = TYPES.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return " ".join([name, *bounds])
+
+
+def _flat(marks: Sequence[Any]) -> Iterator[Any]:
+    for mark in marks:
+        yield from _flat(mark.metadata) if isinstance(mark, FieldInfo) else (mark,)
+
+
+# -- what is wrong with a table ------------------------------------------------------------------------------------
+
+
+def told(text: str) -> PydanticCustomError:
+    """An error whose text says everything, key and value included."""
+    return PydanticCustomError(TOLD, "{text}", {"text": text})
+
+
+def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseModel]) -> str:
+    """The first thing that is wrong, in one line: key, value, what is allowed.
+
+    Args:
+        error: what pydantic says.
+        data: what was read.
+        whole: what it should be.
+    """
+    problems = error.errors(include_url=False)
+    # a misspelt key is what a missing one most often comes from: it goes first
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    path = _path(first["loc"], data)
+    key, given, context = ".".join(path) or "recipe", first["input"], first.get("ctx", {})
+    message = first["msg"].removeprefix("Value error, ")
+    match first["type"]:
+        case "told":
+            text = message
+        case "unknown_name":  # of something that others can add to
+            text = f"{key}.name = {context['name']!r}: {context['known']}"
+        case "missing_name":
+            text = f"{key}.name: missing; {context['known']}"
+        case "extra_forbidden":
+            every = _fitting(keys_of(whole), path[:-1], data)
+            every.sort(key=lambda one: not one.chooses or one.key.rpartition(".")[0] != _bare(path[:-1]))  # name first
+            before = f"{_bare(path[:-1])}." if path[:-1] else ""
+            inside = (one.key.removeprefix(before) for one in every if one.key.startswith(before))
+            allowed = list(dict.fromkeys(name.partition(".")[0].removesuffix("[]") for name in inside))
+            text = f"{key} = {_shown(given)}: unknown key{_meant(every, path, allowed)}; allowed here: "
+            text += ", ".join(allowed)
+        case "missing":
+            text = f"{key}: missing"
+        case "union_tag_invalid" | "union_tag_not_found":
+            tag = context["discriminator"].strip("'")  # "kind" of a partition
+            every = _fitting(keys_of(whole), path[:-1], data)
+            known = next(one.kind for one in every if one.key == f"{_bare(path)}.{tag}")
+            names = [json.loads(name) for name in known.removeprefix("one of ").split(", ")]
+            value = given.get(tag) if isinstance(given, Mapping) else given
+            there = f" = {value!r}: {did_you_mean(value, names)}" if value is not None else ": missing; "
+            text = f"{key}.{tag}{there}choose one of {', '.join(names)}"
+        case kind:
+            words = re.findall(r"'([^']*)'", message) if kind == "literal_error" else []
+            of_keys = kind == "value_error" and isinstance(given, Mapping)  # named in the message
+            value = "" if of_keys else f" = {_shown(given)}"
+            text = f"{key}{value}: {did_you_mean(given, words)}{message[0].lower()}{message[1:]}"
+    rest = len({p["loc"] for p in problems}) - 1
+    return " ".join(text.split()) + (f" (and {rest} more)" if rest > 0 else "")
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; of a long one, such as a table, the beginning."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
+    """The parts of a key that an error is about: pydantic's, without what is no key.
+
+    Where a table's kind says which class it is, pydantic names the kind before the key; where a value may be of several
+    types, the type after it.
+    """
+    path: list[str] = []
+    here: Any = data
+    passed = True  # whether pydantic's path is past the kind of the table that is looked into
+    for at, part in enumerate(loc):
+        if isinstance(here, list) and isinstance(part, int) and part < len(here):
+            path.append(str(part))
+            here, passed = here[part], True
+        elif isinstance(here, Mapping):
+            if not passed and part == here.get("kind"):
+                passed = True
+            elif part in here or at == len(loc) - 1:
+                path.append(str(part))
+                here, passed = here.get(str(part)), False
+    return path
+
+
+def _bare(path: Sequence[str]) -> str:
+    """A key as `Key` has it, from its parts with the numbers of tables of a list."""
+    return re.sub(r"\.\d+", "[]", ".".join(path))
+
+
+def _fitting(keys: Sequence[Key], path: Sequence[str], data: Mapping[str, Any]) -> list[Key]:
+    """The keys that a recipe with these names and kinds may have.
+
+    Args:
+        keys: all there are.
+        path: says which of the tables of a list is meant.
+        data: what was read.
+    """
+    chosen: dict[str, str] = {}  # table -> its name or kind
+    here: dict[str, Any] = {"": data}
+    for at, part in enumerate(path):
+        table = here[_bare(path[:at])]
+        inside = (
+            table[int(part)] if isinstance(table, list) else table.get(part) if isinstance(table, Mapping) else None
+        )
+        here[_bare(path[: at + 1])] = inside if inside is not None else {}
+
+    def fits(key: Key) -> bool:
+        owner = key.key.rpartition(".")[0]
+        owner = owner.rpartition(".")[0] if key.chooses else owner
+        while owner and owner not in chosen:
+            owner = owner.rpartition(".")[0]
+        return not key.of or chosen.get(owner) in key.of
+
+    for key in keys:
+        if key.chooses and fits(key):
+            table, _, tag = key.key.rpartition(".")
+            inside = here[table] if table in here else _inside(data, table)
+            given = inside.get(tag) if isinstance(inside, Mapping) else None
+            chosen[table] = str(given or key.default.strip('"'))
+    return [key for key in keys if fits(key)]
+
+
+def _inside(data: Any, table: str) -> Any:
+    """The table of a name; None: it is not there."""
+    for part in table.split("."):
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
+def _meant(keys: Sequence[Key], path: Sequence[str], allowed: Sequence[str]) -> str:
+    """What an unknown key may have been meant for: one that is nearly the same, or the same one of another table."""
+    if near := closest(path[-1], allowed):
+        return f" (did you mean {near}?)"
+    found = dict.fromkeys(one.key for one in keys if one.key.endswith(f".{path[-1]}"))
+    elsewhere = [key for key in found if len(path) == 1 or key.startswith(f"{path[0]}.")]
+    return f" (there is {' and '.join(elsewhere)})" if elsewhere else ""
