@@ -1,10 +1,10 @@
-"""Peaks of memory: what `fedseed bench` reckons before anything is loaded, beside what a process takes.
+"""Peaks of memory: what `fedseed bench --memory` reckons by a base's shapes, beside what a process takes.
 
     python benchmarks/memory.py                 # every method, OPT-125M's shapes, float32
     python benchmarks/memory.py FedAvg Ferret   # those whose names begin so
 
 Each measurement is a process of its own: two rounds of two clients, 4 examples of 128 tokens at a time, no evaluation.
-The measured base has random weights (scripts/make_random_base.py), the reckoned one is a configuration alone.
+The base has random weights (scripts/make_random_base.py).
 """
 
 import argparse
@@ -83,9 +83,8 @@ def prepare(folder: Path, shape: str = "opt-125m", dtype: str = "float32") -> No
     made = [sys.executable, str(ROOT / "scripts" / "make_random_base.py"), shape, "--dtype", dtype]
     if shape.startswith("opt"):
         made += ["--set", "dropout=0.0"]
-    for out, options in (("base", []), ("config", ["--config-only"])):
-        subprocess.run([*made, "--out", str(folder / out), *options], check=True, stdout=subprocess.DEVNULL)
-    texts = text_of(AutoTokenizer.from_pretrained(folder / "config"), LENGTH)
+    subprocess.run([*made, "--out", str(folder / "base")], check=True, stdout=subprocess.DEVNULL)
+    texts = text_of(AutoTokenizer.from_pretrained(folder / "base"), LENGTH)
     (folder / "data").mkdir()
     for client in ("north", "south"):
         lines = [json.dumps(dict(zip(("prompt", "completion"), next(texts), strict=True))) for _ in range(EXAMPLES)]
@@ -109,12 +108,11 @@ def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, i
     """Two rounds here; what was in memory before, and at the peak."""
     import torch
 
-    from fedseed.experiments.memory import settled
     from fedseed.runs.assembly import build
     from fedseed.runs.recipe import read_recipe
 
     torch.set_num_threads(2)
-    settled()  # compiled kernels are there: a plain forward pass is compared with the others
+    settle()  # compiled kernels are there: a plain forward pass is compared with the others
     federation = build(read_recipe(recipe, settings))
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -128,33 +126,33 @@ def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, i
     return {"before": before, "peak": _resident("VmHWM")}
 
 
-def reckoned(recipe: str, settings: list[str]) -> dict[str, int]:
-    """What `fedseed bench` says."""
+def settle() -> None:
+    """Have libraries do something: they bring compilers, threads and tables."""
     import torch
 
-    from fedseed.experiments.memory import predict
-    from fedseed.runs.recipe import read_recipe
+    from fedseed import Basis, ParameterSpace
 
-    torch.set_num_threads(2)
-    found = predict(read_recipe(recipe, settings))
-    activations = next((size for name, size in found.parts if name.startswith("activations")), 0)
-    return {"peak": found.round_peak, "program": found.program, "weights": found.weights, "activations": activations}
+    space = ParameterSpace(torch.nn.Linear(512, 512))
+    for basis in (Basis("hadamard", size=4096), Basis("rademacher")):
+        space.add(basis, [0.0], 1.0)
+        space.project(torch.zeros(space.size), basis, 2)
+        with torch.no_grad(), space.perturbed(basis, 0, 1e-3):
+            space.model(torch.zeros(16, 512))
 
 
-def child(what: str, folder: Path, name: str) -> dict[str, int]:
-    """One of the two, in a process of its own."""
-    command = [sys.executable, __file__, "--folder", str(folder), "--child", what, name]
+def settings_of(folder: Path, name: str) -> list[str]:
+    """A case's settings, on the base in a folder."""
+    return [f"model.base={folder / 'base'}", *CASES[name]]
+
+
+def child(folder: Path, name: str) -> dict[str, int]:
+    """A measurement in a process of its own."""
+    command = [sys.executable, __file__, "--folder", str(folder), "--child", name]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{what} {name}: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def compare(folder: Path, names: list[str]) -> Iterator[tuple[str, dict[str, int], dict[str, int]]]:
-    """(name, measured, reckoned) of some cases."""
-    for name in names:
-        yield name, child("measured", folder, name), child("reckoned", folder, name)
 
 
 def main() -> None:
@@ -162,30 +160,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", help="beginnings of the cases' names")
     parser.add_argument("--folder", type=Path, help="where base and data are, or are to be")
-    parser.add_argument("--child", choices=["measured", "reckoned"], help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print the peaks by name, in bytes")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        name = args.names[0]
-        base = args.folder / ("base" if args.child == "measured" else "config")
-        settings = [f"model.base={base}", *CASES[name]]
+        (name,) = args.names
         recipe = str(args.folder / "recipe.toml")
-        found = (
-            measured(recipe, settings, name == "forward pass")
-            if args.child == "measured"
-            else reckoned(recipe, settings)
-        )
-        print(json.dumps(found))
+        print(json.dumps(measured(recipe, settings_of(args.folder, name), name == "forward pass")))
         return
+    from fedseed.experiments.reckoning import reckon
+    from fedseed.runs.recipe import read_recipe
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         if not (folder / "recipe.toml").exists():
             folder.mkdir(parents=True, exist_ok=True)
             prepare(folder)
         names = [n for n in CASES if not args.names or any(n.startswith(given) for given in args.names)]
-        print("| MB | before | peak measured | reckoned | reckoned / measured |\n|---|---|---|---|---|")
-        for name, there, here in compare(folder, names):
-            a, b = there["peak"], here["peak"]
-            print(f"| {name} | {there['before'] / 1e6:.0f} | {a / 1e6:.0f} | {b / 1e6:.0f} | {b / a:.3f} |", flush=True)
+        if args.json:
+            print(json.dumps({name: child(folder, name)["peak"] for name in names}))
+            return
+        print("| MB | before | peak measured | reckoned by shapes |\n|---|---|---|---|")
+        for name in names:
+            shapes = reckon(read_recipe(folder / "recipe.toml", settings_of(folder, name)), LENGTH)
+            found = child(folder, name)
+            columns = (found["before"], found["peak"], shapes.total)
+            print(f"| {name} | " + " | ".join(f"{column / 1e6:.0f}" for column in columns) + " |", flush=True)
 
 
 if __name__ == "__main__":

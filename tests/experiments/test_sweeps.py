@@ -8,16 +8,18 @@ import threading
 import time
 
 import pytest
+import torch
 
+from fedseed import ParameterSpace
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.experiments import sweeps
-from fedseed.experiments.rehearsal import NotingClient
 from fedseed.experiments.sweeps import Sweep, Sweeping, find_sweep, packaged_sweeps, parse_grid, read_sweep
 from fedseed.experiments.worker_pool import Job, WorkerPool
 from fedseed.methods.base import Round
+from fedseed.objectives.losses import Supervised
 from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed.runs.recipe import packaged_recipes, read_recipe
-from fedseed.weights.layout import Layout, TensorEntry
+from fedseed.training.client import LocalClient
 
 TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.clients=2", "task.examples=5",
         "task.evaluation=1", "task.unseen=0", "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
@@ -229,33 +231,29 @@ def test_grids_and_finding():
     assert not set(packaged_sweeps()) & set(packaged_recipes())
 
 
-class Rows(NotingClient):
+class Counting(Supervised):
     """Counts the examples that go through the model."""
 
     rows = 0
 
-    def loss(self, items):
+    def losses(self, model, items):
         self.rows += len(items)
-        return super().loss(items)
-
-    def population_losses(self, basis, along, scale, items):
-        """Each direction has a part of the items."""
-        self.rows += len(items)
-        return [0.0] * len(along)
+        return super().losses(model, items)
 
 
 @pytest.mark.parametrize(("name", "examples"), [("equal-passes", 600 * 16), ("equal-passes-short", 200 * 4)])
 def test_equal_passes_are_equal(name, examples):
-    layout = Layout((TensorEntry("w", (50,), "float32"),), (0, 50))
-    sweep = read_sweep(packaged_sweeps()[name])
+    swept = read_sweep(packaged_sweeps()[name])
+    space = ParameterSpace(torch.nn.Linear(3, 2))
+    pairs = [(torch.ones(3), torch.tensor(0))] * 64
     found = {}
-    for run in sweep.runs:
+    for run in swept.runs:
         assert len(run.points()) == 3  # one budget to search with
-        recipe = read_recipe(run.recipe, [*sweep.set, *run.set, *run.points()[0]])
-        method, state = recipe.method, recipe.method.start(layout, 1)
-        client = Rows(layout, 1, 0)
-        method.train(state, method.plan(state, Round(1, 0, [0])), client)
-        found[run.label] = client.rows * recipe.federation.count(recipe.task.clients) * recipe.rounds
+        recipe = read_recipe(run.recipe, [*swept.set, *run.set, *run.points()[0]])
+        method, state = recipe.method, recipe.method.start(space.layout, 1)
+        objective = Counting(lambda out, y: torch.nn.functional.cross_entropy(out, y, reduction="none"))
+        method.train(state, method.plan(state, Round(1, 0, [0])), LocalClient(space, objective, pairs, 1, 1, 0))
+        found[run.label] = objective.rows * recipe.federation.count(recipe.task.clients) * recipe.rounds
     assert set(found.values()) == {examples}, found
 
 

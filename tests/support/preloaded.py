@@ -19,7 +19,7 @@ from pathlib import Path
 # those that start no thread when they are imported: pandas does, and so does what imports it
 MODULES = ("torch", "torch._dynamo", "scipy.optimize", "scipy.stats", "transformers.modeling_utils",
            "transformers.trainer_utils", "peft", "matplotlib.pyplot", "support.command_line",
-           "fedseed.experiments.memory")  # fmt: skip
+           "fedseed.experiments.bench")  # fmt: skip
 SETTINGS = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}  # as `conftest.py` has them
 DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # a library that has looked at a GPU cannot be forked
 

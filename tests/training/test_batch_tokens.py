@@ -6,12 +6,12 @@ from transformers import AutoModelForCausalLM, OPTConfig
 
 from fedseed import ParameterSpace
 from fedseed.errors import RecipeError
-from fedseed.experiments.passes import LiveBytes
 from fedseed.methods.ferret import Ferret
 from fedseed.objectives.losses import CausalLM, Supervised
 from fedseed.objectives.tokens import Tokens
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
+from support.memory import LiveBytes
 
 CONFIG = OPTConfig(
     vocab_size=499, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, word_embed_proj_dim=32,
@@ -37,13 +37,6 @@ class Noting(CausalLM):
         return super().losses(model, items)
 
 
-class Real(LiveBytes):
-    """The bytes of real tensors: nothing stands in for anything."""
-
-    def _instead(self, operation, args):
-        return super()._instead("", args)
-
-
 def trained(**settings):
     """A client after two steps: what it is now, what it has noted, its peak in bytes."""
     torch.manual_seed(0)
@@ -52,7 +45,7 @@ def trained(**settings):
     objective = Noting()
     space = ParameterSpace(model)
     client = LocalClient(space, objective, items, 1, 2, 0)
-    live = Real([*model.parameters(), *model.buffers()], 0)
+    live = LiveBytes([*model.parameters(), *model.buffers()])
     with live:
         client.first_order(LocalTraining(learning_rate=0.5, steps=2, **settings))
     return client, objective.seen, live.peak

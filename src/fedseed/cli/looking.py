@@ -31,29 +31,29 @@ def bench(
     set_: SetOption = None,
     device: DeviceOption = None,
     tokens: Annotated[
-        int | None, typer.Option(min=2, help="For the memory: tokens of an example, in place of the data's longest.")
+        int | None, typer.Option(min=2, help="For the memory: tokens of an example, in place of the longest possible.")
     ] = None,
     memory_only: Annotated[
-        bool, typer.Option("--memory", help="Reckon the memory, and load and time nothing.")
+        bool, typer.Option("--memory", help="Reckon the memory by the base's shapes, and load and time nothing.")
     ] = False,
     plugin: PluginOption = None,
     trust_plugins: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a recipe will cost on this machine: memory, before the base is loaded; seconds by phase, bytes."""
+    """Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from one round of it."""
     from fedseed.runs.recipe import read_recipe
 
     shown = talking(console, as_json)
     checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins)
-    from fedseed.experiments.estimate import cost_table, measure  # torch from here on
-    from fedseed.experiments.memory import fits, memory_table, predict
+    from fedseed.experiments.bench import cost_table, fits, measure, memory_table  # torch from here on
+    from fedseed.experiments.reckoning import reckon
     from fedseed.models.loading import quiet
     from fedseed.models.outline import has_weights
 
     quiet()
-    with shown.status("reckoning the memory"):
-        memory = predict(checked, tokens)
-    for part in memory_table(memory):
+    memory = reckon(checked, tokens)
+    enough, said = fits(memory, checked.model.device)
+    for part in (*memory_table(memory), said):
         shown.print(part, highlight=False)
     untimed, cost = None, None
     if memory_only:
@@ -61,18 +61,18 @@ def bench(
     elif not has_weights(checked.model.base):
         untimed = f"{checked.model.base} is a configuration without weights"
         shown.print(f"Nothing was timed: {untimed}.", highlight=False)
-    elif not fits(memory)[0]:
+    elif not enough:
         untimed = "for want of memory"
         shown.print(f"Nothing was timed, {untimed}.", highlight=False)
     else:
         with shown.status("running one round, shortened"):
             cost = measure(checked)
         for part in cost_table(cost):
-            shown.print(part)
+            shown.print(part, highlight=False)
     if as_json:
-        reckoned = {**asdict(memory), "peak": memory.peak, "fits": fits(memory)[0]}
+        reckoned = {**asdict(memory), "total": memory.total, "fits": enough}
         timed = None if cost is None else {**asdict(cost), "total_seconds": cost.total}
-        answer({"memory": reckoned, "time": timed, "untimed": untimed})
+        answer({"memory": reckoned, "measured": timed, "untimed": untimed})
 
 
 def partition(

@@ -1,1 +1,1 @@
-"""Many runs at a time: sweeps over recipes, the processes they run in, and what a recipe will cost."""
+"""Sweeps of runs laid side by side, and what a recipe costs before it is run."""

@@ -1,36 +1,36 @@
-"""What a run will cost on this machine, from one round of it with few local steps."""
+"""What a run will cost on this machine: memory by the shapes of its base, and one round of it with few local steps."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from rich import box
 from rich.table import Table
 
+from fedseed.experiments.reckoning import Reckoned
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.methods import Method
-from fedseed.randomness import Basis
+from fedseed.reports.memory import available_memory
 from fedseed.reports.tables import human_bytes, human_seconds
 from fedseed.runs.assembly import build
+from fedseed.runs.measuring import peak_memory
 from fedseed.runs.recipe import Recipe
 
 FEW_STEPS = 3  # local steps that are timed; the recipe's number is reckoned from them
+Shown = list[Table | str]  # what a terminal shows, from top to bottom
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What was measured.
+class Measured:
+    """What one round has shown.
 
     Args:
         parameters: d.
         dtype: of the weights.
         threads: torch's.
-        operations: what is done with all weights, and its seconds.
         round: phases of a round with all its clients, and their seconds, for the recipe's number of local steps.
         clients: clients in a round.
         rounds: rounds of the recipe.
@@ -38,12 +38,12 @@ class Estimate:
         evaluation: seconds of one evaluation.
         bytes_up: payload bytes of an update.
         bytes_down: payload bytes of a plan and a step.
+        peak_memory: bytes of this process, or on its GPUs, with the answers of all clients of a round.
     """
 
     parameters: int
     dtype: str
     threads: int
-    operations: dict[str, float]
     round: dict[str, float]
     clients: int
     rounds: int
@@ -51,6 +51,7 @@ class Estimate:
     evaluation: float
     bytes_up: int
     bytes_down: int
+    peak_memory: int
 
     @property
     def total(self) -> float:
@@ -59,7 +60,7 @@ class Estimate:
 
 
 def shortened(method: Method) -> tuple[Method, float]:
-    """The method with few local steps, and how many times more the recipe asks for."""
+    """Returns the method with few local steps, and how many times more the recipe asks for."""
     steps = getattr(method, "steps", None)
     if isinstance(steps, int) and steps > FEW_STEPS:
         return method.model_copy(update={"steps": FEW_STEPS}), steps / FEW_STEPS
@@ -70,7 +71,7 @@ def shortened(method: Method) -> tuple[Method, float]:
     return method, 1.0
 
 
-def measure(recipe: Recipe) -> Estimate:
+def measure(recipe: Recipe) -> Measured:
     """Run one round of a recipe, shortened, twice (the first warms up), and reckon what the whole will cost.
 
     Args:
@@ -84,59 +85,45 @@ def measure(recipe: Recipe) -> Estimate:
     coordinator, worker = federation.coordinator, federation.worker
     worker.private = False  # seconds of a private run's clients are told to nobody else than who has their data
     space = worker.space
+    together = worker.method.together == "losses"
     phases: dict[str, float] = {}
-    clients, up, down = 0, 0, 0
+    up, down, waiting = 0, 0, 0
     for number in (1, 2):
-        picked = coordinator.open(number)
-        if worker.method.together != "losses":
-            picked = picked[:1]  # the others cost the same
-        clients = coordinator.per_round
+        opened = coordinator.open(number)
+        picked = opened if together else opened[:1]  # the others cost the same
         plans = [coordinator.plan(c) for c in picked]
         answers = worker.train_all(plans, picked, [federation.items[c] for c in picked])
         phases = {}
         for answer in answers:
             for phase, seconds in answer.cost.seconds.items():
-                phases[phase] = phases.get(phase, 0.0) + seconds
-        if worker.method.together != "losses":
-            phases = {phase: seconds * clients for phase, seconds in phases.items()}
+                phases[phase] = phases.get(phase, 0.0) + seconds * coordinator.per_round / len(picked)
         phases["local"] = phases.get("local", 0.0) * factor
         for answer, client in zip(answers, picked, strict=True):
             if answer.message is not None:
                 coordinator.receive(answer.message, client)
                 up = len(answer.message) - FRAME_BYTES
+                waiting = len(answer.message) * (coordinator.per_round - len(picked))
         phases["aggregation"], step = _timed(coordinator.close)
         phases["rebuild"], _ = _timed(partial(worker.apply, step))
         phases["digest"], _ = _timed(space.digest)
         down = len(plans[0]) + len(step) - 2 * FRAME_BYTES
     every, digest_every = recipe.evaluation.every, recipe.evaluation.digest_every
-    if worker.method.stepwise:  # hashed only where a line is logged
-        phases["digest"] /= every
-    else:
-        phases["digest"] /= min(every, digest_every)
+    phases["digest"] /= every if worker.method.stepwise else min(every, digest_every)  # hashed where a line is logged
     if hasattr(worker.method, "steps"):  # an update carries a pair for each local step
         up = round(up * factor)
     evaluation, _ = _timed(lambda: federation.evaluate(space.model))
-    basis = Basis(str(getattr(method, "basis", "rademacher")), 1)
-    few = np.full(1, 1e-12, dtype=np.float32)
-    operations = {
-        "one pass over the weights (w += 1)": _median(lambda: [p.data.add_(1.0) for p in space.parameters]),
-        f"one {basis.name} direction added": _median(lambda: space.add(basis, few)),
-        "4,096 hadamard directions added": _median(
-            lambda: space.add(Basis("hadamard", 1), np.full(4096, 1e-12, dtype=np.float32))
-        ),
-    }
-    return Estimate(
+    return Measured(
         parameters=space.size,
         dtype=recipe.model.dtype,
         threads=torch.get_num_threads(),
-        operations=operations,
         round=phases,
-        clients=clients,
+        clients=coordinator.per_round,
         rounds=recipe.rounds,
         evaluations=recipe.rounds // recipe.evaluation.every + 1,
         evaluation=evaluation,
         bytes_up=up,
         bytes_down=down,
+        peak_memory=peak_memory(space.devices) + waiting,
     )
 
 
@@ -146,29 +133,50 @@ def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - begin, result
 
 
-def _median(act: Callable[[], Any], runs: int = 5) -> float:
-    act()
-    return median(_timed(act)[0] for _ in range(runs))
+def fits(found: Reckoned, device: str) -> tuple[bool, str]:
+    """Returns whether what was reckoned is free on this machine, and a line that says so; what can't be told fits.
+
+    Args:
+        found: a recipe's memory.
+        device: where its model lies, as `model.device` has it.
+    """
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    free = torch.cuda.mem_get_info()[0] if on_gpu else (available_memory() or (0, None))[1]
+    takes = f"That is {human_bytes(found.total)}, and more with activations, messages and libraries"
+    if free is None:
+        return True, f"{takes}."
+    where = "of the GPU's memory" if on_gpu else "of memory"
+    enough = found.total <= free
+    return enough, f"{takes}; {human_bytes(free)} {where} are free: it {'may fit' if enough else 'does not fit'}."
 
 
-def cost_table(cost: Estimate) -> list[Table | str]:
-    """What a run will cost: what a terminal shows, from top to bottom."""
+def memory_table(found: Reckoned) -> Shown:
+    """Returns what was reckoned of a recipe's memory, part by part."""
+    some = "" if found.trained == found.parameters else f", {found.trained:,} of them trained"
+    title = f"memory by the base's shapes: {found.parameters:,} parameters in {found.dtype}{some}"
+    return [title, _table([(name, human_bytes(size)) for name, size in found.parts])]
 
-    def table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-        made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-        made.add_column(no_wrap=True)
-        made.add_column(justify="right", no_wrap=True)
-        for row in rows:
-            made.add_row(*row)
-        return made
 
-    title = f"{cost.parameters:,} parameters in {cost.dtype}, {cost.threads} threads"
+def cost_table(cost: Measured) -> Shown:
+    """Returns what a run will cost."""
+    title = (
+        f"a round with {cost.clients} clients, {cost.parameters:,} parameters in {cost.dtype}, {cost.threads} threads"
+    )
     per_round = sum(cost.round.values())
     rows = [(phase, f"{human_seconds(s)}  {s / per_round:5.1%}") for phase, s in cost.round.items()]
     return [
-        table(title, [(name, human_seconds(seconds)) for name, seconds in cost.operations.items()]),
-        table(f"a round with {cost.clients} clients", [*rows, ("together", f"{human_seconds(per_round)} 100.0%")]),
+        title,
+        _table([*rows, ("together", f"{human_seconds(per_round)} 100.0%")]),
         f"{cost.rounds:,} rounds and {cost.evaluations:,} evaluations of {human_seconds(cost.evaluation)}: about "
         f"{human_seconds(cost.total)}. A client sends {human_bytes(cost.bytes_up)} a round and receives "
-        f"{human_bytes(cost.bytes_down)}.",
+        f"{human_bytes(cost.bytes_down)}. Peak memory: {human_bytes(cost.peak_memory)}.",
     ]
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> Table:
+    made = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    made.add_column(no_wrap=True)
+    made.add_column(justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made

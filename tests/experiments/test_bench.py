@@ -1,0 +1,147 @@
+"""`fedseed bench`: what a run will cost, by the shapes of its base and by one shortened round."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedseed.errors import RecipeError
+from fedseed.experiments import bench
+from fedseed.experiments.bench import FEW_STEPS, cost_table, fits, measure, shortened
+from fedseed.experiments.reckoning import averages_of, reckon
+from fedseed.methods import FeedSign, Ferret
+from fedseed.models.loading import locate
+from fedseed.reports.tables import human_seconds
+from fedseed.runs.recipe import read_recipe
+from fedseed.training.settings import LocalTraining
+from support.command import fedseed
+
+ROOT = Path(__file__).parents[2]
+TINY = ("task.clients=2", "task.families_per_client=1", "task.examples=20", "task.evaluation=1", "task.unseen=0",
+        "federation.per_round=2", "evaluation.rouge=false")  # fmt: skip
+WEIGHTS = 1_195_392 * 4
+
+
+@pytest.fixture
+def configuration(tmp_path):
+    """The small base without its weights."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((Path(locate("small")) / name).read_bytes())
+    return str(tmp_path)
+
+
+def of(name, *settings, tokens=None):
+    return reckon(read_recipe(name, (*TINY, *settings)), tokens)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "up"),
+    [
+        pytest.param("small-feedsign", (), 1, marks=pytest.mark.long),
+        pytest.param("small-fedkseed", ("method.steps=30",), 8 * 30, marks=pytest.mark.long),
+        ("quickstart-ferret", ("method.directions=50",), 8 + 4 + 4 * 50),
+    ],
+)
+def test_costs_are_the_recipes(recipe, settings, up):
+    checked = read_recipe(recipe, (*TINY, *settings))
+    cost = measure(checked)
+    assert cost.bytes_up == up and cost.clients == 2 and cost.rounds == checked.rounds
+    assert cost.parameters == 1_195_392 and cost.peak_memory > WEIGHTS
+    assert cost.round["local"] > 0 and cost.round["rebuild"] > 0
+    assert cost.total > cost.rounds * cost.round["local"]
+    assert "rounds and" in str(cost_table(cost)[-1])
+
+
+def test_local_steps_are_shortened_and_reckoned_back():
+    short, factor = shortened(Ferret())
+    assert short.training.steps == FEW_STEPS and factor == pytest.approx(10 / FEW_STEPS)
+    method = FeedSign()
+    assert shortened(method) == (method, 1.0)
+
+
+def test_times_have_units():
+    assert [human_seconds(s) for s in (0.0123, 2.5, 600, 7300)] == ["12.3 ms", "2.5 s", "10 min", "2.0 h"]
+
+
+def test_memory_is_reckoned_by_the_shapes_alone(configuration):
+    """Also of a base of three billion parameters, whose weights nobody has."""
+    whole, alone = of("quickstart-ferret"), of("quickstart-ferret", f"model.base={configuration}")
+    assert whole == alone and alone.parameters == alone.trained == 1_195_392
+    config = Path(configuration) / "config.json"
+    large = {"hidden_size": 3200, "intermediate_size": 8640, "num_hidden_layers": 26, "num_attention_heads": 32,
+             "num_key_value_heads": 32, "head_dim": 100, "vocab_size": 32000}  # fmt: skip
+    config.write_text(json.dumps(json.loads(config.read_text()) | large))
+    found = of("quickstart-ferret", f"model.base={configuration}", "model.dtype=bfloat16")
+    assert found.parameters > 3e9 and dict(found.parts)["gradients"] == 2 * found.parameters
+    with pytest.raises(RecipeError, match="there is no such folder"):
+        of("quickstart-ferret", "model.base=/no/such/folder")
+
+
+def test_parts_are_those_of_the_method():
+    def logits(tokens, batch=8):
+        return {f"logits of {batch} examples of {tokens} tokens": 4 * batch * tokens * 1488}
+
+    def parts(name, *settings):
+        found = dict(of(name, *settings, tokens=10).parts)
+        assert found.pop("weights") >= WEIGHTS
+        return found
+
+    trained = {"gradients": WEIGHTS, "start copy of the weights": WEIGHTS}
+    assert parts("quickstart-ferret") == {**trained, **logits(10)}
+    assert "gradients" not in parts("quickstart-ferret", "method.streaming=true")
+    assert parts("quickstart-fedavg") == {**trained, "optimiser's averages": 2 * WEIGHTS, **logits(10)}
+    assert parts("small-feedsign", "method.optimizer=adam") == {"averages of the steps": 2 * WEIGHTS, **logits(10)}
+    assert parts("small-mezo", "method.optimizer=hiso")["averages of the steps"] == WEIGHTS  # the diagonal
+    assert parts("small-fedkseed", "model.offload_base=false") == {"copy of the base": WEIGHTS, **logits(10, 4)}
+    assert parts("small-fedkseed", "model.offload_base=true") == logits(10, 4)
+    assert next(iter(logits(256))) in dict(of("quickstart-ferret").parts)  # the model's positions
+    adapted = of("quickstart-fedavg", "model.adapter.kind=lora")
+    assert dict(adapted.parts)["gradients"] == 4 * adapted.trained < 400_000 < adapted.parameters
+    assert of("quickstart-fedavg", 'model.trainable=["*.layers.4.*"]').trained < adapted.parameters
+    without_data = read_recipe("quickstart-ferret", ["task={}", "task.name=files", "task.path=/no/such/folder"])
+    assert reckon(without_data).parameters == 1_195_392
+    digits = reckon(read_recipe("digits-feedsign"))
+    assert digits.trained == 650 < digits.parameters and [name for name, _ in digits.parts] == ["weights"]
+
+
+def test_optimisers_averages():
+    kinds = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1, "rmsprop": 1}
+    assert {name: averages_of(LocalTraining(optimizer=name)) for name in kinds} == kinds
+    assert averages_of(LocalTraining(momentum=0.9)) == 1
+
+
+@pytest.mark.long
+def test_bench_says_what_it_did_not_time(configuration, monkeypatch):
+    words = ["bench", "quickstart-ferret", *(word for pair in TINY for word in ("--set", pair))]
+    done = fedseed(*words, "--set", f"model.base={configuration}")
+    assert done.returncode == 0, done.stderr
+    assert "start copy of the weights" in done.stdout and "Nothing was timed" in done.stdout
+    found = of("quickstart-ferret")
+    for free, fine, said in ((1 << 39, True, "it may fit."), (1 << 20, False, "it does not fit.")):
+        monkeypatch.setattr(bench, "available_memory", lambda free=free: (1 << 40, free))
+        enough, line = fits(found, "cpu")
+        assert enough is fine and line.endswith(said)
+    assert "for want of memory" in fedseed(*words).stdout
+    only = json.loads(fedseed(*words, "--memory", "--tokens", "20", "--json").stdout)
+    assert only["measured"] is None and only["memory"]["total"] == of("quickstart-ferret", tokens=20).total
+    monkeypatch.setattr(bench, "available_memory", lambda: None)
+    assert fits(found, "cpu")[0] and fits(found, "cpu")[1].endswith("libraries.")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="resident memory is that of a CPU")
+def test_fedkseed_takes_no_more_than_a_forward_pass(tmp_path):
+    """At OPT-125M's shapes, a process for each; the heap's holes vary by a tenth: the least of three."""
+    program = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), "--json", "forward pass", "FedKSeed"]
+    ratios = []
+    for _ in range(3):
+        done = subprocess.run(program, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        peaks = {name: peak for name, peak in json.loads(done.stdout).items() if "," not in name}
+        ratios.append(peaks["FedKSeed"] / peaks["forward pass"])
+        if ratios[-1] <= 1.15:
+            return
+    raise AssertionError(ratios)
