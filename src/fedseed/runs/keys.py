@@ -77,7 +77,6 @@ class Key:
         default: as TOML would have it; "not set", or "must be given".
         about: what it means, one paragraph.
         of: which tables have it where a name or kind decides, such as methods; none: all of them.
-        chooses: whether it is that name or kind.
     """
 
     key: str
@@ -85,7 +84,6 @@ class Key:
     default: str
     about: str
     of: tuple[str, ...] = ()
-    chooses: bool = False
 
     @property
     def table(self) -> str:
@@ -152,7 +150,7 @@ def _keys(model: type[BaseModel], prefix: str, of: tuple[str, ...]) -> Iterator[
         chosen = MUST if several or field.is_required() else NOT_SET
         if isinstance(field.default, BaseModel):
             chosen = json.dumps(getattr(field.default, tag))
-        yield Key(f"{key}.{tag}", f"one of {', '.join(map(json.dumps, names))}", chosen, about, of, True)
+        yield Key(f"{key}.{tag}", f"one of {', '.join(map(json.dumps, names))}", chosen, about, of)
         for choice, tagged in zip(inside, names, strict=True):
             yield from _keys(choice, f"{key}.", (tagged,))
 
@@ -263,20 +261,18 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
         case "missing_name":
             text = f"{key}.name: missing; {context['known']}"
         case "extra_forbidden":
-            every = _fitting(keys_of(whole), path[:-1], data)
-            every.sort(key=lambda one: not one.chooses or one.key.rpartition(".")[0] != _bare(path[:-1]))  # name first
-            before = f"{_bare(path[:-1])}." if path[:-1] else ""
-            inside = (one.key.removeprefix(before) for one in every if one.key.startswith(before))
-            allowed = list(dict.fromkeys(name.partition(".")[0].removesuffix("[]") for name in inside))
-            text = f"{key} = {_shown(given)}: unknown key{_meant(every, path, allowed)}; allowed here: "
+            before = "".join(f"{part}." for part in path[:-1])
+            keys = [one for one, _ in _own(whole, data)]
+            inside = [one.removeprefix(before) for one in keys if one.startswith(before)]
+            allowed = [one for one in inside if "." not in one]
+            text = f"{key} = {_shown(given)}: unknown key{_meant(path, allowed, keys)}; allowed here: "
             text += ", ".join(allowed)
         case "missing":
             text = f"{key}: missing"
         case "union_tag_invalid" | "union_tag_not_found":
             tag = context["discriminator"].strip("'")  # "kind" of a partition
-            every = _fitting(keys_of(whole), path[:-1], data)
-            known = next(one.kind for one in every if one.key == f"{_bare(path)}.{tag}")
-            names = [json.loads(name) for name in known.removeprefix("one of ").split(", ")]
+            field = dict(_own(whole, data))[key]
+            names = [_tag(model, tag) for model in among(field.annotation, field.metadata)]
             value = given.get(tag) if isinstance(given, Mapping) else given
             there = f" = {value!r}: {did_you_mean(value, names)}" if value is not None else ": missing; "
             text = f"{key}.{tag}{there}choose one of {', '.join(names)}"
@@ -317,55 +313,32 @@ def _path(loc: Sequence[int | str], data: Mapping[str, Any]) -> list[str]:
     return path
 
 
-def _bare(path: Sequence[str]) -> str:
-    """A key as `Key` has it, from its parts with the numbers of tables of a list."""
-    return re.sub(r"\.\d+", "[]", ".".join(path))
+def _own(model: type[BaseModel], table: Any, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The dotted keys, and their fields, that a table and those in it may have by the names and kinds they have."""
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        yield prefix + key, field
+        found = table.get(key) if isinstance(table, Mapping) else None
+        for number, part in enumerate(found) if isinstance(found, list) else [("", found)]:
+            if models := among(field.annotation, field.metadata):
+                before = f"{prefix}{key}." if number == "" else f"{prefix}{key}.{number}."
+                yield from _own(_chosen(models, part), part, before)
 
 
-def _fitting(keys: Sequence[Key], path: Sequence[str], data: Mapping[str, Any]) -> list[Key]:
-    """The keys that a recipe with these names and kinds may have.
-
-    Args:
-        keys: all there are.
-        path: says which of the tables of a list is meant.
-        data: what was read.
-    """
-    chosen: dict[str, str] = {}  # table -> its name or kind
-    here: dict[str, Any] = {"": data}
-    for at, part in enumerate(path):
-        table = here[_bare(path[:at])]
-        inside = (
-            table[int(part)] if isinstance(table, list) else table.get(part) if isinstance(table, Mapping) else None
-        )
-        here[_bare(path[: at + 1])] = inside if inside is not None else {}
-
-    def fits(key: Key) -> bool:
-        owner = key.key.rpartition(".")[0]
-        owner = owner.rpartition(".")[0] if key.chooses else owner
-        while owner and owner not in chosen:
-            owner = owner.rpartition(".")[0]
-        return not key.of or chosen.get(owner) in key.of
-
-    for key in keys:
-        if key.chooses and fits(key):
-            table, _, tag = key.key.rpartition(".")
-            inside = here[table] if table in here else _inside(data, table)
-            given = inside.get(tag) if isinstance(inside, Mapping) else None
-            chosen[table] = str(given or key.default.strip('"'))
-    return [key for key in keys if fits(key)]
+def _chosen(models: Sequence[type[BaseModel]], table: Any) -> type[BaseModel]:
+    """The one that a table's name or kind says; the first if it says none."""
+    tags = [tag for tag in TAGS if len(models) > 1 and isinstance(table, Mapping) and tag in table]
+    of = (model for tag in tags for model in models if _tag(model, tag) == str(table[tag]))
+    return next(of, models[0])
 
 
-def _inside(data: Any, table: str) -> Any:
-    """The table of a name; None: it is not there."""
-    for part in table.split("."):
-        data = data.get(part) if isinstance(data, Mapping) else None
-    return data
+def _tag(model: type[BaseModel], tag: str) -> str:
+    return str(model.model_fields[tag].default) if tag in model.model_fields else ""
 
 
-def _meant(keys: Sequence[Key], path: Sequence[str], allowed: Sequence[str]) -> str:
+def _meant(path: Sequence[str], allowed: Sequence[str], keys: Sequence[str]) -> str:
     """What an unknown key may have been meant for: one that is nearly the same, or the same one of another table."""
     if near := closest(path[-1], allowed):
         return f" (did you mean {near}?)"
-    found = dict.fromkeys(one.key for one in keys if one.key.endswith(f".{path[-1]}"))
-    elsewhere = [key for key in found if len(path) == 1 or key.startswith(f"{path[0]}.")]
-    return f" (there is {' and '.join(elsewhere)})" if elsewhere else ""
+    found = [key for key in keys if key.endswith(f".{path[-1]}") and (len(path) == 1 or key.startswith(f"{path[0]}."))]
+    return f" (there is {' and '.join(found)})" if found else ""
