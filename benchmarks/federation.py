@@ -84,7 +84,7 @@ class Watch:
 
     def round(self, line: Any) -> None:
         """A round with a line of its own."""
-        if line["round"]:
+        if line.round:
             self.times.append(time.perf_counter())
 
     def advance(self, number: int) -> None:

@@ -27,7 +27,7 @@ FLOORS = [
     ("weights",),
     ("optimizers",),
     ("randomness",),
-    ("registry", "durable", "errors", "text", "interpreter"),
+    ("registry", "durable", "errors", "text", "interpreter", "metrics"),
 ]
 FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for room in floor}
 

@@ -111,7 +111,7 @@ def test_list(what, text):
 
 def dying():
     """The first round kills the process that shows it."""
-    Shown.round = lambda self, line: os.kill(os.getpid(), signal.SIGKILL) if line["round"] == 1 else None
+    Shown.round = lambda self, line: os.kill(os.getpid(), signal.SIGKILL) if line.round == 1 else None
 
 
 @pytest.mark.long

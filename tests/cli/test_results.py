@@ -476,7 +476,7 @@ def test_ctrl_c_says_how_it_goes_on(place, tmp_path, monkeypatch, command):
 
     def add(self, line):
         added(self, line)
-        if line["round"] == 1:
+        if line.round == 1:
             signal.raise_signal(signal.SIGINT)
 
     words = [command, "ferret.toml", "--out", tmp_path / "out", "--threads", 1, "--set", "evaluation.rouge=false"]

@@ -82,7 +82,7 @@ class Failing(Silent):
         self.number = number
 
     def round(self, line):
-        if line["round"] == self.number:
+        if line.round == self.number:
             raise KeyboardInterrupt
 
 

@@ -11,6 +11,7 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.session import CoordinatorSettings, Session
 from fedseed.orbit import NO_DIGEST
+from fedseed.reports.results import RoundLine
 from support.heard import Heard
 
 RIGHT, WRONG = "ab" * 16, "cd" * 16
@@ -64,10 +65,10 @@ class Ask:
 
     def ask(self, evaluate=True, digest=True):
         """Ask about round 2; the line, and how long it took."""
-        line, began, self.question = {"round": 2, "seconds": {}}, self.now, None
+        line, began, self.question = RoundLine(2), self.now, None
         asyncio.run(self.inquiry.ask(line, evaluate, digest))
-        assert line["round"] == 2 and self.inquiry.awaited == []
-        return line, self.now - began
+        assert line.round == 2 and self.inquiry.awaited == []
+        return line.to_json(), self.now - began
 
 
 def honest(question, now):

@@ -18,9 +18,9 @@ from fedseed.federation.report import (
     MOST_LOSS,
     MOST_SECONDS,
     Phases,
-    add_metrics,
     read_report,
 )
+from fedseed.reports.results import RoundLine
 
 DIGEST = "ab" * 16
 SPENT = {"seconds": {"local": 1.5, "rebuild": 0.25}, "forward_passes": 12, "losses": 7.5, "counted": 3}
@@ -57,9 +57,6 @@ def test_what_is_just_within_the_bounds_is_read():
     found = read(round=2**32 - 1, ratio=math.inf, seconds=None, spent=spent, metrics={})
     assert found.spent == Cost(**spent) and found.round == 2**32 - 1
     assert found.ratio is None and found.seconds == 0.0 and found.metrics == {}
-    line = {"round": 1, "loss": 2.0}
-    add_metrics(line, {"loss": 9.0, "accuracy": 0.5})
-    assert line == {"round": 1, "loss": 2.0, "accuracy": 0.5}
 
 
 LONG = 10**400
@@ -160,5 +157,7 @@ def test_any_report_is_refused_or_can_be_added_up(changes, spent):
     total = Cost()
     for _ in range(300):
         total.add(found.spent)
-    json.loads(json.dumps([total.about(), found.metrics, averaged(found.by_client or {})]))
-    assert total.about()["train_loss"] is None or math.isfinite(total.about()["train_loss"])
+    line = RoundLine(1, metrics=dict(found.metrics or {}))
+    total.tell(line)
+    json.loads(json.dumps([line.to_json(), averaged(found.by_client or {})]))
+    assert line.train_loss is None or math.isfinite(line.train_loss)

@@ -190,7 +190,7 @@ class Failing(Silent):
         self.number = number
 
     def round(self, line):
-        if line["round"] == self.number:
+        if line.round == self.number:
             raise KeyboardInterrupt
 
 

@@ -238,7 +238,7 @@ def test_a_run_ends_at_its_budget_with_the_model_of_before(tmp_path):
 
     def ends(self, line, add=RunFolder.add_metrics):
         add(self, line)
-        if line["round"] == 2:
+        if line.round == 2:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):

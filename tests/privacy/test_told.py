@@ -118,7 +118,7 @@ class Failing(Silent):
     """Ends a coordinator after round 2."""
 
     def round(self, line):
-        if line["round"] == 2:
+        if line.round == 2:
             raise KeyboardInterrupt
 
 
@@ -440,7 +440,7 @@ def test_a_restart_forgets_nothing_that_was_spent(monkeypatch, tmp_path):
 
     def ends(self, line):
         add(self, line)
-        if line["round"] == 2:
+        if line.round == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunFolder, "add_metrics", ends)

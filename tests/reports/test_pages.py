@@ -7,7 +7,8 @@ import pytest
 
 from fedseed.errors import FedseedError
 from fedseed.reports.comparison import Block, write_comparison
-from fedseed.reports.pages import comparison_page, live_page, metric_title, run_page, write_report
+from fedseed.reports.pages import comparison_page, live_page, run_page, write_report
+from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet
 from fedseed.reports.view import RunView, Watched, view_folder
 from support.page import Page
@@ -49,14 +50,8 @@ def test_each_client_has_a_row_with_its_rounds(runs):
 
 def test_what_others_wrote_is_text():
     bad = "</pre><script>alert(1)</script>"
-    line = {
-        "round": 1,
-        "clients": [bad],
-        "skipped": [{"client": bad, "reason": bad}],
-        "bytes_up": 1.0,
-        "bytes_down": 1.0,
-    }
-    view = RunView(bad, [{"round": 0, "loss": 2.0, "seconds": {}}, line], None, f"title = '{bad}'\n", 1, 2, "running")
+    line = RoundLine(1, clients=[bad], skipped=[{"client": bad, "reason": bad}], bytes_up=1.0, bytes_down=1.0)
+    view = RunView(bad, [RoundLine(0, metrics={"loss": 2.0}), line], None, f"title = '{bad}'\n", 1, 2, "running")
     status = {"alive": 1, "clients": 2, "waiting_for": [bad], "refusals": {bad: {bad: 3}}}
     for one in (view, RunView(bad, [line], None, "", 1, 2, "running", status | {"away": [], "drifted": [bad]})):
         one.status = one.status and {"repeated_rounds": 0, **one.status}
@@ -73,7 +68,7 @@ def test_a_damaged_or_growing_folder_is_shown_as_far_as_it_goes(runs, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])  # a line is being written
     (tmp_path / "progress.jsonl").write_text('{"round": 3}\n{"round": 4}\n{"rou')
     view = view_folder(tmp_path)
-    assert [line["round"] for line in view.lines] == [0, 1, 2] and (view.round, view.rounds) == (4, 6)
+    assert [line.round for line in view.lines] == [0, 1, 2] and (view.round, view.rounds) == (4, 6)
     assert view.before_and_after("loss") == (json.loads(lines[0])["loss"], json.loads(lines[2])["loss"])
     Page(run_page(view))
     with pytest.raises(FedseedError, match="no run is here"):
@@ -93,10 +88,9 @@ def test_whether_a_run_goes_on_is_seen_by_its_lock(runs, tmp_path):
 def test_lines_of_many_rounds_and_figures_of_each_client():
     """A step-by-step method writes sums; parties measure on their own data."""
     lines = [
-        {"round": 10, "rounds": 10, "clients": ["c2", "c10"], "taking_part": 20, "seconds": {"local": 5.0}},
-        {"round": 20, "rounds": 10, "clients": ["c2", "c10"], "taking_part": 15, "attacked": ["c10"],
-         "by_client": {"c2": {"loss": 1.25, "held_out": 7}}},
-    ]  # fmt: skip
+        RoundLine(10, 10, ["c2", "c10"], 20, seconds={"local": 5.0}),
+        RoundLine(20, 10, ["c2", "c10"], 15, attacked=["c10"], by_client={"c2": {"loss": 1.25, "held_out": 7}}),
+    ]
     two, ten = RunView("run", lines).clients()
     assert (two.name, two.rounds, two.about, two.metrics) == ("c2", 17.5, True, {"loss": 1.25, "held_out": 7.0})
     assert ten.attacker and not ten.metrics
@@ -173,8 +167,3 @@ def test_a_run_seen_through_its_coordinator():
     assert started.view().state == "stopped"
     started.tell({"run": "r", "entries": 5, "ended": True})
     assert started.view().state == "finished"
-
-
-def test_metrics_in_words():
-    names = ("loss", "unseen_rouge_l", "accuracy", "my_score")
-    assert [metric_title(n) for n in names] == ["held-out loss", "unseen Rouge-L", "held-out accuracy", "my score"]

@@ -9,14 +9,15 @@ from PIL import Image
 from fedseed.reports import fonts, plots
 from fedseed.reports.partition import PartitionStatistics, draw_partition
 from fedseed.reports.plots import draw_runs, draw_sweep, line_style
+from fedseed.reports.results import RoundLine
 
 
 def lines(rate=0.1, payload=1000.0):
-    first = {"round": 0, "loss": 4.0, "rouge_l": 10.0}
-    return [first] + [
-        {"round": n, "loss": 4 * (1 - rate) ** n, "rouge_l": 10.0 + n, "bytes_up": payload, "bytes_down": payload / 10,
-         "forward_passes": 40, "backward_passes": 20, "seconds": {"local": n, "evaluation": 1e3}}
-        for n in range(1, 8)
+    return [
+        RoundLine(n, bytes_up=payload * (n > 0), bytes_down=payload / 10 * (n > 0), forward_passes=40 * (n > 0),
+                  backward_passes=20 * (n > 0), seconds={"local": n, "evaluation": 1e3},
+                  metrics={"loss": 4 * (1 - rate) ** n, "rouge_l": 10.0 + n})
+        for n in range(8)
     ]  # fmt: skip
 
 
@@ -57,7 +58,10 @@ def test_every_axis_has_values(drawn, tmp_path):
                 assert axis.get_tick_params()["labelleft" if axis is axes.yaxis else "labelbottom"]
     assert len(drawn) == 2
     grid = drawn[1].axes  # a row for each scenario and metric, of rounds, bytes, passes and seconds
-    assert len(grid) == 4 * 4 and [axes.get_ylabel() for axes in grid[::4]] == 2 * ["held-out loss", "held-out Rouge-L"]
+    assert len(grid) == 4 * 4 and [axes.get_ylabel() for axes in grid[::4]] == 2 * [
+        "held-out loss",
+        "held-out Rouge-L, %",
+    ]
     assert list(grid[3].get_lines()[0].get_xdata()) == [sum(range(1, n + 1)) for n in range(1, 8)]  # no evaluations
     with Image.open(tmp_path / "runs.png") as picture:
         assert picture.width > 1000

@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.reports.prometheus import Exporter
+from fedseed.reports.results import RoundLine
 
 STATUS = {
     "run": 'a "run"', "method": "ferret", "round": 3, "rounds": 10, "clients": 4, "alive": 3, "waiting_for": ["b"],
@@ -35,7 +36,7 @@ def test_a_run_is_told_of_as_it_goes(exporter):
     assert read(exporter)["fedseed_rounds_done_total",] == 0  # nobody to ask yet
     exporter.attach(lambda: STATUS)
     for number in (1, 2):
-        exporter.count({"round": number, "bytes_up": 100.0, "bytes_down": 50.0, "taking_part": 3, "refused": 0})
+        exporter.count(RoundLine(number, bytes_up=100.0, bytes_down=50.0, taking_part=3))
     found = read(exporter)
     assert found["fedseed_payload_bytes_total", "up"] == 600 and found["fedseed_payload_bytes_total", "down"] == 300
     assert found["fedseed_rounds_done_total",] == 2 and found["fedseed_round",] == 3

@@ -3,6 +3,7 @@ from io import StringIO
 from rich.console import Console
 
 from fedseed.reports.progress import describe
+from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
 
 
@@ -97,5 +98,6 @@ def test_what_a_round_costs_a_client_fits_a_terminal():
 
 
 def test_a_round_in_a_few_words():
-    assert describe({"loss": 0.5, "accuracy": 84.72}) == "held-out loss 0.500, accuracy 84.7"
-    assert describe({"loss": 0.5, "f1": 31.26, "train_loss": 2.0}) == "held-out loss 0.500, F1 31.3, local loss 2.000"
+    assert describe(RoundLine(0, metrics={"loss": 0.5, "perplexity": 1.6})) == "held-out loss 0.500"
+    line = RoundLine(2, taking_part=1, bytes_up=1500.0, train_loss=2.0, metrics={"loss": 0.5, "f1": 31.26})
+    assert describe(line) == "held-out loss 0.500, held-out F1 31.3, local loss 2.000, 1,500 B up a client"

@@ -83,7 +83,7 @@ class Said(Silent):
     warn = note
 
     def round(self, line):
-        self.advance(line["round"])
+        self.advance(line.round)
 
     def advance(self, number):
         if self.at is not None and number >= self.at:

@@ -4,12 +4,13 @@ import pytest
 
 from fedseed import FeedSign
 from fedseed.methods.content import Content
+from fedseed.reports.results import RoundLine
 from fedseed.runs.loop import merge_rounds
 from fedseed.runs.per_client import exchanged, mean_exchanged, seconds_per_client
 
 
-def line(number, seconds, rounds=1, clients=("a", "b"), **more):
-    return {"round": number, "rounds": rounds, "clients": list(clients), "seconds": seconds, **more}
+def line(number, seconds, **more):
+    return RoundLine(number, clients=["a", "b"], seconds=seconds, **more)
 
 
 def test_local_seconds_are_a_clients_and_the_others_a_rounds():
@@ -23,8 +24,6 @@ def test_local_seconds_are_a_clients_and_the_others_a_rounds():
 def test_processes_rebuild_side_by_side_and_rounds_in_one_line_count():
     lines = [line(6, {"local": 12.0, "rebuild": 9.0}, rounds=3, taking_part=6, processes=3)]
     assert seconds_per_client(lines) == {"local": 2.0, "projection": 0.0, "aggregation": 0.0, "rebuild": 1.0}
-    del lines[0]["taking_part"], lines[0]["processes"]  # as an earlier fedseed wrote it
-    assert seconds_per_client(lines)["local"] == 2.0
     assert seconds_per_client([]) == dict.fromkeys(("local", "projection", "aggregation", "rebuild"), 0.0)
 
 
@@ -40,9 +39,9 @@ def test_numbers_are_means_over_those_who_take_part():
 
 
 def test_means_over_rounds_leave_out_what_is_not_known():
-    lines = [{"exchanged": {"scalars_up": 4.0}, "rounds": 3}, {"exchanged": {"scalars_up": 8.0}}, {"rounds": 9}]
-    assert mean_exchanged(lines) == {"scalars_up": 5.0}
-    assert mean_exchanged([{}, {"exchanged": {}}]) == {}
+    known = RoundLine(3, 3, exchanged={"scalars_up": 4.0}), RoundLine(4, exchanged={"scalars_up": 8.0})
+    assert mean_exchanged([*known, RoundLine(13, 9)]) == {"scalars_up": 5.0}
+    assert mean_exchanged([RoundLine(1)]) == {}
 
 
 @pytest.mark.parametrize("stepwise", [False, True])
@@ -60,10 +59,5 @@ def test_a_runs_seconds_of_a_client_are_its_sums_over_clients(problem, stepwise)
 
 
 def test_merged_lines_add_up_who_took_part():
-    def one(number, up):
-        return line(number, {}, taking_part=2, exchanged={"scalars_up": up}, skipped=[], attacked=[], train_loss=None,
-                    **dict.fromkeys(("forward_passes", "backward_passes", "skipped_steps", "refused", "bytes_up",
-                                     "bytes_down"), 0)) | {"rounds": 1}  # fmt: skip
-
-    merged = merge_rounds([one(1, 1.0), one(2, 3.0)])
-    assert (merged["taking_part"], merged["exchanged"], merged["rounds"]) == (4, {"scalars_up": 2.0}, 2)
+    merged = merge_rounds([line(n, {}, taking_part=2, exchanged={"scalars_up": up}) for n, up in ((1, 1.0), (2, 3.0))])
+    assert (merged.taking_part, merged.exchanged, merged.rounds) == (4, {"scalars_up": 2.0}, 2)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedseed import FedAvg, FeedSign
 from fedseed.errors import RecipeError
-from fedseed.reports.results import read_metrics
+from fedseed.reports.results import RoundLine, read_metrics
 from fedseed.runs import stopping
 from fedseed.runs.assembly import build
 from fedseed.runs.loop import Backend
@@ -17,7 +17,7 @@ from support.tiers import SLOW
 
 
 def lines(*losses):
-    return [{"round": i, **({} if loss is None else {"validation_loss": loss})} for i, loss in enumerate(losses)]
+    return [RoundLine(i, metrics={} if loss is None else {"validation_loss": loss}) for i, loss in enumerate(losses)]
 
 
 def test_patience_counts_evaluations_since_the_best_one():
@@ -27,7 +27,7 @@ def test_patience_counts_evaluations_since_the_best_one():
     assert not stopping.over(lines(3.0, 2.0, 2.5, 1.9), 2)
     assert not stopping.over(lines(3.0, None, None, 3.1), 2)  # rounds without an evaluation say nothing
     assert stopping.over(lines(3.0, None, None, 3.1, None, 3.0), 2)
-    assert not stopping.over(lines(3.0, *[None] * 99), 1) and not stopping.over([{"round": 0}, {"round": 9}], 1)
+    assert not stopping.over(lines(3.0, *[None] * 99), 1) and not stopping.over([RoundLine(0), RoundLine(9)], 1)
     assert stopping.over(lines(3.0, math.nan, math.nan), 2)
     assert not stopping.over(lines(3.0, 3.0, 3.0), None)
     assert stopping.best(lines(3.0, 2.0, None, 2.0)) == (1, 2.0)
@@ -94,7 +94,7 @@ def scripted(out, method, losses, killed=None, place=None, **settings):
 
     wrap(federation.coordinator, "open", lambda number: number)
     wrap(federation, "record", lambda number, *_: number)  # the step is lost
-    wrap(federation, "examine", lambda line, evaluate: line["round"])  # the step counts, its line is lost
+    wrap(federation, "examine", lambda line, evaluate: line.round)  # the step counts, its line is lost
     return federation
 
 

@@ -55,7 +55,7 @@ class Written(Silent):
         self.file = open(path, "a", buffering=1)  # noqa: SIM115
 
     def round(self, line):
-        self.file.write(f"round {line['round']}\n")
+        self.file.write(f"round {line.round}\n")
 
     def advance(self, number):
         self.file.write(f"round {number}\n")

@@ -7,10 +7,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedseed.experiments.sweeps import LOWER_IS_BETTER, Sweep, SweepLine, sheets
+from fedseed import metrics
+from fedseed.experiments.sweeps import Sweep, SweepLine, sheets
+from fedseed.metrics import shown_metrics
 from fedseed.reports.charts import Axis, Series
-from fedseed.reports.results import MetricsLine, read_metrics, read_summary
-from fedseed.reports.tables import Sheet, mean_and_deviation, shown_metrics
+from fedseed.reports.results import read_metrics, read_summary
+from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed_papers.catalogue import Expected, Item
 from fedseed_papers.findings import UNKNOWN, Claim, Finding, Panel, Verdict, judged
 
@@ -25,7 +27,7 @@ SLIGHT = 0.01  # of the larger mean: so small a difference leaves lines alike, h
 # -- numbers of a run --------------------------------------------------------------------------------------------------
 
 
-def rounds_to_converge(lines: Sequence[MetricsLine], metric: str = "loss") -> float:
+def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss") -> float:
     """The first evaluated round with 95% of the run's improvement; NaN if nothing became better.
 
     Args:
@@ -91,7 +93,7 @@ MEASURES: dict[str, Callable[[Path], float]] = {
 
 def lower_is_better(metric: str) -> bool:
     """Of losses and of everything that is spent."""
-    return metric in MEASURES or metric.endswith(LOWER_IS_BETTER)
+    return metric in MEASURES or metrics.lower_is_better(metric)
 
 
 def measured(folder: Path, metric: str) -> float:
@@ -206,7 +208,7 @@ def _shown(metric: str, values: Sequence[float]) -> str:
 
 # -- curves ------------------------------------------------------------------------------------------------------------
 
-SPENT: dict[str, tuple[Axis, Callable[[MetricsLine], float]]] = {
+SPENT: dict[str, tuple[Axis, Callable[[Mapping[str, Any]], float]]] = {
     "payload bytes": (
         Axis("payload bytes of a client that takes part, both ways", log=True, unit="bytes"),
         lambda line: (line.get("bytes_up", 0) + line.get("bytes_down", 0)) * line.get("rounds", 1),
@@ -249,7 +251,7 @@ def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel
         line.points for line in series)]  # fmt: skip
 
 
-def _spent(run: Sequence[MetricsLine], panel: int) -> list[float]:
+def _spent(run: Sequence[Mapping[str, Any]], panel: int) -> list[float]:
     """What the panel's horizontal axis shows, up to and with each line."""
     if panel == 0:
         return [float(line["round"]) for line in run]

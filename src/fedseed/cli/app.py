@@ -174,7 +174,7 @@ def compare(
         )
     from fedseed.reports.comparison import write_runs
     from fedseed.reports.plots import draw_runs
-    from fedseed.reports.results import read_metrics
+    from fedseed.reports.results import read_lines
     from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
     from fedseed.runs.recipe import read_recipe
 
@@ -192,7 +192,7 @@ def compare(
     labels = methods if len(set(methods)) == len(methods) else names
     folders = {label: out / name for label, name in zip(labels, names, strict=True)}
     write_runs(out, folders)
-    draw_runs({label: read_metrics(folder) for label, folder in folders.items()}, out / "compare.png")
+    draw_runs({label: read_lines(folder) for label, folder in folders.items()}, out / "compare.png")
     rows = list(zip(labels, summaries, strict=True))
     shown.print(comparison_table(rows))
     for line in comparison_lines(rows):

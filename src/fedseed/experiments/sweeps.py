@@ -33,11 +33,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedseed.errors import RecipeError, plural
 from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
+from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.randomness.seed import Seed
 from fedseed.registry import resolve
 from fedseed.reports.comparison import Block, Compared, costs_sheet, results_sheet, write_comparison
-from fedseed.reports.results import read_metrics, read_summary
-from fedseed.reports.tables import Sheet, shown_metrics
+from fedseed.reports.results import read_lines, read_summary
+from fedseed.reports.tables import Sheet
 from fedseed.runs.folder import discard
 from fedseed.runs.keys import explain
 from fedseed.runs.reading import read_toml
@@ -46,7 +47,6 @@ from fedseed.runs.recipe import packaged_recipes
 Point = tuple[str, ...]  # settings of a grid's point, "key=value" each
 Say = Callable[[str], None]
 BESIDE = "validation_loss"  # a metric that runs have beside those of their results, with early stopping
-LOWER_IS_BETTER = ("loss", "perplexity", BESIDE)
 VALIDATION = 0.1  # share of the examples that a grid's point is chosen on, where a task would keep none
 
 
@@ -447,7 +447,7 @@ class Sweeping:
         for point in points:
             jobs = [self._job(scenario, run, point, seed, choosing=True) for seed in self._choosing]
             tried[point] = fmean([self._metric(self._run(job)) for job in jobs])
-        lower = self.sweep.metric in LOWER_IS_BETTER
+        lower = lower_is_better(self.sweep.metric)
         return min(points, key=lambda p: _worst(tried[p] if lower else -tried[p])), tried
 
     def _line(self, scenario: Scenario, run: SweepRun, chosen: Future[tuple[Point, dict[Point, float]]]) -> SweepLine:
@@ -464,7 +464,7 @@ class Sweeping:
 
     def _metric(self, result: Mapping[str, Any] | str) -> float:
         if isinstance(result, str):
-            return inf if self.sweep.metric in LOWER_IS_BETTER else -inf
+            return inf if lower_is_better(self.sweep.metric) else -inf
         if self.sweep.metric not in result["final"]:
             names = ", ".join(result["final"])
             stopping = "; runs with [stopping] do that" if self.sweep.metric == BESIDE else ""
@@ -579,7 +579,7 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[S
     curves: dict[str, dict[str, list[Any]]] = {}
     for line in lines:
         if line.folders:
-            found = [read_metrics(folder) for folder in line.folders.values()]
+            found = [read_lines(folder) for folder in line.folders.values()]
             curves.setdefault(line.scenario, {})[line.label] = found
     if curves:
         from fedseed.reports.plots import draw_sweep  # matplotlib takes a while to import

@@ -18,6 +18,7 @@ from fedseed.federation.worker import cost_of
 from fedseed.orbit import NO_DIGEST
 from fedseed.privacy.base import WITHHELD
 from fedseed.reports.progress import Progress
+from fedseed.reports.results import RoundLine
 from fedseed.transport.base import ClientEnd
 
 if TYPE_CHECKING:
@@ -241,4 +242,4 @@ class Answers:
         metrics = {name: value for name, value in found.items() if name != "by_client"}
         report.update(metrics=metrics, by_client=by_client, seconds=time.perf_counter() - start)
         self.evaluations.append({"round": report["round"], **found})
-        self._progress.round({"round": report["round"], **metrics})
+        self._progress.round(RoundLine(report["round"], metrics=metrics))

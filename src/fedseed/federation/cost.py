@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fedseed.reports.results import RoundLine
+
 
 @dataclass
 class Cost:
@@ -42,16 +44,13 @@ class Cost:
         if spent > seconds:
             self.seconds = {phase: part * seconds / spent for phase, part in self.seconds.items()}
 
-    def about(self) -> dict[str, Any]:
-        """The fields of a line of metrics."""
-        moved = {"weights_moved": self.moved_weights / self.movable_weights} if self.movable_weights else {}
-        return {
-            "train_loss": self.losses / self.counted if self.counted else None,
-            "forward_passes": self.forward_passes,
-            "backward_passes": self.backward_passes,
-            "skipped_steps": self.skipped_steps,
-            **moved,
-        }
+    def tell(self, line: RoundLine) -> None:
+        """Write the work into a line of metrics, in place of what stands there; seconds are not touched."""
+        line.train_loss = self.losses / self.counted if self.counted else None
+        line.forward_passes, line.backward_passes = self.forward_passes, self.backward_passes
+        line.skipped_steps = self.skipped_steps
+        if self.movable_weights:
+            line.metrics["weights_moved"] = self.moved_weights / self.movable_weights
 
 
 def rounding_warning(moved: float) -> str:

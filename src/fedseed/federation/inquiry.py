@@ -10,9 +10,10 @@ from fedseed.federation.cost import Cost
 from fedseed.federation.held_out import Figures, averaged, read_figures
 from fedseed.federation.membership import Host, Roster
 from fedseed.federation.protocol import ask_message, listed
-from fedseed.federation.report import MOST_ROUND, Phases, Report, add_metrics, read_report, whole
+from fedseed.federation.report import MOST_ROUND, Phases, Report, read_report, whole
 from fedseed.federation.session import RESEND_SECONDS, Session
 from fedseed.orbit.record import NO_DIGEST
+from fedseed.reports.results import RoundLine
 from fedseed.text import shown
 
 Reports = Mapping[str, Report]  # by host
@@ -84,7 +85,7 @@ class Inquiry:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    async def ask(self, line: dict[str, Any], evaluate: bool, digest: bool = True) -> str | None:
+    async def ask(self, line: RoundLine, evaluate: bool, digest: bool = True) -> str | None:
         """Ask all who are there about the weights after a round, and add to its line of metrics what they say.
 
         Args:
@@ -95,7 +96,7 @@ class Inquiry:
         Returns:
             The weights' digest: that of most clients; None where they are not hashed, or no digest is that of most.
         """
-        number = line["round"]
+        number = line.round
         reports = await self._reports(number, evaluate, digest)
         found = self._compare(number, reports) if digest else None
         if evaluate and self.session.settings.each_evaluates:
@@ -103,11 +104,11 @@ class Inquiry:
         elif evaluate:
             evaluated = [report for name, report in reports.items() if report.metrics and name in self._asked]
             best = next((report for report in evaluated if report.digest == found), evaluated[0])
-            add_metrics(line, best.metrics or {})
-            line["seconds"]["evaluation"] = best.seconds
+            line.metrics.update(best.metrics or {})
+            line.seconds["evaluation"] = best.seconds
         if number:
             self._add_costs(line, reports)
-        line["weights_digest"] = found
+        line.weights_digest = found
         return found
 
     def _compare(self, number: int, reports: Reports) -> str | None:
@@ -130,12 +131,12 @@ class Inquiry:
             )
         return found
 
-    def _add_figures(self, line: dict[str, Any], reports: Reports) -> None:
+    def _add_figures(self, line: RoundLine, reports: Reports) -> None:
         """What each client has measured on its own, and their mean."""
         found = {client: figures for report in reports.values() for client, figures in (report.by_client or {}).items()}
-        line["by_client"] = {name: found[name] for name in self.roster.names if name in found}
-        add_metrics(line, averaged(line["by_client"]))
-        line["seconds"]["evaluation"] = max(report.seconds for report in reports.values())
+        line.by_client = {name: found[name] for name in self.roster.names if name in found}
+        line.metrics.update(averaged(line.by_client))
+        line.seconds["evaluation"] = max(report.seconds for report in reports.values())
 
     async def _reports(self, number: int, evaluate: bool, digest: bool) -> Reports:
         """The reports about a round by host: all hosts' that are there, or as many as come before the deadline."""
@@ -210,15 +211,15 @@ class Inquiry:
             self._tried.add(chosen)
         return chosen
 
-    def _add_costs(self, line: dict[str, Any], reports: Reports) -> None:
+    def _add_costs(self, line: RoundLine, reports: Reports) -> None:
         """What the clients' work since the last line has cost."""
         spent = Cost()
         for report in reports.values():
             spent.add(report.spent)
         ratios = [report.ratio for report in reports.values() if report.ratio is not None]
         if ratios:
-            line["step_over_weights"] = median_low(ratios)
-        line.update(spent.about())
-        line["processes"] = len(reports)  # whose seconds are added up
+            line.metrics["step_over_weights"] = median_low(ratios)
+        spent.tell(line)
+        line.processes = len(reports)  # whose seconds are added up
         for phase, seconds in spent.seconds.items():
-            line["seconds"][phase] = line["seconds"].get(phase, 0.0) + seconds
+            line.seconds[phase] = line.seconds.get(phase, 0.0) + seconds

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fedseed.aggregation import AggregationRule
@@ -20,15 +20,16 @@ from fedseed.federation.session import CoordinatorSettings, Session
 from fedseed.federation.status_answer import status_answer
 from fedseed.federation.step_log import StepLog
 from fedseed.methods import Method
+from fedseed.metrics import shown_metrics
 from fedseed.orbit import Header
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
+from fedseed.reports.results import RoundLine
 from fedseed.transport.base import CoordinatorEnd, LogLostError, end_task
 
-SHOWN = (
-    "round", "evaluated", "loss", "train_loss", "accuracy", "rouge_l", "bytes_up", "bytes_down", "weights_digest",
-)  # fmt: skip
+SHOWN = ("round", "evaluated", "train_loss", "bytes_up", "bytes_down", "weights_digest")
+MOST_SHOWN = 12  # metrics beside them
 MOST_NAMED = 100  # clients in an answer about the status
 LOOK_SECONDS = 2.5  # between looks whether the log is there
 
@@ -217,9 +218,10 @@ class NetworkCoordinator:
             self.session.progress.warn(f"{sender} can't be answered now: {error}")
         return None
 
-    def tell(self, line: Mapping[str, Any]) -> None:
+    def tell(self, line: RoundLine) -> None:
         """A line of metrics is known, or more of it."""
-        self.line.update({key: line[key] for key in SHOWN if key in line})
+        told = line.to_json()
+        self.line.update({key: told[key] for key in (*SHOWN, *shown_metrics(line.metrics)[:MOST_SHOWN]) if key in told})
 
     # -- how it is going -------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any
 from fedseed.errors import MessageError
 from fedseed.federation.cost import Cost
 from fedseed.orbit.record import DIGEST_BYTES
-from fedseed.reports.results import PHASES
+from fedseed.reports.results import FIELDS, PHASES
 from fedseed.text import shown
 
 MOST_COUNT = 10**15  # passes, steps, weights, losses in one report
@@ -30,11 +30,7 @@ MOST_METRICS = 100  # of a report, or of one client in it
 MOST_PHASES = 32
 MOST_NAME = 100  # characters that a metric's name may have, or a phase's; plug-ins choose them
 # of a line of metrics, whoever writes it: what a client measures has another name
-LINE_FIELDS = frozenset((
-    "attacked", "backward_passes", "by_client", "bytes_down", "bytes_up", "clients", "evaluated", "exchanged",
-    "forward_passes", "not_taken", "privacy", "processes", "refused", "round", "rounds", "seconds", "skipped",
-    "skipped_steps", "step_over_weights", "taking_part", "train_loss", "unknown", "weights_digest", "weights_moved",
-))  # fmt: skip
+LINE_FIELDS = frozenset((*FIELDS, "epsilon", "evaluated", "metrics", "privacy", "step_over_weights", "weights_moved"))
 OWN_PHASES = frozenset(("aggregation", "evaluation", "total"))  # which the coordinator measures itself
 _KNOWN = frozenset(("at", "by_client", "digest", "epoch", "metrics", "ratio", "round", "seconds", "spent"))
 
@@ -197,9 +193,3 @@ class Phases:
         if len(self._named) + len(new) > self._most:
             raise MessageError(f"spent: seconds: more than {self._most} phases in all")
         self._named |= new
-
-
-def add_metrics(line: dict[str, Any], metrics: Mapping[str, float]) -> None:
-    """Add what was measured to a line; what the line says already stays."""
-    for name, value in metrics.items():
-        line.setdefault(name, value)

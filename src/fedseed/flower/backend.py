@@ -13,7 +13,7 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.held_out import averaged, read_figures
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import listed, read_json
-from fedseed.federation.report import Phases, add_metrics, read_cost, read_metrics, read_seconds, real
+from fedseed.federation.report import Phases, read_cost, read_metrics, read_seconds, real
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
 from fedseed.flower import wire
@@ -23,6 +23,7 @@ from fedseed.flower.post import Post, Reply
 from fedseed.methods.content import Content
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
+from fedseed.reports.results import RoundLine
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend
 from fedseed.runs.recipe import Recipe
@@ -235,17 +236,17 @@ class FlowerBackend(Backend):
         self._phases.check(spent.seconds)
         gathered.spent.add(spent)
 
-    def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
+    def record(self, number: int, step: bytes, line: RoundLine, log: bool) -> None:
         """Keep the step: on disk at once, or with its digest if the nodes are asked for one."""
         self.ledger.record(number, step[FRAME_BYTES:], waits=log and self.spec.digests(number))
 
     # -- about the weights -------------------------------------------------------------------------------------------
 
-    def examine(self, line: dict[str, Any], evaluate: bool) -> None:
+    def examine(self, line: RoundLine, evaluate: bool) -> None:
         """Ask the nodes about their weights: all for the digest, and one, or each party, for an evaluation."""
-        number = line["round"]
+        number = line.round
         digest = self.spec.digests(number)
-        line["weights_digest"] = None
+        line.weights_digest = None
         if not (digest or evaluate):
             return
         reports: dict[int, wire.Table] = {}
@@ -283,13 +284,13 @@ class FlowerBackend(Backend):
             if len(problems) == len(asked):
                 raise FedseedError(f"round {number}: no node reports; the first says: {problems[0]}")
         if digest:
-            line["weights_digest"] = self._compare(number, reports)
-            self.ledger.confirm(line["weights_digest"])
+            line.weights_digest = self._compare(number, reports)
+            self.ledger.confirm(line.weights_digest)
         if evaluate:
             self._add_figures(line, reports)
         for table in reports.values():
             if "ratio" in table:
-                line["step_over_weights"] = real(table["ratio"], "ratio")
+                line.metrics["step_over_weights"] = real(table["ratio"], "ratio")
 
     def _compare(self, number: int, reports: Mapping[int, wire.Table]) -> str:
         """The digest of most nodes; the others begin again from the base."""
@@ -305,7 +306,7 @@ class FlowerBackend(Backend):
             self.progress.warn(f"round {number}: {listed(names)}: other weights; begun again from the base")
         return found
 
-    def _add_figures(self, line: dict[str, Any], reports: Mapping[int, wire.Table]) -> None:
+    def _add_figures(self, line: RoundLine, reports: Mapping[int, wire.Table]) -> None:
         """What was measured: by one for all, or by each party on its own and their mean."""
         measured = [table for table in reports.values() if table["metrics"]]
         if self._asks.each_evaluates:
@@ -316,11 +317,11 @@ class FlowerBackend(Backend):
                 for name, figures in read_json((table["by_client"] or "{}").encode()).items()
                 if name in here[node].clients
             }
-            line["by_client"] = {name: found[name] for name in self.names if name in found}
-            add_metrics(line, averaged(line["by_client"]))
+            line.by_client = {name: found[name] for name in self.names if name in found}
+            line.metrics.update(averaged(line.by_client))
         else:
-            add_metrics(line, read_metrics(read_json(measured[0]["metrics"].encode())))
-        line["seconds"]["evaluation"] = max(read_seconds(table["seconds"], "seconds") for table in measured)
+            line.metrics.update(read_metrics(read_json(measured[0]["metrics"].encode())))
+        line.seconds["evaluation"] = max(read_seconds(table["seconds"], "seconds") for table in measured)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

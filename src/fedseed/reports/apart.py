@@ -32,15 +32,15 @@ def draw_apart(folder: Path, name: str, probabilities: list[float] | None) -> No
 def main(place: str, name: str) -> None:
     """What the other process does."""
     from fedseed.durable import replacing
-    from fedseed.reports.plots import LABELS, draw_probabilities, draw_runs
-    from fedseed.reports.results import read_metrics
+    from fedseed.reports.plots import draw_probabilities, draw_runs
+    from fedseed.reports.results import read_lines
 
     folder = Path(place)
     probabilities: Any = json.load(sys.stdin)
-    metrics = read_metrics(folder)
-    if any(label in metrics[0] for label in LABELS):
+    lines = read_lines(folder)
+    if lines[0].metrics:
         with replacing(folder / "metrics.png") as picture:
-            draw_runs({name: metrics}, picture)
+            draw_runs({name: lines}, picture)
     if probabilities is not None:
         with replacing(folder / "probabilities.png") as picture:
             draw_probabilities(probabilities, picture)

@@ -9,23 +9,19 @@ from statistics import fmean
 from typing import Any
 
 from fedseed.durable import write_whole
+from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.reports.results import PHASES, read_summary
 from fedseed.reports.tables import (
     Sheet,
     comparison_lines,
-    digits_of,
     human_bytes,
     human_seconds,
     mean_and_deviation,
     parameters_exchanged,
     phases_of,
-    shown_metrics,
 )
 
 Summary = Mapping[str, Any]
-FIRST_SHOWN = ("rouge_l", "accuracy", "loss", "unseen_rouge_l", "unseen_loss")
-TITLES = {"rouge_l": "Rouge-L", "accuracy": "accuracy, %", "loss": "loss", "unseen_rouge_l": "unseen Rouge-L",
-          "unseen_loss": "unseen loss"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,13 +53,12 @@ def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1) -> Shee
     starts = [line.summaries[0] for line in lines if line.summaries]
     counted = Counter(str(summary["baseline"]) for summary in starts)
     known = max(starts, key=lambda summary: counted[str(summary["baseline"])], default=None)
-    there = [] if known is None else shown_metrics(known["final"])
-    shown = [m for m in FIRST_SHOWN if m in there] + [m for m in there if m not in FIRST_SHOWN]
-    head = ["method", "rounds", *(TITLES.get(m, m.replace("_", " ")) for m in shown), "bytes up", "bytes down",
+    measured = [] if known is None else shown_metrics(known["final"])
+    head = ["method", "rounds", *(metric_title(name, unit=True) for name in measured), "bytes up", "bytes down",
             "forward", "backward", "memory", "seconds"]  # fmt: skip
     rows = []
     if known is not None:
-        rows.append(["zero-shot", "0", *(_score(m, [known["baseline"][m]]) for m in shown), *["-"] * 6])
+        rows.append(["zero-shot", "0", *(_score(m, [known["baseline"][m]]) for m in measured), *["-"] * 6])
     for line in lines:
         found, label = line.summaries, f"{line.label}{line.mark}"
         if not found:
@@ -77,7 +72,7 @@ def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1) -> Shee
             [
                 label + (f" ({line.failed} failed)" if line.failed else ""),
                 f"{mean('rounds'):g}",
-                *(_score(m, [s["final"].get(m, float("nan")) for s in found]) for m in shown),
+                *(_score(m, [s["final"].get(m, float("nan")) for s in found]) for m in measured),
                 human_bytes(mean("payload_bytes_up")),
                 human_bytes(mean("payload_bytes_down")),
                 f"{mean('forward_passes'):,.0f}",
@@ -121,7 +116,7 @@ def costs_sheet(title: str, lines: Sequence[Compared]) -> Sheet:
 
 
 def _score(metric: str, values: Sequence[float]) -> str:
-    return mean_and_deviation(values, digits_of(metric))
+    return mean_and_deviation(values, metric_of(metric)[1].digits)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What a run says while it goes on, kept in log.txt of its folder: notes, warnings, when sessions began and ended."""
 
 import io
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from fedseed.durable import append_to
 from fedseed.reports.progress import Progress
+from fedseed.reports.results import RoundLine
 
 NAME = "log.txt"
 
@@ -51,7 +51,7 @@ class Logged:
         shown: AbstractContextManager[Any] = self.shown.running(name, rounds)
         return shown
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: RoundLine) -> None:
         """Shown only: metrics.jsonl has it."""
         self.shown.round(line)
 

@@ -18,10 +18,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedseed.durable import write_whole
+from fedseed.metrics import metric_text, metric_title, shown_metrics
 from fedseed.reports.charts import Axis, Series, line_chart, swatch
-from fedseed.reports.results import SCORES
 from fedseed.reports.style import COLOURS, DARK_COLOURS, DASHES
-from fedseed.reports.tables import Sheet, digits_of, human_bytes, human_seconds, shown_metrics
+from fedseed.reports.tables import Sheet, human_bytes, human_seconds
 from fedseed.reports.view import RunView, view_folder
 
 MOST_CLIENTS = 200  # rows of the table
@@ -143,20 +143,6 @@ def framed_page(title: str, template: str, package: str, **content: Any) -> str:
 # -- what stands on a page ---------------------------------------------------------------------------------------------
 
 
-def metric_title(name: str) -> str:
-    """A metric in words: "held-out loss", "unseen Rouge-L"."""
-    for metric, title in {"loss": "loss", **SCORES}.items():
-        if name == metric or name.endswith(f"_{metric}"):
-            return f"{name.removesuffix(metric).rstrip('_') or 'held-out'} {title}"
-    return name.replace("_", " ")
-
-
-def _number(name: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.{digits_of(name)}f}"
-
-
 def _tiles(view: RunView) -> list[tuple[str, str, str]]:
     """The headline figures: what, how much, and a word about it."""
     tiles, summary = [], view.summary or {}
@@ -165,8 +151,8 @@ def _tiles(view: RunView) -> list[tuple[str, str, str]]:
         tiles.append(
             (
                 metric_title(name),
-                _number(name, after),
-                "" if before is None else f"{_number(name, before)} before tuning",
+                metric_text(name, after),
+                "" if before is None else f"{metric_text(name, before)} before tuning",
             )
         )
     payload = view.payload()
@@ -207,7 +193,7 @@ def _run_charts(view: RunView) -> list[tuple[str, Markup, list[tuple[str, Markup
     if view.payload() is not None:
         what = "summed up" if view.status is None else "a round"
         made.append((f"payload of a client that takes part, {what}", both, Axis("", unit="bytes"), None))
-    phases = list(dict.fromkeys(phase for line in view.lines for phase in line.get("seconds", {})))
+    phases = list(dict.fromkeys(phase for line in view.lines for phase in line.seconds))
     spent = [
         Series(PHASE_NAMES.get(phase, phase), _phase_curve(view, phase), number=number)
         for number, phase in enumerate(phases)
@@ -222,9 +208,9 @@ def _run_charts(view: RunView) -> list[tuple[str, Markup, list[tuple[str, Markup
 
 def _phase_curve(view: RunView, phase: str) -> list[tuple[float, float]]:
     return [
-        (line["round"], line["seconds"][phase] / (1 if phase == "evaluation" else line.get("rounds", 1)))
+        (line.round, line.seconds[phase] / (1 if phase == "evaluation" else line.rounds))
         for line in view.lines
-        if phase in line.get("seconds", {})
+        if phase in line.seconds
     ]
 
 
@@ -287,7 +273,7 @@ def _flat(table: Mapping[str, Any], head: str = "") -> list[tuple[str, Any]]:
 def _facts(view: RunView) -> list[tuple[str, str]]:
     """What the run was, in names and digests."""
     summary, model = view.summary or {}, view.settings.get("model", {})
-    newest = next((line["weights_digest"] for line in reversed(view.lines) if line.get("weights_digest")), None)
+    newest = next((line.weights_digest for line in reversed(view.lines) if line.weights_digest), None)
     privacy = summary.get("privacy")
     facts: list[tuple[str, object]] = [
         ("method", view.method),
@@ -353,7 +339,7 @@ def _environment(package: str) -> Environment:
     )
     made.filters["unbroken"] = _unbroken
     made.globals.update(
-        colours=COLOURS, dark_colours=DARK_COLOURS, dashes=DASHES, human_seconds=human_seconds, number=_number,
+        colours=COLOURS, dark_colours=DARK_COLOURS, dashes=DASHES, human_seconds=human_seconds, number=metric_text,
         metric_title=metric_title,
     )  # fmt: skip
     return made

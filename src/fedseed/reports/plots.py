@@ -1,6 +1,6 @@
 """Pictures of runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
@@ -17,23 +17,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from fedseed.metrics import metric_title, shown_metrics
 from fedseed.reports import fonts
 from fedseed.reports.charts import Unit, log_ticks, short_number
+from fedseed.reports.results import RoundLine
 from fedseed.reports.style import COLOURS, look
-from fedseed.reports.view import passes_of, seconds_of
 
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
 SHADES = 256  # colours of a picture, which make it three times smaller than all that there could be
-Lines = Sequence[Mapping[str, Any]]
-LABELS = {
-    "loss": "held-out loss",
-    "rouge_l": "held-out Rouge-L",
-    "accuracy": "held-out accuracy, %",
-    "macro_f1": "held-out macro F1, %",
-    "f1": "held-out F1, %",
-    "final_number": "held-out final numbers, %",
-}
+Lines = Sequence[RoundLine]
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -48,14 +41,15 @@ def line_style(number: int) -> dict[str, Any]:
     }
 
 
-def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+def draw_runs(runs: Mapping[str, Lines], path: Path) -> None:
     """Loss and scores over rounds, the bytes a client has sent and received, and forward passes.
 
     Args:
         runs: name of each run and its lines of metrics.
         path: PNG file to write.
     """
-    metrics = [m for m in LABELS if any(m in line for lines in runs.values() for line in lines)]
+    metrics = shown_metrics(dict.fromkeys(name for lines in runs.values() for line in lines for name in line.metrics))
+    metrics = [name for name in metrics if name in next(iter(runs.values()))[0].metrics]
     if not metrics:
         return
     names, note = fonts.prepare(list(runs))
@@ -63,11 +57,11 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> No
     for row, metric in zip(grid, metrics, strict=True):
         for number, (name, lines) in enumerate(zip(names, runs.values(), strict=True)):
             style = {**line_style(number), "label": name}
-            measured = [i for i, line in enumerate(lines) if metric in line]
+            measured = [i for i, line in enumerate(lines) if metric in line.metrics]
             if not measured:
                 continue
-            values = [lines[i][metric] for i in measured]
-            row[0].plot([lines[i]["round"] for i in measured], values, **style)
+            values = [lines[i].metrics[metric] for i in measured]
+            row[0].plot([lines[i].round for i in measured], values, **style)
             for axes, spent in ((row[1], _payload(lines)), (row[2], _forward_passes(lines))):
                 paid = [(spent[i], value) for i, value in zip(measured, values, strict=True) if spent[i] > 0]
                 axes.plot([x for x, _ in paid], [y for _, y in paid], **style)
@@ -76,7 +70,7 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> No
                 row[1].annotate(
                     "zero-shot", (0.01, values[0]), xycoords=("axes fraction", "data"), color="0.4", va="bottom"
                 )
-        finish_axes(row[0], "round", LABELS[metric])
+        finish_axes(row[0], "round", metric_title(metric, unit=True))
         finish_axes(row[1], "payload of a client taking part, both ways", "")
         finish_axes(row[2], "forward passes, all clients", "")
         _finish_spent(row)
@@ -95,38 +89,44 @@ def draw_sweep(curves: Mapping[str, Mapping[str, Sequence[Lines]]], path: Path) 
     """
     labels = list(dict.fromkeys(name for runs in curves.values() for name in runs))
     names, note = fonts.prepare([*labels, *curves])
-    metrics = [m for m in ("loss", "rouge_l", "accuracy") if m == "loss" or _all_measure(m, curves)]
+    metrics = _measured(lines for runs in curves.values() for seeds in runs.values() for lines in seeds)
     rows = [(scenario, runs, metric) for scenario, runs in curves.items() for metric in metrics]
-    shown = dict(zip(curves, names[len(labels) :], strict=True))
+    headings = dict(zip(curves, names[len(labels) :], strict=True))
     figure, grid = plt.subplots(len(rows), 4, figsize=(18, 3.6 * len(rows)), squeeze=False, sharey="row")
     for row, (scenario, runs, metric) in zip(grid, rows, strict=True):
         for label, seeds in runs.items():
             style = line_style(labels.index(label))
-            measured = [[i for i, line in enumerate(lines) if metric in line] for lines in seeds]
+            measured = [[i for i, line in enumerate(lines) if metric in line.metrics] for lines in seeds]
             length = min(map(len, measured))  # a run may have stopped early
-            values = np.array([[s[i][metric] for i in at[:length]] for s, at in zip(seeds, measured, strict=True)])
+            pairs = zip(seeds, measured, strict=True)
+            values = np.array([[lines[i].metrics[metric] for i in at[:length]] for lines, at in pairs])
             mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else 0
             first, at = seeds[0], measured[0][:length]
-            costs = (list(accumulate(map(of, first))) for of in (passes_of, seconds_of))
-            spent = ([line["round"] for line in first], _payload(first), *costs)
+            costs = (
+                list(accumulate(line.passes() for line in first)),
+                list(accumulate(line.own_seconds() for line in first)),
+            )
+            spent: tuple[list[float], ...] = ([line.round for line in first], _payload(first), *costs)
             for column, axes in enumerate(row):
                 x = np.array([spent[column][i] for i in at], dtype=float)
                 where = x > (-1 if column == 0 else 0)  # nothing is spent yet: not on a logarithmic axis
                 axes.plot(x[where], mean[where], label=names[labels.index(label)], **style)
                 band = (mean - deviation)[where], (mean + deviation)[where]
                 axes.fill_between(x[where], *band, color=style["color"], alpha=0.15, linewidth=0)
-        finish_axes(row[0], "round", LABELS[metric])
+        finish_axes(row[0], "round", metric_title(metric, unit=True))
         finish_axes(row[1], "payload of a client taking part, both ways", "")
         finish_axes(row[2], "forward passes (a backward pass is two), all clients", "")
         finish_axes(row[3], "seconds of rounds, all clients", "")
         _finish_spent(row)
-        row[0].set_title(shown[scenario], fontsize=10, loc="left")
+        row[0].set_title(headings[scenario], fontsize=10, loc="left")
     grid[0][3].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     save(figure, path, note)
 
 
-def _all_measure(metric: str, curves: Mapping[str, Mapping[str, Sequence[Lines]]]) -> bool:
-    return all(metric in lines[0] for runs in curves.values() for seeds in runs.values() for lines in seeds if lines)
+def _measured(runs: Iterable[Lines]) -> list[str]:
+    """The metrics to be drawn that every run has measured."""
+    every = [lines[0].metrics for lines in runs if lines]
+    return [name for name in shown_metrics(every[0]) if all(name in metrics for metrics in every)] if every else []
 
 
 def draw_probabilities(probabilities: NDArray[np.floating], path: Path) -> None:
@@ -146,14 +146,14 @@ def draw_probabilities(probabilities: NDArray[np.floating], path: Path) -> None:
     save(figure, path)
 
 
-def _payload(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+def _payload(lines: Lines) -> list[float]:
     """Bytes up and down of a client that takes part, up to and with each line."""
-    each = ((line.get("bytes_up", 0) + line.get("bytes_down", 0)) * line.get("rounds", 1) for line in lines)
+    each = ((line.bytes_up + line.bytes_down) * line.rounds for line in lines)
     return list(accumulate(each))
 
 
-def _forward_passes(lines: Sequence[Mapping[str, Any]]) -> list[int]:
-    return list(accumulate(line.get("forward_passes", 0) for line in lines))
+def _forward_passes(lines: Lines) -> list[int]:
+    return list(accumulate(line.forward_passes for line in lines))
 
 
 def finish_axes(axes: Axes, x: str, y: str) -> None:

@@ -1,6 +1,6 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -10,7 +10,8 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from fedseed.errors import plural
-from fedseed.reports.results import SCORES
+from fedseed.metrics import metric_text, metric_title, shown_metrics
+from fedseed.reports.results import RoundLine
 from fedseed.reports.screen import Screen
 
 
@@ -21,7 +22,7 @@ class Progress(Protocol):
         """A context that lasts as long as the run."""
         ...
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: RoundLine) -> None:
         """A round is over; its line of metrics."""
         ...
 
@@ -46,7 +47,7 @@ class Silent:
         """Nothing to show."""
         yield
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: RoundLine) -> None:
         """Nothing to show."""
 
     def advance(self, number: int) -> None:
@@ -68,20 +69,13 @@ def shown_by(progress: "Progress | bool | None") -> Progress:
     return Shown(console) if wanted else Silent()
 
 
-def describe(line: Mapping[str, Any]) -> str:
+def describe(line: RoundLine) -> str:
     """One round in a few words."""
-    parts = []
-    if "loss" in line:
-        parts.append(f"held-out loss {line['loss']:.3f}")
-    parts += [f"{title} {line[name]:.1f}" for name, title in SCORES.items() if name in line]
-    if "reward" in line:
-        parts.append(f"reward {line['reward']:.3f}")
-    if "epsilon" in line:
-        parts.append(f"epsilon {line['epsilon']:.3g}")
-    if line.get("train_loss") is not None:
-        parts.append(f"local loss {line['train_loss']:.3f}")
-    if "bytes_up" in line:
-        parts.append(f"{line['bytes_up']:,.0f} B up a client")
+    parts = [f"{metric_title(name)} {metric_text(name, line.metrics[name])}" for name in shown_metrics(line.metrics)]
+    if line.taking_part:
+        if line.train_loss is not None:
+            parts.append(f"{metric_title('train_loss')} {metric_text('train_loss', line.train_loss)}")
+        parts.append(f"{line.bytes_up:,.0f} B up a client")
     return ", ".join(parts)
 
 
@@ -116,13 +110,13 @@ class Shown:
             yield
         self._bar = None
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: RoundLine) -> None:
         """Move the bar; print a line for rounds that were evaluated."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=line["round"])
-        if "loss" in line or not self.console.is_terminal:
+            self._bar.update(self._task, completed=line.round)
+        if "loss" in line.metrics or not self.console.is_terminal:
             self.console.print(
-                f"  round {line['round']:>{len(str(self._rounds))}}  {describe(line)}", highlight=False, soft_wrap=True
+                f"  round {line.round:>{len(str(self._rounds))}}  {describe(line)}", highlight=False, soft_wrap=True
             )
 
     def advance(self, number: int) -> None:

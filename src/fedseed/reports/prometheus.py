@@ -1,19 +1,16 @@
 """A coordinator's figures for Prometheus: `serve --metrics-port`. The package is imported when somebody asks for it."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from threading import Lock
 from typing import Any
 
 from fedseed.errors import FedseedError, RecipeError, to_install
+from fedseed.metrics import metric_of, metric_title, shown_metrics
+from fedseed.reports.results import RoundLine
 
-# figures of the newest line of metrics, as a status has them
-LAST = {
-    "loss": "Held-out loss of the last evaluation.",
-    "train_loss": "Mean local loss of the last round.",
-    "accuracy": "Held-out accuracy of the last evaluation, in percent.",
-    "rouge_l": "Held-out Rouge-L of the last evaluation, 0 to 100.",
-}
+PLAIN = re.compile(r"[a-z][a-z0-9_]*")  # names that Prometheus allows
 
 
 class Exporter:
@@ -38,7 +35,7 @@ class Exporter:
         self._ask: Callable[[], Mapping[str, Any] | None] = lambda: None
         self._last: Mapping[str, Any] | None = None
         self._lock = Lock()
-        self._counts = {"up": 0.0, "down": 0.0, "rounds": 0.0, "refused": 0.0}
+        self._counts = {"up": 0.0, "down": 0.0, "rounds": 0.0}
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:
@@ -51,13 +48,12 @@ class Exporter:
         """Say who is asked for a coordinator's status, from another thread; None: it has no time to answer now."""
         self._ask = ask
 
-    def count(self, line: Mapping[str, Any]) -> None:
+    def count(self, line: RoundLine) -> None:
         """A round is over."""
         with self._lock:
             self._counts["rounds"] += 1
-            self._counts["refused"] += line.get("refused", 0)
-            for way in ("up", "down"):
-                self._counts[way] += line.get(f"bytes_{way}", 0.0) * line.get("taking_part", 0)
+            self._counts["up"] += line.bytes_up * line.taking_part
+            self._counts["down"] += line.bytes_down * line.taking_part
 
     def close(self) -> None:
         """Free the port."""
@@ -96,9 +92,12 @@ class Exporter:
             ("fedseed_resident_memory_bytes", "Resident memory of the coordinator.", status["memory_bytes"]),
         ):
             yield GaugeMetricFamily(name, about, value=value)
-        for name, about in LAST.items():
-            if status["last"].get(name) is not None:
-                yield GaugeMetricFamily(f"fedseed_{name}", about, value=status["last"][name])
+        last = {name: value for name, value in status["last"].items() if isinstance(value, float)}
+        for name in shown_metrics(name for name in last if PLAIN.fullmatch(name) and not name.startswith("bytes_")):
+            words = metric_title(name, unit=True)
+            newest = "evaluation" if metric_of(name)[1].held_out else "round"
+            about = f"{words[0].upper()}{words[1:]}, of the last {newest}."
+            yield GaugeMetricFamily(f"fedseed_{name}", about, value=last[name])
         yield CounterMetricFamily(
             "fedseed_repeated_rounds", "Rounds begun again for want of answers.", value=status["repeated_rounds"]
         )

@@ -1,24 +1,134 @@
-"""Reading what a run has left in its folder."""
+"""What a run leaves in its folder: lines of metrics and a summary."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-MetricsLine = dict[str, Any]
-SCORES = {
-    "rouge_l": "Rouge-L", "accuracy": "accuracy", "macro_f1": "macro F1", "f1": "F1", "final_number": "numbers",
-    "exact_match": "exact",
-}  # fmt: skip
+from fedseed.metrics import lower_is_better
+
 PHASES = ("local", "projection", "aggregation", "rebuild")  # of a round, from a client's data to new weights
 
 
-def read_metrics(folder: Path) -> list[MetricsLine]:
-    """The lines of a run's metrics.jsonl."""
+@dataclass
+class RoundLine:
+    """What one round, or several in a row, came to. Round 0 is the base before any training: it has no costs.
+
+    Args:
+        round: the round's number; of several, the last one's.
+        rounds: how many rounds the line is about.
+        clients: the names of those who took part.
+        taking_part: how many they were, added up over the rounds.
+        skipped: {"client", "reason"} of each who was asked and sent nothing that counts.
+        attacked: the names of clients that were made to lie.
+        refused: how many updates were refused.
+        not_taken: {"round", "reason"} of each step that was made and not taken.
+        bytes_up: payload that a client which takes part sends in a round, on average.
+        bytes_down: what it receives.
+        exchanged: the numbers that it sends and receives, by kind.
+        train_loss: the mean loss of clients' local training; None where it is not told.
+        forward_passes: micro-batches of all clients.
+        backward_passes: the same.
+        skipped_steps: local steps that were left out, their loss not being finite.
+        processes: how many have rebuilt the weights, where it is not one.
+        seconds: by phase, added up over clients and rounds.
+        weights_digest: of the weights after the round, in hex; None: they were not hashed.
+        by_client: what each client has measured on what it holds out, where each does.
+        metrics: all else that was measured, by name: held-out loss and scores, epsilon, and the like.
+    """
+
+    round: int
+    rounds: int = 1
+    clients: list[str] = field(default_factory=list)
+    taking_part: int = 0
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    attacked: list[str] = field(default_factory=list)
+    refused: int = 0
+    not_taken: list[dict[str, Any]] = field(default_factory=list)
+    bytes_up: float = 0.0
+    bytes_down: float = 0.0
+    exchanged: dict[str, float] = field(default_factory=dict)
+    train_loss: float | None = None
+    forward_passes: int = 0
+    backward_passes: int = 0
+    skipped_steps: int = 0
+    processes: int | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    weights_digest: str | None = None
+    by_client: Mapping[str, Mapping[str, float]] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> "RoundLine":
+        """Reads a line as metrics.jsonl has it. Raises ValueError or TypeError if it is none."""
+        if not isinstance(table, Mapping) or not isinstance(table.get("round"), int):
+            raise ValueError("it has no round")
+        known = {name: value for name, value in table.items() if name in FIELDS}
+        metrics = {
+            name: value for name, value in table.items() if name not in FIELDS and isinstance(value, int | float)
+        }
+        return cls(**known, metrics=metrics)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the line as metrics.jsonl has it."""
+        left_out = {name for name in SELDOM if not getattr(self, name)}
+        names = OF_THE_BASE if self.round == 0 else FIELDS
+        return {name: getattr(self, name) for name in names if name not in left_out} | self.metrics
+
+    def get(self, name: str) -> float | None:
+        """Returns a number of the line by its name there, measured or not; None where the line has none."""
+        value = getattr(self, name) if name in NUMBERS and self.round else self.metrics.get(name)
+        return None if value is None else float(value)
+
+    def passes(self) -> float:
+        """Returns the forward passes; a backward pass counts as two."""
+        return float(self.forward_passes + 2 * self.backward_passes)
+
+    def own_seconds(self) -> float:
+        """Returns the seconds of the rounds themselves, without evaluations."""
+        return float(sum(spent for phase, spent in self.seconds.items() if phase != "evaluation"))
+
+
+FIELDS = tuple(part.name for part in fields(RoundLine) if part.name != "metrics")
+OF_THE_BASE = ("round", "seconds", "weights_digest", "by_client")
+SELDOM = ("not_taken", "processes", "by_client")  # written where there is something to say
+NUMBERS = ("train_loss", "bytes_up", "bytes_down", "taking_part", "refused", "forward_passes", "backward_passes")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a run's metrics.jsonl as they stand there."""
     with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def read_summary(folder: Path) -> MetricsLine:
-    """A finished run's summary.json."""
-    summary: MetricsLine = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+def read_lines(folder: Path) -> list[RoundLine]:
+    """Returns the lines of a run's metrics.jsonl."""
+    return [RoundLine.from_json(line) for line in read_metrics(folder)]
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Returns a finished run's summary.json."""
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
+
+
+def best_rounds(lines: Sequence[RoundLine]) -> dict[str, dict[str, Any]]:
+    """Finds the best round by each metric, the first of equal ones; the base is round 0.
+
+    Args:
+        lines: round 0 first: what it measured counts.
+
+    Returns:
+        {"round": ..., "value": ...} by the metric's name.
+    """
+    found = {}
+    for name in lines[0].metrics if lines else ():
+        sign = 1.0 if lower_is_better(name) else -1.0
+        measured = [(line.round, line.metrics[name]) for line in lines if name in line.metrics]
+        ordered = [(sign * value, number, value) for number, value in measured if not isnan(value)]
+        if ordered:
+            _, number, value = min(ordered, key=lambda one: one[:2])
+            found[name] = {"round": number, "value": value}
+    return found

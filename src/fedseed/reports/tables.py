@@ -10,7 +10,8 @@ from rich import box
 from rich.table import Table
 
 from fedseed.errors import plural
-from fedseed.reports.results import PHASES, SCORES
+from fedseed.metrics import metric_text, metric_title, shown_metrics
+from fedseed.reports.results import PHASES
 
 
 def human_bytes(count: float) -> str:
@@ -30,28 +31,6 @@ def privacy_spent(spent: Mapping[str, Any]) -> str:
     )
 
 
-def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:
-    """The names of an evaluation's metrics that tables show: all but perplexity, which is the loss once more."""
-    return [name for name in metrics if not name.endswith("perplexity") and not name.startswith("validation_")]
-
-
-def digits_of(name: str) -> int:
-    """How many digits a metric has behind the point: percentages need fewer."""
-    return 3 if name.endswith(("loss", "perplexity", "reward")) else 1
-
-
-def _heading(name: str) -> str:
-    """A metric's column: which examples, and what is measured on them."""
-    for metric, title in {"loss": "loss", **SCORES}.items():
-        if name == metric or name.endswith(f"_{metric}"):
-            return f"{name.removesuffix(metric).rstrip('_') or 'held-out'}\n{title}"
-    return f"held-out\n{name.replace('_', ' ')}"
-
-
-def _numbers(metrics: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    return [f"{metrics[name]:.{digits_of(name)}f}" if name in metrics else "-" for name in names]
-
-
 def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """Runs side by side, zero-shot first.
 
@@ -63,14 +42,15 @@ def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Tabl
     title = _title(summaries)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("\nmethod", no_wrap=True)
-    for heading in ("\nrounds", *map(_heading, names), "bytes\nup", "bytes\ndown", "\ntime"):
+    headings = [metric_title(name).replace(" ", "\n", 1) for name in names]
+    for heading in ("\nrounds", *headings, "bytes\nup", "bytes\ndown", "\ntime"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_row("zero-shot", "0", *_numbers(first["baseline"], names), "-", "-", "-")
+    table.add_row("zero-shot", "0", *(metric_text(name, first["baseline"][name]) for name in names), "-", "-", "-")
     for name, summary in summaries:
         table.add_row(
             name,
             str(summary["rounds"]),
-            *_numbers(summary["final"], names),
+            *(metric_text(name, summary["final"].get(name)) for name in names),
             human_bytes(summary["payload_bytes_up"]),
             human_bytes(summary["payload_bytes_down"]),
             f"{summary['seconds']['total']:.0f} s",

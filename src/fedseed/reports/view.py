@@ -9,20 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedseed.errors import FedseedError
-from fedseed.reports.results import SCORES
+from fedseed.reports.results import RoundLine
 
-Line = dict[str, Any]
 State = Literal["finished", "running", "stopped", "waiting", "unknown"]
-
-
-def passes_of(line: Mapping[str, Any]) -> float:
-    """A line's forward and backward passes; a backward pass counts as two."""
-    return float(line.get("forward_passes", 0) + 2 * line.get("backward_passes", 0))
-
-
-def seconds_of(line: Mapping[str, Any]) -> float:
-    """A line's seconds, without those of evaluations."""
-    return float(sum(spent for phase, spent in line.get("seconds", {}).items() if phase != "evaluation"))
 
 
 @dataclass
@@ -62,7 +51,7 @@ class RunView:
     """
 
     name: str
-    lines: list[Line]
+    lines: list[RoundLine]
     summary: Mapping[str, Any] | None = None
     recipe: str = ""
     round: int = 0
@@ -93,21 +82,19 @@ class RunView:
         """Names of the metrics that are measured on held-out examples."""
         if self.summary is not None:
             return list(self.summary["baseline"])
-        if self.status is not None:
-            return [name for name in ("loss", *SCORES) if any(line.get(name) is not None for line in self.lines)]
-        return [name for name, value in (self.lines[0] if self.lines else {}).items() if isinstance(value, float)]
+        first = self.lines if self.status is not None else self.lines[:1]
+        return list(dict.fromkeys(name for line in first for name in line.metrics))
 
     def before_and_after(self, name: str) -> tuple[float | None, float | None]:
         """A metric before any round, and the newest value; None where it was not measured."""
         if self.summary is not None:
             return self.summary["baseline"].get(name), self.summary["final"].get(name)
-        found = [line[name] for line in self.lines if line.get(name) is not None]
-        first = self.lines[0] if self.lines and self.lines[0]["round"] == 0 else {}
-        return first.get(name), (found[-1] if found else None)
+        found = self.curve(name)
+        return (found[0][1] if found and found[0][0] == 0 else None), (found[-1][1] if found else None)
 
     def curve(self, name: str) -> list[tuple[float, float]]:
         """(round, value) wherever a metric was measured."""
-        return [(line["round"], line[name]) for line in self.lines if isinstance(line.get(name), int | float)]
+        return [(line.round, value) for line in self.lines if (value := line.get(name)) is not None]
 
     def bytes_curve(self, direction: Literal["up", "down"]) -> list[tuple[float, float]]:
         """(round, payload bytes of a client that takes part in every round, up to and with it).
@@ -116,8 +103,8 @@ class RunView:
         """
         if self.status is not None:
             return self.curve(f"bytes_{direction}")
-        each = [line.get(f"bytes_{direction}", 0.0) * line.get("rounds", 1) for line in self.lines]
-        return list(zip((line["round"] for line in self.lines), accumulate(each), strict=True))
+        each = [(line.bytes_up if direction == "up" else line.bytes_down) * line.rounds for line in self.lines]
+        return list(zip((line.round for line in self.lines), accumulate(each), strict=True))
 
     def spent_curve(self, what: Literal["bytes", "passes", "seconds"]) -> list[tuple[float, float]]:
         """(round, what was spent up to and with it): payload bytes of a client both ways, passes or seconds of all.
@@ -127,25 +114,25 @@ class RunView:
         if what == "bytes":
             down = dict(self.bytes_curve("down"))
             return [(at, up + down[at]) for at, up in self.bytes_curve("up")]
-        each = accumulate(map(passes_of if what == "passes" else seconds_of, self.lines))
-        return list(zip((line["round"] for line in self.lines), each, strict=True))
+        each = accumulate(map(RoundLine.passes if what == "passes" else RoundLine.own_seconds, self.lines))
+        return list(zip((line.round for line in self.lines), each, strict=True))
 
     def payload(self) -> tuple[float, float] | None:
         """Mean payload bytes of a client and round, up and down; None before the first round."""
         if self.summary is not None:
             return self.summary["payload_bytes_up"], self.summary["payload_bytes_down"]
-        lines = [line for line in self.lines if line["round"] > 0 and "bytes_up" in line]
-        count = sum(line.get("rounds", 1) for line in lines)
+        lines = [line for line in self.lines if line.round > 0]
+        count = sum(line.rounds for line in lines)
         if not count:
             return None
-        up, down = (sum(line[f"bytes_{d}"] * line.get("rounds", 1) for line in lines) / count for d in ("up", "down"))
-        return up, down
+        up, down = (sum(getattr(line, name) * line.rounds for line in lines) for name in ("bytes_up", "bytes_down"))
+        return up / count, down / count
 
     def seconds(self) -> dict[str, float]:
         """All seconds by phase."""
         found: dict[str, float] = {}
         for line in self.lines:
-            for phase, spent in line.get("seconds", {}).items():
+            for phase, spent in line.seconds.items():
                 found[phase] = found.get(phase, 0.0) + spent
         return found
 
@@ -157,32 +144,18 @@ class RunView:
             return rows.setdefault(name, ClientRow(name))
 
         for line in self.lines:
-            part = _share(line)
-            for name in line.get("clients", ()):
+            part = line.taking_part / len(line.clients) if line.rounds > 1 and line.clients else 1.0
+            for name in line.clients:
                 row(name).rounds += part
                 row(name).about |= part != int(part)
-            for skipped in line.get("skipped", ()):
+            for skipped in line.skipped:
                 reasons = row(skipped["client"]).skipped
                 reasons[skipped["reason"]] = reasons.get(skipped["reason"], 0) + 1
-            for name in line.get("attacked", ()):
+            for name in line.attacked:
                 row(name).attacker = True
-            for name, values in own_metrics(line).items():
+            for name, values in (line.by_client or {}).items():
                 row(name).metrics.update(values)
         return sorted(rows.values(), key=lambda row: _natural(row.name))
-
-
-def own_metrics(line: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Held-out figures of single clients in a line of metrics: {"by_client": {"north": {"loss": 1.0}}}."""
-    found = line.get("by_client") or {}
-    return {name: {key: float(v) for key, v in values.items()} for name, values in found.items()}
-
-
-def _share(line: Mapping[str, Any]) -> float:
-    """In how many of a line's rounds each of its clients took part, as far as sums tell."""
-    rounds, names = line.get("rounds", 1), len(line.get("clients", ()))
-    if rounds == 1 or not names:
-        return 1.0
-    return float(line.get("taking_part", rounds * names)) / names
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -216,10 +189,10 @@ def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunVi
         summary = json.loads(text)
     if not lines and not recipe:
         raise FedseedError(f"{folder}: no run is here: neither recipe.toml nor metrics.jsonl")
-    unlogged = [line["round"] for line in _whole_lines(folder / "progress.jsonl")]
+    unlogged = [line.round for line in _whole_lines(folder / "progress.jsonl")]
     settings = tomllib.loads(recipe) if recipe else {}
     view = RunView(
-        folder.resolve().name, lines, summary, recipe, max([line["round"] for line in lines] + unlogged, default=0),
+        folder.resolve().name, lines, summary, recipe, max([line.round for line in lines] + unlogged, default=0),
         settings.get("rounds"),
     )  # fmt: skip
     if summary is not None:
@@ -249,17 +222,14 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _whole_lines(path: Path) -> list[Line]:
+def _whole_lines(path: Path) -> list[RoundLine]:
     """The lines that were written to their ends; what comes after a damaged one is left out."""
-    found: list[Line] = []
+    found: list[RoundLine] = []
     for text in _text(path).split("\n")[:-1]:
         try:
-            line = json.loads(text)
-        except ValueError:
+            found.append(RoundLine.from_json(json.loads(text)))
+        except (ValueError, TypeError):
             break
-        if not isinstance(line, dict) or "round" not in line:
-            break
-        found.append(line)
     return found
 
 
@@ -291,7 +261,7 @@ class Watched:
         self.status: Mapping[str, Any] | None = None
         self.asked = float("-inf")  # when, by the clock of whoever asks
         self.count = 0  # of answers that said something new
-        self._lines: list[Line] = []
+        self._lines: list[RoundLine] = []
         self._there = False
         self._over = False  # the server's log says so
 
@@ -307,9 +277,9 @@ class Watched:
         self._there, self.status, self.count = True, status, self.count + 1
         last = status.get("last") or {}
         if "round" in last:
-            if self._lines and last["round"] <= self._lines[-1]["round"]:
+            if self._lines and last["round"] <= self._lines[-1].round:
                 self._lines.pop()  # it is evaluated now, or begun again
-            self._lines.append(dict(last))
+            self._lines.append(RoundLine.from_json(last))
 
     def view(self) -> RunView:
         """The run as a page shows it."""
@@ -319,6 +289,6 @@ class Watched:
         if self._there:
             made.state = "running"
         else:
-            seen = self._lines and made.rounds is not None and self._lines[-1]["round"] >= made.rounds
+            seen = self._lines and made.rounds is not None and self._lines[-1].round >= made.rounds
             made.state = "finished" if self._over or seen else "stopped"
         return made

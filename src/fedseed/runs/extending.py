@@ -19,7 +19,7 @@ from fedseed.durable import sync_folder, write_whole
 from fedseed.errors import OrbitError, RecipeError
 from fedseed.orbit import NO_DIGEST, Orbit
 from fedseed.orbit.file import scan, write_orbit
-from fedseed.reports.results import read_summary
+from fedseed.reports.results import RoundLine, read_summary
 from fedseed.runs.folder import compare_recipes
 from fedseed.runs.spec import RunSpec
 
@@ -73,18 +73,16 @@ def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
     """Take what was measured after the last round out of its line, if a longer run measures nothing there."""
     texts = file.read_bytes().split(b"\n")[:-1]  # whole lines
     try:
-        first, last = json.loads(texts[0]), json.loads(texts[-1])
-        number = int(last["round"])
+        first, last = (RoundLine.from_json(json.loads(texts[at])) for at in (0, -1))
     except (ValueError, LookupError, TypeError):
         return  # a damaged file: taking the run up says so
-    if settings.evaluates(number):
+    if settings.evaluates(last.round):
         return
-    measured = [name for name, value in first.items() if isinstance(value, float)]
-    kept = {name: value for name, value in last.items() if name not in measured}
-    kept["seconds"] = {phase: spent for phase, spent in last["seconds"].items() if phase != "evaluation"}
-    if not settings.digests(number):
-        kept["weights_digest"] = None
-    write_whole(file, b"".join(text + b"\n" for text in [*texts[:-1], json.dumps(kept).encode()]))
+    last.metrics = {name: value for name, value in last.metrics.items() if name not in first.metrics}
+    last.seconds.pop("evaluation", None)
+    if not settings.digests(last.round):
+        last.weights_digest = None
+    write_whole(file, b"".join(text + b"\n" for text in [*texts[:-1], json.dumps(last.to_json()).encode()]))
 
 
 def _orbit(path: Path) -> Orbit | None:

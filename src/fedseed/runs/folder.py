@@ -14,7 +14,7 @@ import fcntl
 import json
 import shutil
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from fedseed.durable import Appender, write_whole
 from fedseed.errors import FedseedError, RecipeError, StorageError
 from fedseed.orbit.header import flat
+from fedseed.reports.results import RoundLine
 from fedseed.runs.recipe import Recipe
 
 MEMORY = "memory"  # what clients keep from round to round, of methods with error feedback
@@ -52,7 +53,6 @@ TRANSPORT_KEYS = (
 ELSEWHERE = (
     "plugins", "tracking", "model.device", "model.offload_base", "model.activation_checkpointing", "reward.seconds",
 )  # fmt: skip
-MetricsLine = dict[str, Any]
 
 
 def discard(path: Path) -> None:
@@ -148,7 +148,7 @@ class RunFolder:
         """Whether earlier sessions have written metrics beyond round 0."""
         return (self.path / "metrics.jsonl").read_bytes().count(b"\n") > 1
 
-    def take_up(self, done: int) -> tuple[list[MetricsLine], list[MetricsLine]]:
+    def take_up(self, done: int) -> tuple[list[RoundLine], list[RoundLine]]:
         """What earlier sessions have written about rounds that count; anything later is cut off.
 
         Args:
@@ -163,61 +163,60 @@ class RunFolder:
         metrics = self._cut(self._metrics, done)
         if not metrics and done:
             raise FedseedError(f"{self.path}: model.orbit is at round {done}, but metrics.jsonl has no round 0")
-        last = metrics[-1]["round"] if metrics else 0
-        pending = [line for line in self._cut(self._progress, done) if line["round"] > last]
-        if [line["round"] for line in pending] != list(range(last + 1, done + 1)):
+        last = metrics[-1].round if metrics else 0
+        pending = [line for line in self._cut(self._progress, done) if line.round > last]
+        if [line.round for line in pending] != list(range(last + 1, done + 1)):
             raise FedseedError(
                 f"{self.path}: model.orbit is at round {done}, but what rounds {last + 1} to {done} have cost "
                 f"(progress.jsonl) is not known: cut the orbit back with `fedseed orbit rollback --to {last}`"
             )
         return metrics, pending
 
-    def _cut(self, file: Appender, done: int) -> list[MetricsLine]:
+    def _cut(self, file: Appender, done: int) -> list[RoundLine]:
         """The whole lines of a file up to round `done`; what comes after is cut off."""
-        lines: list[MetricsLine] = []
+        lines: list[RoundLine] = []
         position = 0
         data = file.path.read_bytes()
         texts = data.split(b"\n")[:-1]  # what stands after the last newline was not written to its end
         for number, text in enumerate(texts, start=1):
             try:
-                line = json.loads(text)
-                beyond = line["round"] > done
+                line = RoundLine.from_json(json.loads(text))
+                beyond = line.round > done
             except (ValueError, TypeError, KeyError) as error:
                 if number == len(texts):
                     break  # zeros that a power cut left where a line was to be
                 raise FedseedError(f"{file.path}: line {number} is not valid: {error}") from error
             if beyond:
                 break
-            if lines and line["round"] <= lines[-1]["round"]:
-                raise FedseedError(f"{file.path}: line {number}: round {line['round']} is out of place")
+            if lines and line.round <= lines[-1].round:
+                raise FedseedError(f"{file.path}: line {number}: round {line.round} is out of place")
             lines.append(line)
             position += len(text) + 1
         file.cut(position)
         return lines
 
-    def add_progress(self, line: Mapping[str, Any]) -> None:
+    def add_progress(self, line: RoundLine) -> None:
         """Note what a round has cost, on disk before this returns; its step comes next."""
-        self._progress.append(json.dumps(line).encode() + b"\n", sync=not self.lazy)
+        self._progress.append(json.dumps(line.to_json()).encode() + b"\n", sync=not self.lazy)
 
     def sync(self) -> None:
         """Bring what was written lazily to the disk."""
         self._progress.sync()
 
-    def fill(self, done: int, missing: Callable[[int], MetricsLine]) -> None:
+    def fill(self, done: int) -> None:
         """After a power cut: write the lines of progress that were not on disk yet, but whose steps count.
 
         Args:
             done: the last round that counts.
-            missing: the line of a round of which nothing is known.
         """
         written = [*self._cut(self._metrics, done), *self._cut(self._progress, done)]
-        last = max((line["round"] for line in written), default=done)
+        last = max((line.round for line in written), default=done)
         for number in range(last + 1, done + 1):
-            self._progress.append(json.dumps(missing(number)).encode() + b"\n")
+            self._progress.append(json.dumps(RoundLine(number).to_json()).encode() + b"\n")
 
-    def add_metrics(self, line: Mapping[str, Any]) -> None:
+    def add_metrics(self, line: RoundLine) -> None:
         """Append one line to metrics.jsonl, on disk before this returns."""
-        self._metrics.append(json.dumps(line).encode() + b"\n")
+        self._metrics.append(json.dumps(line.to_json()).encode() + b"\n")
         self._progress.cut(0)  # the line says it all
 
     def write_text(self, name: str, text: str) -> None:

@@ -22,11 +22,10 @@ from fedseed.federation.rounds import Gathered
 from fedseed.methods.content import Content
 from fedseed.orbit import Header
 from fedseed.registry import one_line
-from fedseed.reports.best import best_rounds
 from fedseed.reports.log import Logged, first_stamp, stamp
 from fedseed.reports.machine import command, host, versions
 from fedseed.reports.progress import Progress, Silent, describe
-from fedseed.reports.results import read_metrics, read_summary
+from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import stopping
 from fedseed.runs.downloads import Downloads, restored
 from fedseed.runs.extending import extend as extended
@@ -59,22 +58,22 @@ class Backend(ABC):
     def gather(self, number: int) -> Gathered:
         """Open a round, send the plans, hand the answers to the coordinator."""
 
-    def apply(self, step: bytes, line: dict[str, Any], log: bool) -> None:  # noqa: B027
+    def apply(self, step: bytes, line: RoundLine, log: bool) -> None:  # noqa: B027
         """Where the model is here: apply the step; `line` is told what is known then."""
 
     @abstractmethod
-    def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
+    def record(self, number: int, step: bytes, line: RoundLine, log: bool) -> None:
         """Make the step durable: from here on the round counts."""
 
     @abstractmethod
-    def examine(self, line: dict[str, Any], evaluate: bool) -> None:
+    def examine(self, line: RoundLine, evaluate: bool) -> None:
         """Add to a line of metrics what only those with the model know: its digest, evaluation, their work."""
 
     def complete(self) -> int | None:
         """The last round is over: end the orbit; its bytes, None for a method without one."""
         return None
 
-    def draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
+    def draw(self, folder: RunFolder, metrics: list[RoundLine]) -> None:
         """Draw the run's pictures into its folder."""
         draw_here(folder.path, metrics, self.coordinator)
 
@@ -150,8 +149,8 @@ class Loop:
             self.progress.close()
 
     def _run(self, folder: RunFolder | None) -> RunResult:
-        metrics: list[dict[str, Any]] = []
-        pending: list[dict[str, Any]] = []  # a step-by-step method's rounds since the last line
+        metrics: list[RoundLine] = []
+        pending: list[RoundLine] = []  # a step-by-step method's rounds since the last line
         began = time.perf_counter()
         self.progress.write("began", command())
         with self.progress.running(self.spec.method.name, self.spec.rounds):
@@ -163,7 +162,7 @@ class Loop:
             if folder is not None:
                 done = self._take_up(folder)
                 metrics, pending = folder.take_up(done)
-                earlier = sum(spent for line in [*metrics, *pending] for spent in line["seconds"].values())
+                earlier = sum(spent for line in [*metrics, *pending] for spent in line.seconds.values())
                 began -= earlier  # what earlier sessions took, but for loading
             self.progress.open(None if folder is None else folder.path)
             # an interrupted run may have its last round's step, but not yet its line of metrics
@@ -173,7 +172,7 @@ class Loop:
             self._trackers.start(
                 Start(
                     settings.method.name, settings.rounds, settings.seed, self.backend.names, where,
-                    settings.recipe_text, tuple(metrics),
+                    settings.recipe_text, [line.to_json() for line in metrics],
                 )
             )  # fmt: skip
             for number in range(first, self.spec.rounds + 1):
@@ -186,23 +185,23 @@ class Loop:
                 if not log:
                     self.progress.advance(number)
                     continue
-                line: dict[str, Any] = merge_rounds(pending) if pending else {"round": 0, "seconds": {}}
+                line = merge_rounds(pending) if pending else RoundLine(0)
                 pending = []
                 self.backend.examine(line, evaluate and settings.measures)
                 if number and (mechanism := settings.method.privacy) is not None and mechanism.by_turns:
-                    line["epsilon"] = mechanism.spent(self.backend.coordinator.counted)["epsilon"]
+                    line.metrics["epsilon"] = mechanism.spent(self.backend.coordinator.counted)["epsilon"]
                 if number == 0:
                     stopping.check(line, settings.patience)
                 self._warn_of_noise(line)
                 self._warn_of_divergence([*metrics, line])
-                if "weights_moved" in line:  # in the first round
-                    self.progress.warn(f"round {line['round']}: {rounding_warning(line['weights_moved'])}")
+                if (moved := line.metrics.get("weights_moved")) is not None:  # in the first round
+                    self.progress.warn(f"round {line.round}: {rounding_warning(moved)}")
                 metrics.append(line)
                 if folder is not None:
                     folder.add_metrics(line)
-                self._trackers.metrics(line)
+                self._trackers.metrics(line.to_json())
                 self.progress.round(line)
-                logger.info("round %d: %s", line["round"], describe(line))
+                logger.info("round %d: %s", line.round, describe(line))
         orbit_bytes = self.backend.complete()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:
@@ -213,7 +212,8 @@ class Loop:
         self._trackers.finish(summary)
         self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
         where = None if folder is None else folder.path
-        return RunResult(summary, metrics, where, None if self.backend.tuned() is None else self.backend.tuned)
+        tuned = None if self.backend.tuned() is None else self.backend.tuned
+        return RunResult(summary, [line.to_json() for line in metrics], where, tuned)
 
     def _keep_to_budget(self) -> None:
         """The run ends with the last round that privacy's budget allows. Raises RecipeError if there is none."""
@@ -244,7 +244,7 @@ class Loop:
             raise RecipeError(f"{folder.path}: the run there has {done} rounds, this one is to have {wanted}")
         return done
 
-    def _round(self, number: int, folder: RunFolder | None, log: bool) -> dict[str, Any]:
+    def _round(self, number: int, folder: RunFolder | None, log: bool) -> RoundLine:
         """One round; returns its line of metrics. `log`: it will be a line of its own."""
         gathered = self.backend.gather(number)
         seconds = dict(gathered.spent.seconds)
@@ -255,22 +255,22 @@ class Loop:
         step = coordinator.close()
         seconds["aggregation"] = time.perf_counter() - start
         self._downloads.add(coordinator.closed)
-        line = {
-            "round": number,
-            "clients": [self.backend.names[c] for c in gathered.clients],
-            "skipped": [{"client": self.backend.names[c], "reason": reason} for c, reason in gathered.skipped],
-            "refused": gathered.refused,
-            "taking_part": count,
-            "bytes_up": (sum(gathered.update_bytes) + gathered.secure_up) / max(1, count),
-            "bytes_down": (count * gathered.plan_bytes + sum(part.bytes for part in fetched) + gathered.secure_down)
+        line = RoundLine(
+            number,
+            clients=[self.backend.names[c] for c in gathered.clients],
+            skipped=[{"client": self.backend.names[c], "reason": reason} for c, reason in gathered.skipped],
+            refused=gathered.refused,
+            taking_part=count,
+            bytes_up=(sum(gathered.update_bytes) + gathered.secure_up) / max(1, count),
+            bytes_down=(count * gathered.plan_bytes + sum(part.bytes for part in fetched) + gathered.secure_down)
             / max(1, count),
-            "exchanged": numbers,
-            **gathered.spent.about(),
-            "attacked": [self.backend.names[c] for c in gathered.clients if c in self.spec.byzantine],
-            "seconds": seconds,
-        }
+            exchanged=numbers,
+            attacked=[self.backend.names[c] for c in gathered.clients if c in self.spec.byzantine],
+            seconds=seconds,
+        )
+        gathered.spent.tell(line)
         if coordinator.untaken is not None:
-            line["not_taken"] = [{"round": number, "reason": coordinator.untaken}]
+            line.not_taken = [{"round": number, "reason": coordinator.untaken}]
             self.progress.warn(f"round {number}: the step is not taken: {coordinator.untaken}")
         self.backend.apply(step, line, log)
         if folder is not None:  # in this order: what the round cost is written before it counts
@@ -278,20 +278,20 @@ class Loop:
         self.backend.record(number, step, line, log)
         return line
 
-    def _warn_of_noise(self, line: dict[str, Any]) -> None:
-        ratio = line.get("step_over_weights")
+    def _warn_of_noise(self, line: RoundLine) -> None:
+        ratio = line.metrics.get("step_over_weights")
         if ratio is not None and ratio > NOISE_WARNING and not self._warned:
             self._warned = True  # once is enough; every round's ratio is in the metrics
             self.progress.warn(
-                f"round {line['round']}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
+                f"round {line.round}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
                 f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
             )
 
-    def _warn_of_divergence(self, metrics: list[dict[str, Any]]) -> None:
-        if stopping.diverged(metrics) == metrics[-1]["round"]:
+    def _warn_of_divergence(self, metrics: list[RoundLine]) -> None:
+        if stopping.diverged(metrics) == metrics[-1].round:
             self.progress.warn(
-                f"round {metrics[-1]['round']}: the run has diverged: its loss is {metrics[-1]['loss']:.3g}; lower the "
-                "rates, or look at who sends what (its metrics say what was refused)"
+                f"round {metrics[-1].round}: the run has diverged: its loss is {metrics[-1].metrics['loss']:.3g}; "
+                "lower the rates, or look at who sends what (its metrics say what was refused)"
             )
 
     # -- at the end ----------------------------------------------------------------------------------
@@ -305,27 +305,27 @@ class Loop:
         except Exception as error:
             self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
 
-    def _summary(self, metrics: list[dict[str, Any]], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
+    def _summary(self, metrics: list[RoundLine], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
         rounds, settings, header = metrics[1:], self.spec, self.backend.header
-        measured = [name for name, value in metrics[0].items() if isinstance(value, float)]
+        measured = list(metrics[0].metrics)
         # the last line, but where a run is taken up that was to have had more rounds
-        final = next(line for line in reversed(metrics) if all(name in line for name in measured))
+        final = next(line for line in reversed(metrics) if all(name in line.metrics for name in measured)).metrics
         numbers = mean_exchanged(rounds)
         phases: dict[str, float] = {"total": seconds}
         for line in metrics:
-            for phase, spent in line["seconds"].items():
+            for phase, spent in line.seconds.items():
                 phases[phase] = phases.get(phase, 0.0) + spent
         layout = header.layout
 
         def mean(key: str) -> float:
-            count = sum(line["rounds"] for line in rounds)
-            return sum(line[key] * line["rounds"] for line in rounds) / count if rounds else 0.0
+            count = sum(line.rounds for line in rounds)
+            return sum(getattr(line, key) * line.rounds for line in rounds) / count if rounds else 0.0
 
         attack = None if settings.attack is None else {"kind": settings.attack, "clients": len(settings.byzantine)}
         return {
             "method": settings.method.name,
             "aggregation": self.backend.coordinator.aggregation.model_dump(),
-            "rounds": metrics[-1]["round"],
+            "rounds": metrics[-1].round,
             "stopped": stopping.describe(metrics, settings.patience, settings.rounds),
             "diverged": stopping.diverged(metrics),
             "adapter": None if header.adapter is None else header.adapter.settings.model_dump(),
@@ -334,7 +334,7 @@ class Loop:
             "clients": len(self.backend.names),
             "clients_per_round": self.backend.coordinator.per_round,
             "data_notes": [] if settings.private else list(settings.notes),
-            "baseline": {name: metrics[0][name] for name in measured},
+            "baseline": dict(metrics[0].metrics),
             "final": {name: final[name] for name in measured},
             "best": best_rounds(metrics),
             **by_client(metrics),
@@ -344,18 +344,18 @@ class Loop:
             "fedavg_bytes": 2 * layout.dense_bytes,
             "parameters_exchanged": numbers["scalars_up"] + numbers["scalars_down"] if numbers else None,
             "exchanged": numbers,
-            "forward_passes": sum(line["forward_passes"] for line in rounds),
-            "backward_passes": sum(line["backward_passes"] for line in rounds),
-            "skipped": sum(len(line["skipped"]) for line in rounds),
-            "skipped_steps": sum(line["skipped_steps"] for line in rounds),
-            "refused": sum(line["refused"] for line in rounds),
-            "not_taken": sum(len(line.get("not_taken", ())) for line in rounds),
+            "forward_passes": sum(line.forward_passes for line in rounds),
+            "backward_passes": sum(line.backward_passes for line in rounds),
+            "skipped": sum(len(line.skipped) for line in rounds),
+            "skipped_steps": sum(line.skipped_steps for line in rounds),
+            "refused": sum(line.refused for line in rounds),
+            "not_taken": sum(len(line.not_taken) for line in rounds),
             "attack": attack,
             "privacy": None if (p := settings.method.privacy) is None else p.spent(self.backend.coordinator.counted),
             "seconds": phases,
             "seconds_per_client": seconds_per_client(rounds),
             "base_digest": header.base_digest,
-            "weights_digest": metrics[-1]["weights_digest"],
+            "weights_digest": metrics[-1].weights_digest,
             "orbit_bytes": orbit_bytes,
             "versions": versions(),
             "host": host(),
@@ -366,12 +366,12 @@ class Loop:
         }
 
 
-def draw_here(folder: Path, metrics: list[dict[str, Any]], coordinator: Coordinator) -> None:
+def draw_here(folder: Path, metrics: list[RoundLine], coordinator: Coordinator) -> None:
     """Draw a run's pictures: its metrics, and what of the coordinator's state a person would like to see."""
     # matplotlib takes a while to import
-    from fedseed.reports.plots import LABELS, draw_probabilities, draw_runs
+    from fedseed.reports.plots import draw_probabilities, draw_runs
 
-    if any(name in metrics[0] for name in LABELS):
+    if metrics[0].metrics:
         with replacing(folder / "metrics.png") as picture:
             draw_runs({coordinator.method.name: metrics}, picture)
     for name, values in coordinator.figures().items():

@@ -25,6 +25,7 @@ from fedseed.reports.log import Logged
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress, Silent
 from fedseed.reports.prometheus import Exporter
+from fedseed.reports.results import RoundLine
 from fedseed.runs import stopping
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend, Loop
@@ -163,7 +164,7 @@ class NetworkBackend(Backend):
         for number, payload in enumerate(restored.unlogged, start=logged.last + 1):
             step = Message(MessageKind.STEP, self.spec.method.code, number, EVERYBODY, payload).encode()
             self._wait(self.talk.log.publish(number, step))
-        folder.fill(restored.round, _unknown_round)
+        folder.fill(restored.round)
         return restored.round, restored.contents
 
     # -- a round ----------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ class NetworkBackend(Backend):
         assert self.talk.rounds is not None
         return self._wait(self.talk.rounds.gather(number))
 
-    def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
+    def record(self, number: int, step: bytes, line: RoundLine, log: bool) -> None:
         """The step goes into the log; from here on the round counts."""
         if self._store is not None:
             self._store.prepare(number)
@@ -186,16 +187,16 @@ class NetworkBackend(Backend):
             if not log and self._store.due:
                 self._sync()
 
-    def examine(self, line: dict[str, Any], evaluate: bool) -> None:
+    def examine(self, line: RoundLine, evaluate: bool) -> None:
         """Ask the clients about their weights."""
-        digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.spec.digests(line["round"])))
-        if self.spec.private and line["round"]:
-            line.update(Cost().about())  # whatever a client says of its work
+        digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.spec.digests(line.round)))
+        if self.spec.private and line.round:
+            Cost().tell(line)  # whatever a client says of its work
         self.talk.tell(line)
         if evaluate:
-            self.talk.line["evaluated"] = line["round"]
+            self.talk.line["evaluated"] = line.round
         if digest is not None:
-            self._wait(self.talk.log.mark(line["round"], digest))
+            self._wait(self.talk.log.mark(line.round, digest))
         if self._store is not None:
             self._store.confirm(digest or NO_DIGEST)
         self._sync()
@@ -216,7 +217,7 @@ class NetworkBackend(Backend):
         self._wait(self.talk.log.finish())
         return size
 
-    def draw(self, folder: RunFolder, metrics: list[dict[str, Any]]) -> None:
+    def draw(self, folder: RunFolder, metrics: list[RoundLine]) -> None:
         """Draw in a process of its own, so that this one stays small and answers meanwhile."""
         found = self.coordinator.figures().get("probabilities")
         probabilities = None if found is None else found.tolist()
@@ -266,14 +267,6 @@ class NetworkBackend(Backend):
         if left:
             self._wait(_ended(left))
         self._loop.close()
-
-
-def _unknown_round(number: int) -> dict[str, Any]:
-    """The line of a round whose cost was not on disk when the machine stopped."""
-    return {
-        "round": number, "clients": [], "skipped": [], "refused": 0, "bytes_up": 0.0, "bytes_down": 0.0,
-        **Cost().about(), "attacked": [], "seconds": {}, "unknown": True,
-    }  # fmt: skip
 
 
 async def _ended(tasks: "set[asyncio.Task[Any]]") -> None:

@@ -6,13 +6,12 @@ weights, is done by every client for itself: a simulation does it once for all o
 "Local update" in Ferret's Tables 4, 5 and 10 is local work and projection; "global aggregation" is the other two.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fedseed.methods.content import NUMBERS, Content, total
-from fedseed.reports.results import PHASES
+from fedseed.reports.results import PHASES, RoundLine
 
-Lines = Sequence[Mapping[str, Any]]
+Lines = Sequence[RoundLine]
 
 
 def exchanged(
@@ -36,7 +35,7 @@ def exchanged(
 
 def mean_exchanged(lines: Lines) -> dict[str, float]:
     """The mean over the rounds of some lines; nothing if none is known, as in lines of an earlier fedseed."""
-    known = [(line["exchanged"], line.get("rounds", 1)) for line in lines if line.get("exchanged")]
+    known = [(line.exchanged, line.rounds) for line in lines if line.exchanged]
     rounds = sum(count for _, count in known)
     names = known[0][0] if known else ()
     return {name: sum(found[name] * count for found, count in known) / rounds for name in names}
@@ -48,16 +47,16 @@ def seconds_per_client(lines: Lines) -> dict[str, float]:
     Args:
         lines: of metrics, without round 0.
     """
-    rounds = sum(line["rounds"] for line in lines)
-    taking_part = sum(line.get("taking_part", len(line["clients"]) * line["rounds"]) for line in lines)
+    rounds = sum(line.rounds for line in lines)
+    taking_part = sum(line.taking_part for line in lines)
     found = {}
     for phase in PHASES:
         own = phase in ("local", "projection")
-        spent = sum(line["seconds"].get(phase, 0.0) / _processes(phase, line) for line in lines)
+        spent = sum(line.seconds.get(phase, 0.0) / _processes(phase, line) for line in lines)
         found[phase] = spent / max(1, taking_part if own else rounds)
     return found
 
 
-def _processes(phase: str, line: Mapping[str, Any]) -> int:
+def _processes(phase: str, line: RoundLine) -> int:
     """How many have rebuilt the weights; what else takes time is told apart by the clients."""
-    return max(1, line.get("processes", 1)) if phase == "rebuild" else 1
+    return max(1, line.processes or 1) if phase == "rebuild" else 1

@@ -28,6 +28,7 @@ from fedseed.orbit import NO_DIGEST
 from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
 from fedseed.reports.progress import Progress, shown_by
+from fedseed.reports.results import RoundLine
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.learner import check_examples, make_learner
 from fedseed.runs.loop import Backend, Loop
@@ -239,44 +240,46 @@ class Simulation(Backend):
         known = {look: seen for part in found or () for look, seen in part.items()}
         return self.worker.train_all(plans, picked, [self.items[client] for client in picked], known)
 
-    def apply(self, step: bytes, line: dict[str, Any], log: bool) -> None:
+    def apply(self, step: bytes, line: RoundLine, log: bool) -> None:
         """Apply the step to the weights; workers do, too, and go on with the next round meanwhile."""
-        number = line["round"]
+        number = line.round
         if self.team is not None:
             self.team.apply(number, step, step[FRAME_BYTES:])
             if number < self.spec.rounds:
                 self._begin(number + 1)
         start = time.perf_counter()
         norm = self.worker.apply(step)
-        line["seconds"]["rebuild"] = time.perf_counter() - start
-        line["weights_digest"] = self.worker.space.digest() if self.spec.digests(line["round"]) else None
+        line.seconds["rebuild"] = time.perf_counter() - start
+        line.weights_digest = self.worker.space.digest() if self.spec.digests(line.round) else None
         if norm is not None and log:  # the weights' norm takes a pass over them
-            line["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
+            line.metrics["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
 
-    def record(self, number: int, step: bytes, line: dict[str, Any], log: bool) -> None:
+    def record(self, number: int, step: bytes, line: RoundLine, log: bool) -> None:
         """Keep the step, if there is a folder."""
         if self._store is not None:
             self._store.prepare(number)
             self._store.record(number, step[FRAME_BYTES:], waits=True)
-            self._store.confirm(line["weights_digest"] or NO_DIGEST)
+            self._store.confirm(line.weights_digest or NO_DIGEST)
         if self.team is not None:
-            self.team.confirm(line["weights_digest"] or NO_DIGEST)
+            self.team.confirm(line.weights_digest or NO_DIGEST)
 
     def evaluate(self, model: torch.nn.Module) -> dict[str, Any]:
         """A model's metrics on the evaluation sets."""
         return self._evaluate(model)
 
-    def examine(self, line: dict[str, Any], evaluate: bool) -> None:
+    def examine(self, line: RoundLine, evaluate: bool) -> None:
         """Evaluate here."""
         if self.team is not None:
             self.team.start()  # before the first round: workers load meanwhile
         if evaluate:
             start = time.perf_counter()
             self.worker.space.model.eval()
-            line.update(self._evaluate(self.worker.space.model))
-            line["seconds"]["evaluation"] = time.perf_counter() - start
-        if "weights_digest" not in line:  # round 0
-            line["weights_digest"] = self.worker.space.digest()
+            found = self._evaluate(self.worker.space.model)
+            line.by_client = found.pop("by_client", None)
+            line.metrics.update(found)
+            line.seconds["evaluation"] = time.perf_counter() - start
+        if line.round == 0:
+            line.weights_digest = self.worker.space.digest()
 
     # -- at the end ----------------------------------------------------------------------------------
 

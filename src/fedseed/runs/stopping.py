@@ -8,20 +8,21 @@ evaluated.
 It looks at the lines of metrics and at nothing else, so a run that is taken up again stops where it would have stopped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf, isfinite, isnan
 from typing import Any
 
 from fedseed.errors import RecipeError
+from fedseed.reports.results import RoundLine
 
 VALIDATION_LOSS = "validation_loss"
 DIVERGED = 1000.0  # times the base's loss, or times 1 if that is less
-Lines = Sequence[Mapping[str, Any]]
+Lines = Sequence[RoundLine]
 
 
 def _evaluated(metrics: Lines) -> list[tuple[int, float]]:
     """Round and validation loss of each evaluation; one that is not a number is worse than any."""
-    found = [(line["round"], line[VALIDATION_LOSS]) for line in metrics if VALIDATION_LOSS in line]
+    found = [(line.round, line.metrics[VALIDATION_LOSS]) for line in metrics if VALIDATION_LOSS in line.metrics]
     return [(number, inf if isnan(loss) else loss) for number, loss in found]
 
 
@@ -43,16 +44,16 @@ def diverged(metrics: Lines) -> int | None:
 
     A run whose base has no finite loss says nothing.
     """
-    found = [(line["round"], line["loss"]) for line in metrics if isinstance(line.get("loss"), float)]
+    found = [(line.round, line.metrics["loss"]) for line in metrics if "loss" in line.metrics]
     if not found or not isfinite(found[0][1]):
         return None
     most = DIVERGED * max(1.0, found[0][1])
     return next((number for number, loss in found if not loss <= most), None)
 
 
-def check(line: Mapping[str, Any], patience: int | None) -> None:
+def check(line: RoundLine, patience: int | None) -> None:
     """Check that the base's evaluation has what a run is to be stopped by. Raises RecipeError."""
-    if patience is not None and VALIDATION_LOSS not in line:
+    if patience is not None and VALIDATION_LOSS not in line.metrics:
         raise RecipeError(
             f'stopping: patience = {patience}, but the evaluation measures no "{VALIDATION_LOSS}" to stop by'
         )
@@ -69,4 +70,4 @@ def describe(metrics: Lines, patience: int | None, rounds: int) -> dict[str, Any
     if patience is None:
         return None
     number, loss = best(metrics)
-    return {"early": metrics[-1]["round"] < rounds, "best_round": number, "best_validation_loss": loss}
+    return {"early": metrics[-1].round < rounds, "best_round": number, "best_validation_loss": loss}

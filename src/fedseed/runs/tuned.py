@@ -5,7 +5,7 @@ of a method whose steps are whole weights has its newest ones loaded onto the ba
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from fedseed.errors import FedseedError, OrbitError, RecipeError
 from fedseed.orbit import Header, Orbit
 from fedseed.orbit.card import Facts
 from fedseed.orbit.header import MAGIC
-from fedseed.reports.best import best_rounds
-from fedseed.reports.results import read_metrics, read_summary
+from fedseed.reports.results import best_rounds, read_lines, read_summary
 
 OnStep = Callable[[int, int], None]  # a step is applied: its number, and how many there are to be
 
@@ -170,7 +169,7 @@ def best_round(source: Source, metric: str) -> int:
     path = None if source.folder is None else source.folder / "metrics.jsonl"
     if path is None or not path.is_file():
         raise RecipeError(f"--best {metric}: there is no metrics.jsonl beside it: name the run's folder")
-    best = best_rounds(read_metrics(path.parent))
+    best = best_rounds(read_lines(path.parent))
     if metric not in best:
         raise RecipeError(f"--best {metric}: the run has measured {', '.join(best) or 'nothing'}")
     return int(best[metric]["round"])
@@ -264,10 +263,10 @@ def _measured(folder: Path | None, number: int) -> dict[str, Any]:
     """What a run's files say of a round: for `Facts`."""
     if folder is None or not (folder / "metrics.jsonl").is_file():
         return {}
-    lines: dict[int, Mapping[str, Any]] = {line["round"]: line for line in read_metrics(folder)}
-    names = [name for name, value in lines.get(0, {}).items() if isinstance(value, float)]
-    final = {name: lines[number][name] for name in names if isinstance(lines.get(number, {}).get(name), float)}
-    known: dict[str, Any] = {"baseline": {name: lines[0][name] for name in final}, "final": final}
+    lines = {line.round: line.metrics for line in read_lines(folder)}
+    base, after = lines.get(0, {}), lines.get(number, {})
+    final = {name: after[name] for name in base if name in after}
+    known: dict[str, Any] = {"baseline": {name: base[name] for name in final}, "final": final}
     if (folder / "summary.json").is_file():
         known["clients"] = read_summary(folder)["clients"]
     return known
