@@ -34,7 +34,7 @@ FLOOR = {f"fedseed.{room}": number for number, floor in enumerate(FLOORS) for ro
 
 @pytest.fixture(scope="module")
 def graph():
-    return grimp.build_graph("fedseed", exclude_type_checking_imports=True, cache_dir=None)
+    return grimp.build_graph("fedseed", cache_dir=None)
 
 
 def room(module):

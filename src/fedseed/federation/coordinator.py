@@ -16,10 +16,10 @@ from fedseed.federation.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.open_round import RejectedMessage, Round
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers, State, misfit, too_few
+from fedseed.methods.base import Answer, Answers, misfit, too_few
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.methods.content import Content, content
-from fedseed.methods.payload import About, Payload
+from fedseed.methods.payload import About, Payload, State
 from fedseed.privacy import Noise
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout

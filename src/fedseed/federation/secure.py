@@ -21,8 +21,8 @@ from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.open_round import Round
 from fedseed.federation.unfit import unfit
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers, State
-from fedseed.methods.payload import About, Array, Payload, Scalar
+from fedseed.methods.base import Answer, Answers
+from fedseed.methods.payload import About, Array, Payload, Scalar, State
 from fedseed.methods.summands import Summand
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.fixed import FixedPoint, Words

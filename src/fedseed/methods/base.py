@@ -14,7 +14,7 @@ accounted for: components that a method is given, not functions of its own.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
@@ -27,38 +27,12 @@ from fedseed.aggregation.base import Part, Past, spread
 from fedseed.aggregation.weighting import Weighting
 from fedseed.methods.catch_up import CatchUp, EveryStep
 from fedseed.methods.client import Client
-from fedseed.methods.payload import About, Nothing, Payload
+from fedseed.methods.payload import About, Nothing, Payload, State
 from fedseed.methods.summands import Summand
 from fedseed.models.adapters import Adapter
 from fedseed.privacy import Level, Mechanism, Noise, PrivacySettings, PrivateScalars, Required
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
-
-
-@dataclass(frozen=True)
-class State:
-    """What a run's next round depends on besides the weights.
-
-    Args:
-        layout: the parameter space.
-        seed: the run's seed.
-    """
-
-    layout: Layout
-    seed: int
-
-    @property
-    def blocks(self) -> int:
-        """L."""
-        return len(self.layout.block_sizes)
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """What the coordinator remembers and no step carries (`Method.remember`), as arrays by name."""
-        return {}
-
-    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """The state with what `state_dict` returned. Raises LookupError or ValueError if it does not fit."""
-        return self
 
 
 class Round(NamedTuple):

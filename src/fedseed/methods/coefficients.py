@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
-from fedseed.methods.base import State
-from fedseed.methods.payload import About, Floats, Many, Payload, Ragged, Scalar
+from fedseed.methods.payload import About, Floats, Many, Payload, Ragged, Scalar, State
 from fedseed.methods.sizes import moved
 from fedseed.methods.summands import Summand, Vector, filled
 from fedseed.optimizers.squares import Squares
@@ -40,7 +39,7 @@ class Coefficients(Summand):
 
     def size(self, about: About) -> float:
         """How far it moves the weights, at a global rate of 1."""
-        return moved(about.method, about.state.layout, [self.gammas])
+        return moved(about.method.directions_of(0), about.state.layout, [self.gammas])
 
     def times(self, weight: float) -> "Coefficients":
         """c gamma, in double precision and rounded once."""
@@ -88,7 +87,7 @@ class FerretStep(Payload):
 
     def size(self, about: About) -> float:
         """How far all parts together move the weights."""
-        return moved(about.method, about.state.layout, [part.gammas for part in self.parts])
+        return moved(about.method.directions_of(0), about.state.layout, [part.gammas for part in self.parts])
 
 
 @dataclass(frozen=True)

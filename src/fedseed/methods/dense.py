@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
 from fedseed.aggregation.base import Parts
-from fedseed.methods.base import Answers, Method, State
+from fedseed.methods.base import Answers, Method
 from fedseed.methods.catch_up import CatchUp, NewestStep
-from fedseed.methods.payload import About, Floats, Payload, Tensors, from_floats, to_floats
+from fedseed.methods.payload import About, Floats, Payload, State, Tensors, from_floats, to_floats
 from fedseed.methods.sizes import distance
 from fedseed.optimizers.moments import Moments
 from fedseed.optimizers.rules import Rule

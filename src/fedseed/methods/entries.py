@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
-from fedseed.methods.base import State
 from fedseed.methods.packing import (
     CHUNK,
     PLACE_BITS,
@@ -21,7 +20,7 @@ from fedseed.methods.packing import (
     check_places,
     chunks_of,
 )  # fmt: skip
-from fedseed.methods.payload import About, Floats, Payload
+from fedseed.methods.payload import About, Floats, Payload, State
 from fedseed.methods.sizes import of_entries
 
 

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fedseed.methods.base import Answers, Round, State
+from fedseed.methods.base import Answers, Round
 from fedseed.methods.catch_up import CatchUp, NextPlan
 from fedseed.methods.client import Client
+from fedseed.methods.payload import State
 from fedseed.methods.pool import Accumulated, Pairs, Pool, probabilities
 from fedseed.methods.population import Population, is_usable
 from fedseed.methods.private import answering, shortened

@@ -11,19 +11,16 @@ share what is left. Reading never goes past the end, and never yields a number t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
-from fedseed.weights.layout import ITEM_BYTES
-
-if TYPE_CHECKING:
-    from fedseed.attacks.updates import Attack
-    from fedseed.methods.base import Method, State
+from fedseed.weights.layout import ITEM_BYTES, Layout
 
 Floats = NDArray[np.float32]
 _SIGNS = np.array([-1, 1], dtype=np.int8)  # of a bit
@@ -31,18 +28,44 @@ LARGEST = 1e6  # no honest projection, gradient or move of the weights is larger
 
 
 @dataclass(frozen=True)
+class State:
+    """What a run's next round depends on besides the weights.
+
+    Args:
+        layout: the parameter space.
+        seed: the run's seed.
+    """
+
+    layout: Layout
+    seed: int
+
+    @property
+    def blocks(self) -> int:
+        """L."""
+        return len(self.layout.block_sizes)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """What the coordinator remembers and no step carries (`Method.remember`), as arrays by name."""
+        return {}
+
+    def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """The state with what `state_dict` returned. Raises LookupError or ValueError if it does not fit."""
+        return self
+
+
+@dataclass(frozen=True)
 class About:
     """What a payload is read against.
 
     Args:
-        method: the method; its settings give lengths by name.
+        method: the `Method`; its settings give lengths by name.
         state: the state before the round; `state.blocks` gives the number of blocks.
         kind: what is read. A step may be empty: nobody answered.
         round: the round, of updates.
     """
 
-    method: "Method"
-    state: "State"
+    method: Any
+    state: State
     kind: Literal["plan", "update", "step"]
     round: int = 0
 
@@ -90,7 +113,7 @@ class Payload:
         """How large an update or a step is, to be laid beside others (`fedseed.methods.sizes`); 0: it says nothing."""
         return 0.0
 
-    def attacked(self, attack: "Attack", drawn: NDArray[np.uint32], method: "Method") -> "Payload":
+    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> "Payload":
         """What a Byzantine client sends in place of this update (simulation).
 
         Raises:
@@ -351,7 +374,7 @@ def _codecs(payload: type[Payload]) -> tuple[tuple[str, Codec], ...]:
 # -- many steps in a record of an orbit ----------------------------------------------------------------------------
 
 
-def pack(method: "Method", payloads: Sequence[bytes]) -> bytes:
+def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
     """Steps of equal, non-zero length in as few bytes as can be: signs without the padding between them."""
     bits = _bits(method.step_type)
     if bits is None:
@@ -360,7 +383,7 @@ def pack(method: "Method", payloads: Sequence[bytes]) -> bytes:
     return bits.write(np.concatenate([bits.unpacked(payload, each) for payload in payloads]))
 
 
-def unpack(method: "Method", data: bytes, count: int) -> list[bytes]:
+def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
     """The inverse of `pack` for `count` steps. Raises MessageError."""
     bits = _bits(method.step_type)
     if bits is not None:
@@ -371,7 +394,7 @@ def unpack(method: "Method", data: bytes, count: int) -> list[bytes]:
     return [data[i * size : (i + 1) * size] for i in range(count)]
 
 
-def check_pack(method: "Method", data: bytes, count: int) -> None:
+def check_pack(method: Any, data: bytes, count: int) -> None:
     """Whether `unpack` can read it, without making the steps. Raises MessageError."""
     bits = _bits(method.step_type)
     if bits is not None:

@@ -21,10 +21,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from fedseed.methods.base import Answers, State
+from fedseed.methods.base import Answers
 from fedseed.methods.feedback import Feedback
 from fedseed.methods.packing import CHUNK, halved
-from fedseed.methods.payload import Floats
+from fedseed.methods.payload import Floats, State
 from fedseed.methods.signs import Signed, Signs, SignStep, Weighted, chosen, entries_in, turn_of
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 

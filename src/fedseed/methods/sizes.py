@@ -11,16 +11,14 @@ Floors keep what is next to nothing, such as what is left of a change in 16 bit,
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.methods.payload import to_floats
+from fedseed.randomness import Basis
 from fedseed.weights.layout import ITEM_BYTES, Layout
-
-if TYPE_CHECKING:
-    from fedseed.methods.base import Method
 
 SMALLEST_MOVE = 1e-6  # moves below this are alike
 _PIECE = 1 << 20
@@ -31,17 +29,17 @@ def largest(scalars: NDArray[Any]) -> float:
     return max(1.0, float(np.abs(scalars).max())) if len(scalars) else 0.0
 
 
-def moved(method: "Method", layout: Layout, parts: Sequence[Sequence[NDArray[np.float32]]]) -> float:
+def moved(basis: Basis, layout: Layout, parts: Sequence[Sequence[NDArray[np.float32]]]) -> float:
     """Of coefficients: sqrt(E |V gamma|^2 / d), as directions are nearly orthogonal; 0 if there are none.
 
     Args:
-        method: has `directions_of`.
+        basis: the directions'.
         layout: the parameter space.
         parts: gamma_l of each block, for each seed.
     """
     if not parts:
         return 0.0
-    basis, square = method.directions_of(0), 0.0  # type: ignore[attr-defined]
+    square = 0.0
     rho = [basis.variance(size) * size for size in layout.block_sizes]
     for gammas in parts:
         doubles = (gamma.astype(np.float64) for gamma in gammas)

@@ -28,7 +28,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
 
-from fedseed.methods.base import State
+from fedseed.methods.payload import State
 from fedseed.methods.zeroth import ZerothOrder
 from fedseed.optimizers.rules import Rule
 from fedseed.optimizers.squares import Squares, deviation, total

@@ -9,7 +9,7 @@ w <- w - sum_i c_i sum_t eta_i rho_{i,t} z_{i,t}
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,11 @@ from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.dense import flat, unflat
 from fedseed.methods.payload import About, Array, Floats, Many, Nested, Payload, Scalar, Tensors
-from fedseed.methods.personal import distances_of_norms
+from fedseed.methods.personal import FedMeZOState, distances_of_norms
 from fedseed.methods.sizes import distance, largest
 from fedseed.methods.summands import Summand, Vector
 from fedseed.methods.zeroth import check_scalars
 from fedseed.weights.change import NOTHING, Add, Average, Change, Term
-
-if TYPE_CHECKING:
-    from fedseed.methods.fedmezo import FedMeZO
-    from fedseed.methods.personal import FedMeZOState
 
 ALL = 0xFFFFFFFF  # in place of a client: the one branch of clients that share directions
 
@@ -137,7 +133,7 @@ class Branches(Payload):
         return sum(branch.weight * branch.trace.size(about) for branch in self.branches)
 
 
-def steps_again(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Change:
+def steps_again(method: Any, state: FedMeZOState, step: Branches) -> Change:
     """The change of a step as pairs."""
     if not step.branches:
         return NOTHING
@@ -156,7 +152,7 @@ def steps_again(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Cha
     return Add([Term(basis, scalars) for basis, scalars in weighted], scale=-1.0)
 
 
-def unfit_pairs(method: "FedMeZO") -> str | None:
+def unfit_pairs(method: Any) -> str | None:
     """What of the settings does not go with how its rounds travel; None: all does."""
     if method.travel == "pairs":
         if method.server != "average" or method.global_rate != 1.0:
@@ -179,7 +175,7 @@ def branches(answers: Answers, shared: bool) -> Branches:
     return Branches(tuple(Branch(client, weight, update) for client, weight, update in answers))
 
 
-def distances(method: "FedMeZO", state: "FedMeZOState", step: Branches) -> Mapping[int, float]:
+def distances(method: Any, state: FedMeZOState, step: Branches) -> Mapping[int, float]:
     """|Delta_i - mean Delta| from the pairs alone, where no weights are: |Delta_i|^2 = |eta_i rho_i|^2 |z|^2."""
     size = state.layout.size * method.directions(0).variance(state.layout.size)  # |z|^2
     squares = [size * float(np.square(b.trace.scalars.astype(np.float64)).sum()) for b in step.branches]

@@ -165,7 +165,7 @@ class Orbit:
         """
         from fedseed.orbit.replay import replay  # the model's side: torch is there
 
-        return replay(self, model, upto, progress, check_all)
+        return replay(self.header, self.steps(self.check_upto(upto)), model, progress, check_all)
 
 
 def read(path: str | Path) -> bytes:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedseed.errors import OrbitError
 from fedseed.methods import REGISTRY, Method
-from fedseed.methods.base import State
+from fedseed.methods.payload import State
 from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.text import shown

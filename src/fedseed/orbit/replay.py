@@ -1,22 +1,18 @@
 """Replay: the one place where recorded steps become weights. Needs torch; the rest of the orbit does not."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from fedseed.errors import MessageError, OrbitError
 from fedseed.methods import Method
-from fedseed.methods.base import State
+from fedseed.methods.payload import State
 from fedseed.models import adapters
+from fedseed.orbit.header import Header
 from fedseed.orbit.record import NO_DIGEST, Record
 from fedseed.weights.digest import base_digest
 from fedseed.weights.pending import Pending
 from fedseed.weights.space import ParameterSpace
-
-if TYPE_CHECKING:
-    from fedseed.orbit.file import Orbit
-    from fedseed.orbit.header import Header
 
 USUAL = 4096  # ranks and virtual tokens of an adapter up to this cost no more than a base does
 LARGE = 1 << 30  # bytes of an adapter besides those of its base
@@ -25,13 +21,11 @@ OnStep = Callable[[int], None]
 
 
 def replay(
-    orbit: "Orbit", model: torch.nn.Module, upto: int | None, progress: OnStep | None, check_all: bool = False
+    header: Header, records: Iterable[Record], model: torch.nn.Module, progress: OnStep | None, check_all: bool = False
 ) -> str:
-    """What `Orbit.replay` does."""
+    """What `Orbit.replay` does, with the steps to take."""
     from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
 
-    count = orbit.check_upto(upto)
-    header = orbit.header
     if header.adapter is None:
         check_base(header, base_digest(model, header.digest_kind))
         choose_trainable(model, header.trainable)
@@ -47,11 +41,11 @@ def replay(
         raise OrbitError("the adapter's first weights are not those of the run: take what orbit.equip(base) returns")
     if method.from_base:
         space.keep_base()
-    catch_up(method, header.start(), space, orbit.steps(count), progress, check_all)
+    catch_up(method, header.start(), space, records, progress, check_all)
     return space.digest()
 
 
-def equip(header: "Header", model: torch.nn.Module) -> torch.nn.Module:
+def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     """What `Orbit.equip` does, for the orbit's header."""
     from fedseed.models.loading import choose_trainable
 
@@ -67,7 +61,7 @@ def equip(header: "Header", model: torch.nn.Module) -> torch.nn.Module:
     return equipped
 
 
-def _check_adapter(header: "Header", model: torch.nn.Module) -> None:
+def _check_adapter(header: Header, model: torch.nn.Module) -> None:
     """Raise OrbitError if the adapter is larger than what the header says of its tensors, or than any base needs."""
     assert header.adapter is not None
     numbers = header.adapter.settings.model_dump(include={"rank", "virtual_tokens", "hidden"})
@@ -80,7 +74,7 @@ def _check_adapter(header: "Header", model: torch.nn.Module) -> None:
             )
 
 
-def check_base(header: "Header", found: str) -> None:
+def check_base(header: Header, found: str) -> None:
     """Raise OrbitError if the base has another digest than the orbit's."""
     if found != header.base_digest:
         raise OrbitError(f"another base: its digest is {found}, the orbit's base has {header.base_digest}")

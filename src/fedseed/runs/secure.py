@@ -8,7 +8,7 @@ from fedseed.errors import FedseedError, MessageError
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.secure import Masking, SecureCoordinator
-from fedseed.methods.base import State
+from fedseed.methods.payload import State
 from fedseed.privacy.secure.errors import TooFewError
 from fedseed.privacy.secure.summing import Asking, converse
 from fedseed.reports.progress import Progress
