@@ -2,7 +2,6 @@
 
 import struct
 from math import sqrt
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,12 +26,12 @@ def test_projections_count_by_the_largest():
 
 
 def test_coefficients_count_by_how_far_they_move_a_weight():
-    method = SimpleNamespace(directions_of=lambda seed: Basis("rademacher", seed))
+    basis = Basis("rademacher", 0)
     parts = [[np.array([3.0, 4.0], np.float32), np.array([2.0], np.float32)], [np.array([1.0], np.float32)] * 2]
-    found = sizes.moved(method, LAYOUT, parts)  # blocks of 2 and 6 of 8 weights
+    found = sizes.moved(basis, LAYOUT, parts)  # blocks of 2 and 6 of 8 weights
     assert found == pytest.approx(sqrt((2 * 25 + 6 * 4 + 2 * 1 + 6 * 1) / 8))
-    assert sizes.moved(method, LAYOUT, []) == 0.0
-    assert sizes.moved(method, LAYOUT, [[np.zeros(1, np.float32)] * 2]) == sizes.SMALLEST_MOVE
+    assert sizes.moved(basis, LAYOUT, []) == 0.0
+    assert sizes.moved(basis, LAYOUT, [[np.zeros(1, np.float32)] * 2]) == sizes.SMALLEST_MOVE
 
 
 def test_entries_count_by_how_far_they_move_a_weight():
