@@ -26,7 +26,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedseed import Federation, FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, ZOFedSGD
-from fedseed.methods import Method, protected
+from fedseed.methods import Method
 from fedseed.models.loading import quiet
 from fedseed.objectives.losses import Objective, Supervised
 from fedseed.privacy import PrivacySettings, PrivateSign, noise_for
@@ -250,7 +250,7 @@ def private(line: Line, epsilon: float | None) -> tuple[Method, PrivacySettings 
             low, high = (middle, high) if PrivateSign(middle).spent(rounds)["epsilon"] <= epsilon else (low, middle)
         return FeedSign.model_validate({**method.model_dump(), "epsilon": low}), None
     settings = PrivacySettings(**table)
-    releases = protected(method, settings).releases if settings.level == "example" else (1, 1)
+    releases = (getattr(method, "steps", 1), method.batch) if settings.level == "example" else (1, 1)
     noise = noise_for(epsilon, rounds, settings, *releases)
     return method, settings.model_copy(update={"noise": noise, "budget": epsilon})
 

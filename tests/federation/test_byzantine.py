@@ -7,11 +7,10 @@ import pytest
 
 from fedseed import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
 from fedseed.aggregation import GeometricMedian, Mean, Median, TrimmedMean
-from fedseed.attacks.omniscient import SINGLE
-from fedseed.attacks.updates import Attack
+from fedseed.attacks.updates import SINGLE, alone, attack_problem
 from fedseed.errors import RecipeError
 from fedseed.federation.bounds import Bounds
-from fedseed.federation.byzantine import Byzantine, alone, attack_problem, largest_accepted
+from fedseed.federation.byzantine import Byzantine, largest_accepted
 from fedseed.federation.messages import Message
 from fedseed.methods import FedMeZO, FedSGD, MeZO, Sign, TopK
 from fedseed.methods.payload import About
@@ -194,7 +193,7 @@ def test_a_client_of_a_network_sends_the_same_lie(round_of, kind):
     run, honest = round_of
     state, message = run.coordinator.state, Message.decode(honest[5])
     update, about = run.method.decode_update(state, 1, message.payload), About(run.method, state, "update", 1)
-    lie = alone(update, Attack(kind), run.spec.seed, 5, about)
+    lie = alone(update, kind, run.spec.seed, 5, about)
     assert run.worker.corrupt(honest[5], kind) == replace(message, payload=lie.encode()).encode() != honest[5]
 
 

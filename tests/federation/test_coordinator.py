@@ -9,10 +9,9 @@ from fedseed.aggregation.trimmed import TrimmedMean
 from fedseed.errors import MessageError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.methods import protected
 from fedseed.methods.dense import Weights
 from fedseed.methods.fedsgd import Gradient
-from fedseed.privacy import PrivacySettings
+from fedseed.privacy import PrivacySettings, mechanism_of, protected
 from fedseed.randomness import Domain, stream
 from fedseed.weights.layout import Layout, TensorEntry
 
@@ -212,7 +211,7 @@ def test_what_a_rule_remembers_is_the_last_rounds_that_had_an_outcome():
 def test_turns_are_counted_by_who_is_asked_whoever_answers(per_round, monkeypatch):
     """Privacy's account hangs on seed and round alone; the budget of three turns here ends a run before a fourth."""
     method = protected(SCALARS, PrivacySettings(level="client", clip=1.0, noise=1.0))
-    monkeypatch.setattr(type(method.privacy), "affordable", 3)
+    monkeypatch.setattr(type(mechanism_of(method)), "affordable", 3)
     made = Coordinator(method, LAYOUT, 5, [1] * 3, per_round)
     asked = [made.sampled(number) for number in range(1, 10)]
     turns = [max(sum(client in one for one in asked[:number]) for client in range(3)) for number in range(10)]

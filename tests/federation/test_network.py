@@ -7,6 +7,7 @@ import time
 import pytest
 
 from fedseed import Orbit
+from fedseed.privacy import mechanism_of
 from fedseed.runs.recipe import Recipe
 from support.network import repeats
 from support.tiers import mark
@@ -135,7 +136,7 @@ def test_a_private_run_ends_at_its_budget_whoever_is_killed(level, problem, netw
     method = {**METHODS["zo-fedsgd"]["method"], "seeds": "shared"}
     recipe = {"method": method, "privacy": {"level": level, **PRIVATE[level]}, "rounds": 200,
               "evaluation": {"every": 5}}  # fmt: skip
-    last = Recipe.model_validate(recipe).method.privacy.affordable
+    last = mechanism_of(Recipe.model_validate(recipe).method).affordable
     assert 10 < last < 200
     net = network(shared_server, recipe)
     coordinator = net.coordinator()
@@ -149,7 +150,7 @@ def test_a_private_run_ends_at_its_budget_whoever_is_killed(level, problem, netw
     digests = {coordinator.digest, *(host.digest for host in hosts)}
     orbit, summary = Orbit.open(net.out / "model.orbit"), net.summary()
     assert {orbit.replay(problem.model())} == digests and orbit.last == last == summary["rounds"]
-    spent = Recipe.model_validate(recipe).method.privacy.spent(last)
+    spent = mechanism_of(Recipe.model_validate(recipe).method).spent(last)
     assert summary["privacy"] == spent and net.lines()[-1]["epsilon"] == spent["epsilon"] <= PRIVATE[level]["budget"]
 
 

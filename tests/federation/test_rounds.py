@@ -12,8 +12,8 @@ from fedseed.federation.protocol import read_plan
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.rounds import Rounds
 from fedseed.federation.session import CoordinatorSettings, Session
-from fedseed.methods import FeedSign, ZOFedSGD, protected
-from fedseed.privacy import PrivacySettings
+from fedseed.methods import FeedSign, ZOFedSGD
+from fedseed.privacy import PrivacySettings, protected
 from fedseed.transport.memory import MemoryEnd
 from fedseed.weights.layout import Layout, TensorEntry
 from support.heard import Heard

@@ -12,7 +12,7 @@ import tomli_w
 from fedseed import Orbit
 from fedseed.flower import client, wire
 from fedseed.flower.server import coordinate
-from fedseed.privacy import PrivateScalars
+from fedseed.privacy import PrivateScalars, mechanism_of
 from fedseed.reports.progress import Silent
 from fedseed.runs.joining import part_of
 from fedseed.runs.recipe import Recipe
@@ -69,7 +69,7 @@ def ran(level, problem, folder, monkeypatch):
 @pytest.mark.parametrize("level", PRIVATE)
 def test_a_run_ends_at_its_budget_with_the_orbits_model(level, problem, tmp_path, monkeypatch):
     checked, result, _ = ran(level, problem, tmp_path / "made", monkeypatch)
-    mechanism, summary = checked.method.privacy, result.summary
+    mechanism, summary = mechanism_of(checked.method), result.summary
     orbit = Orbit.open(tmp_path / "made" / "run" / "model.orbit")
     assert 3 < mechanism.affordable == orbit.last == summary["rounds"] < 200
     assert orbit.replay(problem.model()) == summary["weights_digest"]

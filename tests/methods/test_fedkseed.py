@@ -12,9 +12,7 @@ import torch
 from fedseed import Basis, FedKSeed, ParameterSpace
 from fedseed.errors import NonFiniteError
 from fedseed.federation.messages import Message
-from fedseed.methods import protected
 from fedseed.methods.fedkseed import Accumulated, Pairs, probabilities
-from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Domain, derive
 from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
@@ -90,34 +88,6 @@ def test_fedkseed_accumulates_with_the_clients_weights():
     np.testing.assert_array_equal(step.uses, [0, 3, 0, 1])
     again = method.decode_step(state, step.encode())
     np.testing.assert_array_equal(again.uses, step.uses)
-
-
-class Halves:
-    """In place of noise: the mean of the vectors over who was asked, and a half."""
-
-    def mean(self, vectors, asked):
-        return np.sum(vectors, axis=0) / asked + 0.5
-
-
-def test_protected_clients_send_short_vectors_and_noise_goes_to_the_mean_by_hand():
-    """As many pairs as steps, candidates drawn twice once only: all as if there was one vector of the pool."""
-    settings = PrivacySettings(level="client", clip=1.0, noise=1.0)
-    schedule = {"kind": "linear", "rounds": 4}
-    shape = {"candidates": 4, "steps": 2, "population": 2, "batch": 2}
-    method = FedKSeed(**shape, weighting="equal", schedule=schedule, decay=0.5)
-    method = protected(method, settings)
-    drawn = np.array([[3, 1], [3, 0]])
-    sent = method._short(drawn, [(3, 1.0), (1, -2.0), (3, 1.0)])
-    assert sent.indices.tolist() == [3, 1, 3, 0] and sent.indices.dtype == np.uint32
-    np.testing.assert_allclose(sent.scalars, [0.5**0.5, -(0.5**0.5), 0.0, 0.0], atol=1e-6)
-    state = method.advance(method.start(LAYOUT, 1), Accumulated(np.array([4, 0, 8, 0], dtype=np.float32)))
-    other = Pairs(np.array([1, 1], dtype=np.uint32), np.array([2.0, 4.0], dtype=np.float32))
-    told = replace(answers(3, [(0, 1.0, other)]), noise=Halves(), asked=3)
-    # half of what was there is forgotten; the round's factor is a half, the population 2
-    expected = np.array([2.0, 0.0, 4.0, 0.0]) + (np.array([0, 6, 0, 0]) / 3 + 0.5) * 0.5 / 2
-    np.testing.assert_allclose(method.aggregate(state, told).accumulator, expected, rtol=1e-6)
-    nobody = replace(answers(3, []), noise=Halves(), asked=3)
-    assert method.aggregate(state, nobody).accumulator.tolist() == [4, 0, 8, 0]
 
 
 def test_what_the_pool_declares():

@@ -1,5 +1,4 @@
 from contextlib import nullcontext
-from dataclasses import replace
 from math import nan
 
 import numpy as np
@@ -8,11 +7,9 @@ import torch
 
 from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
-from fedseed.methods import protected
 from fedseed.methods.payload import Nothing
 from fedseed.methods.personal import Signals, phi
 from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned
-from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers, apply, plan
@@ -84,6 +81,9 @@ class MadeUp:
     def autocast(self, dtype):
         return nullcontext()
 
+    def estimates(self, method, basis, along, items, one_sided=False):
+        return method.measured(self, basis, along, items, one_sided)
+
     def perturbed_loss(self, basis, k, scale, items):
         return self.losses[k][scale < 0]
 
@@ -125,33 +125,6 @@ def test_local_steps_by_hand(travel, personal, population):
         assert update.scalars.tolist() == mine
     else:
         assert update.data == b"weights"
-
-
-class Ones:
-    """In place of noise: what is to be made private is noted, and ones come out."""
-
-    def __init__(self):
-        self.asked = []
-
-    def mean(self, vectors, asked):
-        self.asked.append((vectors[0].tolist(), asked))
-        return np.ones(len(vectors[0]))
-
-
-def test_protected_clients_bounds_by_hand():
-    """Projections have the bound, and travel times the round's rate over n: both sides know that factor."""
-    method = FedMeZO(
-        steps=2, batch=2, population=2, scale=0.5, learning_rate=0.2, schedule={"kind": "linear", "rounds": 4}
-    )
-    method = protected(method, PrivacySettings(level="client", clip=1.0, noise=1.0))
-    state, by = method.start(LAYOUT, 7), 0.75 * 0.2 / 2
-    update = method.train(state, Nothing(), MadeUp())
-    np.testing.assert_allclose(update.scalars, by * np.array([2.0, 0.0, -0.5, 0.0]) / 4.25**0.5, rtol=1e-6)
-    noise = Ones()
-    step = method.aggregate(state, replace(answers(2, [(4, 1.0, update)]), noise=noise))
-    assert step.branches[0].trace.scalars.tolist() == [np.float32(by)] * 4
-    ((vector, asked),) = noise.asked
-    assert asked == 1 and np.linalg.norm(vector) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_what_each_way_to_travel_declares():

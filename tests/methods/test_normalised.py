@@ -49,6 +49,9 @@ class Client:
     def autocast(self, dtype):
         return nullcontext()
 
+    def estimates(self, method, basis, along, items, one_sided=False):
+        return method.measured(self, basis, along, items, one_sided)
+
     def perturbed_loss(self, basis, k, scale, items):
         return self.losses[k][scale < 0]
 

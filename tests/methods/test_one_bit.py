@@ -8,9 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedseed import Basis, Ferret, Orbit
 from fedseed.errors import MessageError
-from fedseed.methods import protected
 from fedseed.methods.one_bit import BitCoefficients, BitStep, magnitude, one_bit
-from fedseed.privacy import PrivacySettings
 from fedseed.weights.layout import Layout, TensorEntry
 from support.problem import Problem
 from support.rounds import answers
@@ -146,5 +144,3 @@ def test_liars_keep_to_the_bits(kind, without_pictures):
 
 def test_what_needs_sums_is_refused():
     assert "a magnitude of its own" in METHOD.unsummable
-    with pytest.raises(ValueError, match=r'method\.scalars = "bit" with privacy\.level = "client"'):
-        protected(METHOD, PrivacySettings(level="client", clip=1.0, noise=1.0))

@@ -247,7 +247,7 @@ def test_a_loss_that_is_not_finite_is_no_estimate():
 
     method = MeZO(estimates=2, estimator="one-point")
     with pytest.raises(NonFiniteError, match="nan"):
-        method.one_points(Client(), method.directions(1), [0, 1], [])
+        method.measured(Client(), method.directions(1), [0, 1], [], one_sided=True)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedseed.methods import protected
-from fedseed.privacy import PrivateScalars
+from fedseed.privacy import PrivateScalars, mechanism_of, protected
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +29,7 @@ def test_every_line_has_the_noise_that_its_epsilon_takes(benchmark):
                 assert name == "DP-FeedSign"
                 spent = benchmark.PrivateSign(method.epsilon).spent(line.rounds)["epsilon"]
             else:
-                account = protected(method, settings).privacy
+                account = mechanism_of(protected(method, settings))
                 assert isinstance(account, PrivateScalars)
                 spent = account.epsilon(line.rounds)
             assert 3.9 < spent <= 4.0, name

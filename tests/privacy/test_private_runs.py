@@ -10,8 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 from fedseed import Federation, FedKSeed, FedMeZO, Ferret, MeZO, Orbit, ZOFedSGD
 from fedseed.aggregation import Median
 from fedseed.errors import RecipeError
-from fedseed.methods import protected
-from fedseed.privacy import PrivacySettings, PrivateScalars, scalars
+from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, scalars
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import Recipe, stored_recipe
 from fedseed.tracking.csv import CSV
@@ -93,7 +92,7 @@ def test_runs_are_the_same_whatever_the_data(name, constant):
         found[kind] = still([result.metrics, figures]), list(constant)
     assert found["plain"] == found["odd"]
     method, privacy = METHODS[name]
-    each = protected(method, privacy).privacy.releases if privacy.level == "example" else 1
+    each = mechanism_of(protected(method, privacy)).releases if privacy.level == "example" else 1
     turns = ROUNDS * (CLIENTS if privacy.level == "example" or name == "fedmezo-client" else 1)
     lengths = {"mezo": 3, "zo-shared": 2, "ferret": 16, "fedkseed-client": 16, "fedmezo-client": 3}
     assert found["odd"][1] == [lengths.get(name, 1)] * turns * each
@@ -311,7 +310,7 @@ FERRET = {"name": "ferret", "seeds": "shared", "allocation": "size"}
             "evaluation.disclose = true with",
         ),
         ({"method": ZO, "privacy": LOCAL, "evaluation": {"truncate": "split"}}, 'evaluation.truncate = "split"'),
-        ({"method": {**ZO, "private": {**LOCAL, "clip": 9.0}}}, "write it as the table"),
+        ({"method": {**ZO, "private": {**LOCAL, "clip": 9.0}}}, "private"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_by_name(tables, text):
@@ -323,7 +322,7 @@ def test_a_rule_is_refused_in_python_too():
     with pytest.raises(RecipeError, match=r'aggregation.name = "median" with privacy.level'):
         federation(aggregation=Median())
     with pytest.raises(ValueError, match=r"method.seeds"):
-        ZOFedSGD(private=CLIENT)
+        protected(ZOFedSGD(), CLIENT)
 
 
 def test_a_client_with_fewer_examples_than_the_account_has_is_refused():
@@ -339,4 +338,4 @@ def test_a_recipe_says_it_once():
     text = recipe.to_toml()
     assert "[privacy]" in text and "private" not in text.replace("privacy", "")
     assert stored_recipe(text) == recipe
-    assert Recipe.model_validate({"rounds": 1, "method": ZO}).method.private is None
+    assert Recipe.model_validate({"rounds": 1, "method": ZO}).method == ZOFedSGD(seeds="shared")

@@ -14,13 +14,14 @@ import torch
 
 from fedseed import Federation, FeedSign, Orbit
 from fedseed.cli.status import describe
+from fedseed.errors import NonFiniteError
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.introduction import Introduction
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
 from fedseed.orbit.header import START
-from fedseed.privacy import PrivateScalars, PrivateSign
+from fedseed.privacy import PrivateScalars, PrivateSign, mechanism_of
 from fedseed.privacy.base import WITHHELD
 from fedseed.reports.progress import Silent
 from fedseed.reports.tables import comparison_table
@@ -324,7 +325,7 @@ def test_messages_with_scalars_are_the_same_whatever_the_data(level, monkeypatch
         assert all(names <= page[place] for place, names in by_place(rest).items())
         canonical = {(told(*one)[0], json.dumps(told(*one)[2], default=repr)) for one in rest}
         carried[kind] = {one for one in canonical if one[0] not in ("status", "answer to hello")}, steps, updates
-        spent = Recipe.model_validate(recipe).method.privacy.spent
+        spent = mechanism_of(Recipe.model_validate(recipe).method).spent
         assert result.summary["privacy"] == spent(ROUNDS) and result.metrics[-1]["epsilon"] == spent(ROUNDS)["epsilon"]
         statuses = [json.loads(data) for what, data in heard if what == "status"]
         assert [one["privacy"] for one in statuses] == [spent(number) for number in (0, 2, 4)]
@@ -459,7 +460,11 @@ def test_a_reason_is_not_told(monkeypatch):
     """Of a method that leaves it to the client to be silent: it is silent about why."""
     one = federation("odd")
     one.coordinator.open(1)
-    monkeypatch.setattr(FeedSign, "train", lambda self, state, plan, client: next(client.batches(8)))
+
+    def silent(self, state, plan, client):
+        raise NonFiniteError("a reason")
+
+    monkeypatch.setattr(FeedSign, "train", silent)
     answer = one.worker.train(one.coordinator.plan(1), 1, [])
     assert answer.message is None and answer.reason == WITHHELD
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedseed.errors import RecipeError
 from fedseed.federation.network_client import NetworkClient
+from fedseed.privacy import mechanism_of
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import Loading, joining
 from fedseed.runs.network import coordinate
@@ -184,7 +185,7 @@ def test_a_client_shows_as_many_rounds_as_the_budget_allows():
         joining(read_recipe("digits-zo-fedsgd", settings + more), "run", Hub().transport("run"), ["*"])
         for more in ([], private, [*private, "federation.per_round=3"])
     ]
-    turns = found[1].hosted.worker.method.privacy.affordable
+    turns = mechanism_of(found[1].hosted.worker.method).affordable
     assert 10 < turns < 200
     assert found[0].rounds == 300  # no budget
     assert turns < found[1].rounds < 2 * turns  # two of three take part in each

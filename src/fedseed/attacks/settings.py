@@ -2,8 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
 
-from fedseed.attacks.omniscient import TUNED
-from fedseed.attacks.updates import AttackKind
+from fedseed.attacks.updates import TUNED, AttackKind
 
 
 class AttackSettings(BaseModel):

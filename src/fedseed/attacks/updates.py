@@ -1,19 +1,44 @@
 """What a Byzantine client sends in place of an honest update. It keeps to the protocol: it can't be told from others.
 
-What it *learns from* is corrupted in `fedseed.attacks.labels`; what needs the honest updates of the round is in
-`fedseed.attacks.omniscient`.
+What it *learns from* is corrupted in `fedseed.attacks.labels`. Some know nothing but their own update; others know all
+updates of their round and agree on a lie. With mu and sigma, the mean and the standard deviation of each entry over the
+n - f honest clients' vectors x_i:
+
+    alie           mu - z sigma sign(mu)          small enough to hide among honest ones, each entry against the mean
+                   Baruch, Baruch, Goldberg: "A Little Is Enough", NeurIPS 2019, Section 3.2, which takes either end
+    inner-product  -epsilon mu                    the outcome's product with mu becomes negative
+                   Xie, Koyejo, Gupta: "Fall of Empires", UAI 2019
+    mimic          x_1                            one honest client counts f + 1 times
+                   Karimireddy, He, Jaggi: "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", 2022
+    largest        -s x_i of its own, with s as large as the coordinator's bounds accept
+    claims         -x_i, and that it has a thousand times its examples
+
+What of a message is free to be a lie, its payload says (`Payload.numbers`, `Payload.vector`).
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from math import sqrt
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedseed.methods import Method
+from fedseed.methods.payload import About, Payload
+from fedseed.randomness import Domain
+from fedseed.randomness.stream import words
 
 AttackKind = Literal[
     "sign", "random", "noise", "multiplier", "labels", "alie", "inner-product", "mimic", "largest", "claims"
 ]
 Floats = NDArray[np.float32]
+Vectors = NDArray[np.float64]
+OMNISCIENT: frozenset[AttackKind] = frozenset({"alie", "inner-product", "mimic"})
+SIMULATED: frozenset[AttackKind] = OMNISCIENT | {"largest", "claims"}  # not over a network: nobody there knows enough
+SINGLE: frozenset[AttackKind] = frozenset(get_args(AttackKind)) - SIMULATED - {"labels"}
+TUNED: frozenset[AttackKind] = frozenset({"alie", "inner-product", "claims"})  # those that have a strength
+Z = 1.5  # alie's, by default
+CLAIMED = 1000.0  # times the examples that a client has
 RANDOM_PROJECTION = 100.0  # standard deviation of made-up projections
 RANDOM_TIMES = 10.0  # of made-up coefficients, weights and gradients, as a multiple of honest ones' root mean square
 
@@ -65,3 +90,60 @@ def _normal(drawn: NDArray[np.uint32], count: int) -> NDArray[np.float64]:
     uniform = (drawn[: 2 * count].astype(np.float64) + 0.5) / 2.0**32
     radius, angle = np.sqrt(-2 * np.log(uniform[:count])), 2 * np.pi * uniform[count:]
     return radius * np.cos(angle)
+
+
+def alone(honest: Any, kind: AttackKind, seed: int, client: int, about: About) -> Any:
+    """What a client sends that knows nothing but its own update.
+
+    Args:
+        honest: its honest update.
+        kind: of `SINGLE`.
+        seed: the run's, which with round and client decides what is drawn.
+        client: its number.
+        about: what the update is read against.
+    """
+    attack, numbers, unit = Attack(kind), honest.numbers(about), honest.unit(about)
+    drawn = words(seed, Domain.ATTACK, client, about.round << 20, -(-len(numbers) // 2)).reshape(-1)
+    if numbers.dtype == np.int8:
+        return honest.with_numbers(attack.signs(numbers, drawn), about)
+    if not honest.projections:
+        deviation = RANDOM_TIMES * sqrt(float(np.square(numbers, dtype=np.float64).mean()))
+        return honest.with_numbers(attack.scalars(numbers, drawn, deviation), about)
+    projections = (numbers / np.float64(unit)).astype(np.float32)
+    return honest.with_numbers((unit * attack.scalars(projections, drawn)).astype(np.float32), about)
+
+
+def attack_problem(method: Method, kind: AttackKind) -> str | None:
+    """Why an attack can't be simulated for a method; None: it can."""
+    if kind == "labels":
+        return None
+    said = f'attack.kind = "{kind}" is not simulated for {method.name}'
+    update: Any = method.update_type
+    if kind in OMNISCIENT and method.incomparable is not None:
+        return f"{said}: liars compare honest updates, and {method.incomparable}"
+    if update.vector is not Payload.vector or (kind in SINGLE and update.numbers is not Payload.numbers):
+        return None
+    return f'{said}: nobody has said what such a client sends; "labels" is simulated for every method'
+
+
+def little_is_enough(honest: Vectors, z: float | None) -> Vectors:
+    """ALIE's vector, (d,).
+
+    Args:
+        honest: the honest clients' vectors, (n - f, d).
+        z: how many standard deviations from the mean; None: 1.5.
+    """
+    mean = honest.mean(axis=0)
+    return mean - (Z if z is None else z) * honest.std(axis=0) * np.sign(mean)
+
+
+def inner_product(honest: Vectors, liars: int, epsilon: float | None) -> Vectors:
+    """Inner-product manipulation's vector, (d,).
+
+    Args:
+        honest: the honest clients' vectors, (n - f, d).
+        liars: f.
+        epsilon: how many times the honest mean; None: 2 (n - f) / f, with which the mean of all is reversed.
+    """
+    epsilon = 2 * len(honest) / max(1, liars) if epsilon is None else epsilon
+    return -epsilon * honest.mean(axis=0)

@@ -1,60 +1,31 @@
 """What Byzantine clients of a simulated round send. They keep to the protocol: each lie is an encoded update.
 
-A lie of one client alone is made of its honest update (`Payload.attacked`, or its vector); those who know the honest
+A lie of one client alone is made of its honest update (`fedseed.attacks.updates.alone`); those who know the honest
 updates of the round decode them, as the coordinator would, and agree on one vector.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from math import sqrt
 from typing import Any
 
 import numpy as np
 
-from fedseed.attacks.omniscient import CLAIMED, OMNISCIENT, SINGLE, inner_product, little_is_enough
-from fedseed.attacks.updates import RANDOM_TIMES, Attack, AttackKind
+from fedseed.attacks.updates import (
+    CLAIMED,
+    OMNISCIENT,
+    SINGLE,
+    AttackKind,
+    alone,
+    attack_problem,
+    inner_product,
+    little_is_enough,
+)
 from fedseed.federation.bounds import Bounds
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import Message
-from fedseed.methods import Method
-from fedseed.methods.payload import LARGEST, About, Payload
-from fedseed.randomness import Domain
-from fedseed.randomness.stream import words
+from fedseed.methods.payload import LARGEST, About
 
 _BELOW = 0.99  # of the largest size that is accepted
-
-
-def attack_problem(method: Method, kind: AttackKind) -> str | None:
-    """Why an attack can't be simulated for a method; None: it can."""
-    if kind == "labels":
-        return None
-    said = f'attack.kind = "{kind}" is not simulated for {method.name}'
-    update: Any = method.update_type
-    if kind in OMNISCIENT and method.incomparable is not None:
-        return f"{said}: liars compare honest updates, and {method.incomparable}"
-    if update.vector is not Payload.vector or (kind in SINGLE and update.attacked is not Payload.attacked):
-        return None
-    return f'{said}: nobody has said what such a client sends; "labels" is simulated for every method'
-
-
-def alone(honest: Any, attack: Attack, seed: int, client: int, about: About) -> Any:
-    """What a client sends that knows nothing but its own update.
-
-    Args:
-        honest: its honest update.
-        attack: a kind of `SINGLE`.
-        seed: the run's, which with round and client decides what is drawn.
-        client: its number.
-        about: what the update is read against.
-    """
-    if type(honest).attacked is not Payload.attacked:
-        blocks = min(1 << 20, max(1 << 12, 2 * len(honest.encode())))  # two words for each number or bit
-        drawn = words(seed, Domain.ATTACK, client, about.round << 20, blocks).reshape(-1)
-        return honest.attacked(attack, drawn, about.method)
-    vector = honest.vector(about)
-    drawn = words(seed, Domain.ATTACK, client, about.round << 20, -(-len(vector) // 2)).reshape(-1)
-    deviation = RANDOM_TIMES * sqrt(float(np.square(vector, dtype=np.float64).mean()))
-    return honest.with_vector(attack.scalars(vector, drawn, deviation), about)
 
 
 class Byzantine:
@@ -124,7 +95,7 @@ class Byzantine:
                 lie = inner_product(vectors, len(liars), self.strength)
             return {client: updates[client].with_vector(lie, about) for client in liars}
         seed = self.coordinator.seed  # reversed, also by those who know nobody's update
-        lies = {client: alone(updates[client], Attack("sign"), seed, client, about) for client in liars}
+        lies = {client: alone(updates[client], "sign", seed, client, about) for client in liars}
         if self.kind == "largest":
             most = largest_accepted([update.size(about) for update in honest.values()], self.coordinator.bounds)
             return {client: _as_large_as(lie, most, about) for client, lie in lies.items()}

@@ -16,11 +16,11 @@ from fedseed.federation.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.open_round import RejectedMessage, Round
 from fedseed.methods import Method
-from fedseed.methods.base import Answer, Answers, misfit, too_few
+from fedseed.methods.base import Answer, Answers, too_few
 from fedseed.methods.base import Round as PlannedRound
 from fedseed.methods.content import Content, content
 from fedseed.methods.payload import About, Payload, State
-from fedseed.privacy import Noise
+from fedseed.privacy import misfit, protection_of
 from fedseed.randomness import Domain, permutation
 from fedseed.weights.layout import Layout
 
@@ -56,6 +56,7 @@ class Coordinator:
         bounds: Bounds | None = None,
     ) -> None:
         self.method = method
+        self.protection = protection_of(method)
         self.seed = seed
         self.examples = list(examples)
         self.per_round = per_round
@@ -107,7 +108,7 @@ class Coordinator:
     @property
     def by_turns(self) -> bool:
         """Whether privacy is accounted for by each client's turns."""
-        return self.method.privacy is not None and self.method.privacy.by_turns
+        return self.protection is not None and bool(self.protection.mechanism.by_turns)
 
     @property
     def counted(self) -> int:
@@ -116,7 +117,7 @@ class Coordinator:
 
     def last_round(self, rounds: int) -> int:
         """The last of so many rounds that privacy's budget allows; it is the same whenever it is asked for."""
-        most = None if self.method.privacy is None else self.method.privacy.affordable
+        most = None if self.protection is None else self.protection.mechanism.affordable
         if most is None:
             return rounds
         turns = np.zeros_like(self._turns)
@@ -143,7 +144,7 @@ class Coordinator:
     @property
     def private(self) -> bool:
         """Whether nothing is told of single clients but what the method sends."""
-        return self.method.privacy is not None
+        return self.protection is not None
 
     @property
     def sums(self) -> bool:
@@ -228,7 +229,7 @@ class Coordinator:
         if current.outliers is None:
             clients = sorted(current.updates)
             current.said = dict(zip(clients, claims(*self._said(current, clients)), strict=True))
-            current.outliers = {} if self._noise else self.bounds.outliers(current.sizes, current.said)
+            current.outliers = self._outliers(current)
             for client, reason in current.outliers.items():
                 del current.updates[client], current.received[client], current.sizes[client]
                 self.rejected.append(RejectedMessage(current.number, client, reason))
@@ -246,6 +247,8 @@ class Coordinator:
         self.untaken = self.aggregation.shortage(len(answers)) if answers else None
         if self.untaken is not None:
             answers = replace(answers, answers=())
+        if self.protection is not None:
+            answers = self.protection.combined(self.state, answers, len(current.clients))
         try:
             self.state, payload, step, size = self._step(answers)
         except MessageError as error:
@@ -290,18 +293,18 @@ class Coordinator:
             return max(self._current().sizes[answer.client] for answer in answers)
         return step.size(About(self.method, state, "step"))
 
+    def _outliers(self, current: Round) -> dict[int, str]:
+        """Whose updates are refused, and why; where each is bounded by itself, no client may decide of another's."""
+        bounded = self.protection is not None and self.protection.bounds
+        return {} if bounded else self.bounds.outliers(current.sizes, current.said)
+
     def _weighted(self, current: Round) -> Answers:
         """The answers of a round that was screened, with the clients' weights."""
         clients = sorted(current.updates)
         weights = shares([current.said[client] for client in clients])  # as they were screened, whatever was said since
         answers = tuple(Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True))
         past = Past(self.seed, current.number, self._outcome if self.keeps_outcomes else None)
-        return Answers(current.number, answers, self.aggregation, past, self._noise, len(current.clients))
-
-    @property
-    def _noise(self) -> Noise | None:
-        """What bounds updates and adds noise here: there no client may decide what becomes of another's update."""
-        return None if (mechanism := self.method.privacy) is None else mechanism.of_sums
+        return Answers(current.number, answers, self.aggregation, past)
 
     def _said(self, current: Round, clients: Sequence[int]) -> tuple[Any, list[int], list[int]]:
         """How clients weigh, and what they say of themselves: their examples, and the terms of their losses."""

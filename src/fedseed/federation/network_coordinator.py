@@ -22,6 +22,7 @@ from fedseed.federation.step_log import StepLog
 from fedseed.methods import Method
 from fedseed.metrics import shown_metrics
 from fedseed.orbit import Header
+from fedseed.privacy import mechanism_of
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.memory import resident_memory
 from fedseed.reports.progress import Progress
@@ -240,7 +241,7 @@ class NetworkCoordinator:
 
     def _privacy(self) -> dict[str, Any] | None:
         """What the steps have spent so far; None: the method is not private."""
-        mechanism, coordinator = self.reception.method.privacy, self.reception.coordinator
+        mechanism, coordinator = mechanism_of(self.reception.method), self.reception.coordinator
         if mechanism is None:
             return None
         if mechanism.by_turns:

@@ -3,6 +3,7 @@
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.methods import Method
 from fedseed.methods.base import with_remedy
+from fedseed.privacy import settings_of
 from fedseed.privacy.secure.settings import SecureSums
 
 
@@ -20,7 +21,7 @@ def unfit(settings: SecureSums, method: Method, rule: AggregationRule, per_round
             f'secure_sums: aggregation.name = "{rule.name}" looks at single answers, and nobody sees any; leave one of '
             "them out"
         )
-    if method.level == "client":
+    if (private := settings_of(method)) is not None and private.level == "client":
         return (
             'secure_sums: privacy.level = "client": the coordinator would have to bound each answer, and reads none; '
             'take privacy.level = "example", or leave one of them out'

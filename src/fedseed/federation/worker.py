@@ -7,9 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedseed.attacks.updates import Attack, AttackKind
+from fedseed.attacks.updates import AttackKind, alone
 from fedseed.errors import NonFiniteError
-from fedseed.federation.byzantine import alone
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
 from fedseed.methods import Method, without_gradients
@@ -17,6 +16,7 @@ from fedseed.methods.payload import About
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
+from fedseed.privacy import protection_of
 from fedseed.privacy.base import WITHHELD
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.memory import Memory
@@ -79,7 +79,8 @@ class Worker:
         self.seed = seed
         self.joint = joint
         self.apart = apart
-        self.private = method.privacy is not None  # nothing is told that depends on data, but what the method sends
+        self.protection = protection_of(method)
+        self.private = self.protection is not None  # nothing is told that depends on data, but what the method sends
         self.state = method.start(self.space.layout, seed)
         self.memory = Memory()  # of clients, from round to round
         if method.from_base:
@@ -91,7 +92,7 @@ class Worker:
 
     def shares(self, clients: int) -> Literal["losses", "gradients"] | None:
         """What so many clients of a round compute in one go here; None: each works alone."""
-        what = self.method.together
+        what = None if self.protection is not None and self.protection.alone else self.method.together
         if what == "losses":
             return what if self.joint else None
         return what if not self.apart and clients > 1 else None
@@ -162,8 +163,9 @@ class Worker:
         """One client's answer; `spoken`: payload bytes of the message that another one's part may be in."""
         plan = self.method.decode_plan(self.state, message.payload)
         cost = ClientCost() if self.private else client.cost
+        train = self.method.train if self.protection is None else self.protection.train
         try:
-            payload = self.method.train(self.state, plan, client).encode()
+            payload = train(self.state, plan, client).encode()
         except NonFiniteError as error:
             return Answer(None, WITHHELD if self.private else str(error), cost)
         except InAnothersMessage:
@@ -180,7 +182,7 @@ class Worker:
         if self.method.catch_up.replaces:  # the weights before, which a client need not remember
             state = self.method.advance(state, self.method.decode_step(state, self.space.dense()))
         about = About(self.method, state, "update", message.round)
-        return replace(message, payload=alone(honest, Attack(kind), self.seed, message.client, about).encode()).encode()
+        return replace(message, payload=alone(honest, kind, self.seed, message.client, about).encode()).encode()
 
     def apply(self, step_message: bytes) -> float | None:
         """Apply a step; returns the expected norm of what it adds to the weights, where that can be known.

@@ -159,7 +159,7 @@ def _answer(message: Any, context: Any, recipe: Path | str, load: Load | None) -
     place = place_of(context.node_config)
     site, mine = _site(context.run_id, place, recipe, context.run_config, load, bool(asked.get("anew")))
     hosted = site.hosted
-    private = hosted.worker.method.privacy is not None  # how many examples there are is not told
+    private = hosted.worker.protection is not None  # how many examples there are is not told
     if what == "query":
         known = {
             "header": hosted.start,

@@ -18,7 +18,6 @@ from fedseed.methods.mezo import MeZO
 from fedseed.methods.sign import Sign
 from fedseed.methods.topk import TopK
 from fedseed.methods.zofedsgd import ZOFedSGD
-from fedseed.privacy import PrivacySettings
 from fedseed.registry import Registry, check_class, name_of
 
 METHODS: tuple[type[Method], ...] = (
@@ -52,18 +51,6 @@ def without_gradients(method: Method) -> str | None:
     return f"reward: {method.name} needs gradients, which a reward has not: choose method.name among {others}"
 
 
-def protected(method: Method, settings: PrivacySettings) -> Method:
-    """A method with a recipe's `[privacy]`.
-
-    Raises:
-        ValueError: these settings can't protect its data; names the keys.
-    """
-    if problem := method.unprotected(settings):
-        others = ", ".join(entry.name for entry in REGISTRY.entries() if settings.level in entry.thing.protects)
-        raise ValueError(problem if settings.level in method.protects else f"{problem}; {others} can")
-    return method.model_copy(update={"private": settings})
-
-
 __all__ = [
     "METHODS",
     "REGISTRY",
@@ -82,6 +69,5 @@ __all__ = [
     "Sign",
     "TopK",
     "ZOFedSGD",
-    "protected",
     "without_gradients",
 ]

@@ -8,21 +8,20 @@
 
 The object itself is the method's settings, checked and frozen; a run's memory is the state, which is a function of
 the steps alone, so that whoever holds the orbit holds the state. Payloads say by their fields how they travel
-(`fedseed.methods.payload`). How answers are combined, how a step is rounded, what a gradient becomes, how privacy is
-accounted for: components that a method is given, not functions of its own.
+(`fedseed.methods.payload`). How answers are combined, how a step is rounded, what a gradient becomes, what wraps
+a client or its answers: components that a method is given, not functions of its own.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict
 
-from fedseed.aggregation import AggregationRule, Mean
+from fedseed.aggregation import AggregationRule
 from fedseed.aggregation.base import Part, Past, spread
 from fedseed.aggregation.weighting import Weighting
 from fedseed.methods.catch_up import CatchUp, EveryStep
@@ -30,9 +29,10 @@ from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload, State
 from fedseed.methods.summands import Summand
 from fedseed.models.adapters import Adapter
-from fedseed.privacy import Level, Mechanism, Noise, PrivacySettings, PrivateScalars, Required
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
+
+ALL = 0xFFFFFFFF  # in place of a client's number: one answer that stands for all
 
 
 class Round(NamedTuple):
@@ -66,16 +66,12 @@ class Answers(Sequence[Answer]):
         answers: the answers.
         rule: how vectors of the clients become one.
         past: what else the rule may know.
-        noise: the mechanism that bounds the vectors and adds noise to their sum; None: there is none.
-        asked: how many clients were asked, whoever has answered.
     """
 
     round: int
     answers: Sequence[Answer]
     rule: AggregationRule
     past: Past = field(default_factory=Past)
-    noise: Noise | None = None
-    asked: int = 0
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -99,7 +95,7 @@ class Answers(Sequence[Answer]):
     def combine(self, vectors: Part) -> NDArray[np.float64]:
         """One vector from one of each client, by the rule: with the mean, sum_i c_i v_i in double precision.
 
-        Shorter vectors are filled up with zeros. With `noise`, the noisy mean of bounded vectors.
+        Shorter vectors are filled up with zeros.
         """
         (outcome,) = self.combine_parts([vectors])
         return outcome
@@ -110,12 +106,11 @@ class Answers(Sequence[Answer]):
         Args:
             parts: the same entries of each client's vector; gone through more than once.
         """
-        padded = _Padded(parts)
-        if self.noise is None:
-            return self.rule.combine_parts(padded, self.weights, self.past)
-        each = list(padded)  # it bounds all of a client's parts as one
-        joined = [np.concatenate(vectors) for vectors in zip(*each, strict=True)]
-        return iter(np.split(self.noise.mean(joined, self.asked), np.cumsum([len(part[0]) for part in each])[:-1]))
+        return self.rule.combine_parts(_Padded(parts), self.weights, self.past)
+
+    def tally(self, votes: Part) -> NDArray[np.float64]:
+        """What the rule makes of clients' votes, entry by entry; the mean counts each the same: it is their sum."""
+        return np.sum(votes, axis=0, dtype=np.float64) if self.rule.linear else self.combine(votes)
 
     def accumulate(
         self,
@@ -141,26 +136,12 @@ class _Padded(Iterable[Part]):
             yield [np.pad(v, (0, longest - len(v))) if len(v) < longest else v for v in part]
 
 
-class Odds(Protocol):
-    """How likely a method's steps are, which audits by the orbit go by."""
-
-    @property
-    def batch(self) -> int:
-        """Examples that an answer is made of, drawn once a round."""
-        ...
-
-    def log_chance(self, state: Any, answers: Answers, step: Any) -> float:
-        """log P(this step follows from these answers); of one that can't follow, very low."""
-        ...
-
-
 class Method(BaseModel, ABC):
     """Settings and the functions of one method. Subclasses stand in a file each.
 
     Args:
         blocks: how the parameter vector is cut into blocks.
         weighting: what a client's weight c_i is in proportion to.
-        private: a recipe's `[privacy]`, which stands there and not among a method's keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -172,20 +153,8 @@ class Method(BaseModel, ABC):
     needs_gradients: ClassVar[bool] = True  # else its clients measure losses alone, which may be of any kind
     stepwise: ClassVar[bool] = False  # a round is one optimiser step: there are thousands, logged in groups
 
-    protects: ClassVar[frozenset[Level]] = frozenset()  # what `[privacy]` may protect
-    private_needs: ClassVar[tuple[Required, ...]] = (
-        Required("weighting", ("equal",), "how many examples a client has would be told"),
-    )
-
     blocks: BlockRule = "one"
     weighting: Weighting = "equal"
-    private: PrivacySettings | None = Field(None, json_schema_extra={"internal": True})
-
-    @model_validator(mode="after")
-    def _is_protected(self) -> Self:
-        if self.private is not None and (problem := self.unprotected(self.private)):
-            raise ValueError(problem)
-        return self
 
     def check(self, layout: Layout) -> None:
         """Whether the settings fit the weights that train. Raises ValueError, which names the keys."""
@@ -273,7 +242,7 @@ class Method(BaseModel, ABC):
 
     @property
     def unsummable(self) -> str | None:
-        """Why secure sums can't add up clients' updates; None: they can (`fedseed.methods.summands`)."""
+        """Why the sum of clients' vectors can't stand for all of them; None: it can (`fedseed.methods.summands`)."""
         if not issubclass(self.update_type, Summand):
             return "its steps are no sums of vectors of one length, such as coefficients on shared directions"
         return self.incomparable
@@ -282,55 +251,6 @@ class Method(BaseModel, ABC):
     def keeps_small_steps(self) -> bool:
         """Whether 16-bit weights are rounded stochastically where they would lose small steps."""
         return False
-
-    @property
-    def privacy(self) -> Mechanism | None:
-        """The mechanism that makes its steps private.
-
-        Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no losses, no
-        counts, no reasons, no seconds of clients' work; `train` should answer whatever the data is.
-        """
-        if self.private is None:
-            return None
-        return PrivateScalars(self.private, *(self.releases if self.level == "example" else (1, 1)))
-
-    @property
-    def level(self) -> Level | None:
-        """What `[privacy]` protects; None: there is none."""
-        return None if self.private is None else self.private.level
-
-    @property
-    def releases(self) -> tuple[int, int]:
-        """How many noisy vectors a client's turn gives away where examples are protected, and of how many each is."""
-        return 1, 1
-
-    @classmethod
-    def requirements(cls) -> Iterator[Required]:
-        """What its settings must be where data are protected, its parents' included."""
-        for parent in cls.__mro__:
-            yield from vars(parent).get("private_needs", ())
-
-    def unprotected(self, settings: PrivacySettings) -> str | None:
-        """Why these settings can't protect this method's data; None: they can."""
-        if settings.level not in self.protects:
-            can = ", ".join(f'"{level}"' for level in sorted(self.protects))
-            return f'privacy.level = "{settings.level}": {self.name} ' + (
-                f"protects {can} alone" if can else "has no private mechanism for what it sends"
-            )
-        for key, values, reason, level in self.requirements():
-            value = getattr(self, key)
-            if level in (None, settings.level) and value not in values:
-                allowed = " or ".join(map(json.dumps, values)) if None not in values else "nothing"
-                return (
-                    f'method.{key} = {json.dumps(value)} with privacy.level = "{settings.level}": {reason}; set it to '
-                    f"{allowed}"
-                )
-        return None
-
-    @property
-    def odds(self) -> "Odds | None":
-        """How likely its steps are; None: it is not known."""
-        return None
 
     def figures(self, state: Any) -> dict[str, NDArray[Any]]:
         """What of the state a person would like to see at the end of a run: 1-D arrays by name."""
@@ -359,11 +279,6 @@ def with_remedy(reason: str) -> str:
 def misfit(method: Method, rule: AggregationRule) -> str | None:
     """Why a rule can't combine a method's answers; None: it can."""
     said = f'aggregation.name = "{rule.name}" does not fit {method.name}'
-    if method.level == "client" and type(rule) is not Mean:
-        return (
-            f'aggregation.name = "{rule.name}" with privacy.level = "client": how far one client moves its result is '
-            'not known, so noise has no measure; take "mean", or privacy.level = "example"'
-        )
     if rule.compares and method.incomparable is not None:
         return f"{said}: {with_remedy(method.incomparable)}"
     if rule.needs_past and not method.lasting_entries:

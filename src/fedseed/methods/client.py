@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Basis
 from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.weights.change import Change, Floats
@@ -25,11 +24,13 @@ class Client(Protocol):
         """Endless batches of the client's examples, in an order that (seed, round, client) decides."""
         ...
 
-    def private_batches(self, size: int, privacy: PrivacySettings) -> Iterator[list[Any]]:
-        """Endless batches as `[privacy]` has them drawn, no example twice in one; they may be smaller, or empty."""
-        ...
-
     # -- zeroth order --------------------------------------------------------------------------------------------
+
+    def estimates(
+        self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
+    ) -> list[Any]:
+        """The estimates along some directions, as a zeroth-order method measures them (`ZerothOrder.measured`)."""
+        ...
 
     def loss(self, items: Sequence[Any]) -> float:
         """The mean loss over all terms of `items` at the weights as they are; one forward pass."""

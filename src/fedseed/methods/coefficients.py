@@ -57,21 +57,35 @@ class Coefficients(Summand):
 
     @classmethod
     def of(cls, vector: Vector, about: About) -> "Coefficients":
-        """The round's seed, and the blocks without the zeros at their ends."""
+        """With the round's seed; blocks without the zeros at their ends where a change decides how long they are."""
         blocks = np.split(vector, np.cumsum(summed_counts(about))[:-1])
-        gammas = tuple(block[: np.flatnonzero(block).max(initial=0) + 1] for block in blocks)
-        return cls(about.lookup("round_seed")(about.state, about.round), gammas)  # type: ignore[arg-type]  # doubles
+        if decided_by_change(about):
+            blocks = [block[: np.flatnonzero(block).max(initial=0) + 1] for block in blocks]
+        return cls(about.lookup("round_seed")(about.state, about.round), tuple(blocks))  # type: ignore[arg-type]  # doubles
 
     def with_vector(self, vector: NDArray[Any], about: About) -> "Coefficients":
-        """As many coefficients as reach to the last that is not zero, at least one a block."""
-        return replace(self.of(vector.astype(np.float32), about), seed=self.seed)
+        """As many coefficients a block as it has, or as reach to the last that is not zero."""
+        blocks = np.split(vector.astype(np.float32), np.cumsum(summed_counts(about))[:-1])
+        kept = [max(len(g), np.flatnonzero(b).max(initial=0) + 1) for g, b in zip(self.gammas, blocks, strict=True)]
+        return replace(self, gammas=tuple(block[:k] for block, k in zip(blocks, kept, strict=True)))
+
+    def numbers(self, about: About) -> NDArray[Any]:
+        return self.vector(about)
+
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Coefficients":
+        return self.with_vector(numbers, about)
 
 
 def summed_counts(about: About) -> list[int]:
     """How many coefficients of each block are summed: what is allocated, or all there can be if a change decides."""
-    if about.lookup("allocation") in ("norm", "sqrt"):
+    if decided_by_change(about):
         return [about.lookup("most")] * about.state.blocks
     return [int(count) for count in about.lookup("allocate")(about.state)]
+
+
+def decided_by_change(about: About) -> bool:
+    """Whether a client's change decides how many coefficients a block gets."""
+    return about.lookup("allocation") in ("norm", "sqrt")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.methods.packing import (
     CHUNK,
@@ -88,15 +87,15 @@ class Kept(Payload):
         """The root of the mean square that the weights are moved by, at a global rate of 1."""
         return of_entries(about.state.layout, self.values(about.lookup("counts")))
 
-    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> "Kept":
-        """For "sign" all signs reversed, for "random" codes that are made up, else signs reversed at random."""
-        sign_bit, codes = 1 << (self.codes.width - 1), self.codes.numbers
-        words = np.resize(drawn, len(codes)).astype(np.uint16)
-        if attack.kind == "multiplier":  # reversed where 1 + N(0, 1) is negative
-            votes = attack.signs(np.ones(len(codes), dtype=np.int8), np.resize(drawn, 2 * len(codes)))
-            return Kept(self.scales, self.places, Small(np.where(votes < 0, codes ^ sign_bit, codes), self.codes.width))
-        lies = {"sign": codes ^ sign_bit, "random": words & (2 * sign_bit - 1), "noise": codes ^ (words & sign_bit)}
-        return Kept(self.scales, self.places, Small(lies[attack.kind].astype(np.uint16), self.codes.width))
+    def numbers(self, about: About) -> NDArray[np.int8]:
+        """The values' signs."""
+        return np.where(self.codes.numbers & 1 << (self.codes.width - 1), -1, 1).astype(np.int8)
+
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Kept":
+        """With other signs, and the same levels."""
+        sign_bit = 1 << (self.codes.width - 1)
+        codes = np.where(numbers < 0, self.codes.numbers | sign_bit, self.codes.numbers & (sign_bit - 1))
+        return Kept(self.scales, self.places, Small(codes.astype(np.uint16), self.codes.width))
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,6 @@ from fedseed.methods.client import Client
 from fedseed.methods.payload import State
 from fedseed.methods.pool import Accumulated, Pairs, Pool, probabilities
 from fedseed.methods.population import Population, is_usable
-from fedseed.methods.private import answering, shortened
-from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.randomness.basis import MAX_SIZE
 from fedseed.randomness.stream import uniform_integers
@@ -57,10 +55,6 @@ class FedKSeed(Population):
     name: Literal["fedkseed"] = "fedkseed"
     code: ClassVar[int] = 3
     about: ClassVar[str] = "forward passes only, a pool of K seeds; importance = true is FedKSeed-Pro (ICML 2024)"
-    protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
-    private_needs: ClassVar[tuple[Required, ...]] = (
-        Required("importance", (False,), "probabilities would be made of what each client sends", "client"),
-    )
     plan_type, update_type, step_type = Pool, Pairs, Accumulated
 
     candidates: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
@@ -93,35 +87,19 @@ class FedKSeed(Population):
         own = plan.accumulator.copy()
         pairs: list[tuple[int, float]] = []
         factor, n = self.factor(client.round), self.population
-        drawn = self.draw(plan, order).reshape(-1, n)
-        draws = drawn.tolist()
-        steps = self.local_steps(client, draws, lambda along, items: self.estimates_along(client, basis, along, items))
-        with answering(self):
-            for along, found in steps:
-                usable = [(j, one.rho) for j, one in zip(along, found, strict=True) if is_usable(one)]
-                pairs += usable
-                for j, rho in usable:
-                    own[j] += np.float32(factor * rho / n)
-                if self.small_steps == "from-base":
-                    client.apply(Rebuild([Term(basis, own.copy())], scale=-self.learning_rate))
-                else:
-                    terms = [Term(basis, [rho / n], j) for j, rho in usable]
-                    client.apply(Add(terms, -self.rate(client.round), self.rounding(order, len(pairs))))
-        if self.level == "client":
-            return self._short(drawn, pairs)
+        draws = self.draw(plan, order).reshape(-1, n).tolist()
+        for along, found in self.local_steps(client, draws, lambda k, items: client.estimates(self, basis, k, items)):
+            usable = [(j, one.rho) for j, one in zip(along, found, strict=True) if is_usable(one)]
+            pairs += usable
+            for j, rho in usable:
+                own[j] += np.float32(factor * rho / n)
+            if self.small_steps == "from-base":
+                client.apply(Rebuild([Term(basis, own.copy())], scale=-self.learning_rate))
+            else:
+                terms = [Term(basis, [rho / n], j) for j, rho in usable]
+                client.apply(Add(terms, -self.rate(client.round), self.rounding(order, len(pairs))))
         indices, scalars = zip(*pairs, strict=True)
         return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
-
-    def _short(self, drawn: NDArray[np.int64], pairs: Sequence[tuple[int, float]]) -> Pairs:
-        """As many pairs as any client sends, on the candidates that it drew; those of one candidate are added up."""
-        vector = np.zeros(self.candidates)
-        for j, rho in pairs:
-            vector[j] += rho
-        indices = drawn.reshape(-1)
-        _, first = np.unique(indices, return_index=True)
-        scalars = np.zeros(len(indices), dtype=np.float32)
-        scalars[first] = shortened(self, vector.astype(np.float32))[indices[first]]
-        return Pairs(indices.astype(np.uint32), scalars)
 
     def draw(self, plan: Pool, seed: int) -> NDArray[np.int64]:
         """n candidates for each of T steps, uniformly or by the plan's probabilities, decided by `seed`."""
@@ -141,13 +119,7 @@ class FedKSeed(Population):
         before = state.step.accumulator
         if self.decay and answers:
             before = before * np.float32(1 - self.decay)
-        if answers.noise is not None and answers:
-            dense = [np.zeros(self.candidates) for _ in updates]
-            for vector, update in zip(dense, updates, strict=True):
-                np.add.at(vector, update.indices, update.scalars)
-            total = before + answers.combine(dense) * factor / self.population
-        else:
-            total = answers.accumulate(before, indices, scaled)
+        total = answers.accumulate(before, indices, scaled)
         if state.step.sums is None or state.step.uses is None:
             return Accumulated(total.astype(np.float32))
         sums, uses = state.step.sums.astype(np.float64), state.step.uses.copy()

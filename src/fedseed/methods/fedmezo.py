@@ -26,9 +26,7 @@ from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing, Payload
 from fedseed.methods.personal import FedMeZOState, Personal, distances_of_tensors, phi
 from fedseed.methods.population import Population, is_usable
-from fedseed.methods.private import answering, noisy, shortened
 from fedseed.methods.traces import Branches, Rate, Trace, Tuned, branches, distances, steps_again, unfit_pairs
-from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Add, Change, Term
 from fedseed.weights.layout import Layout
@@ -48,19 +46,12 @@ class FedMeZO(Averaged, Population):
             change), "random" (uniform, each round anew), "constant".
         alpha: how far rates go from eta_0: from 1 - alpha to 1 + alpha times.
         seeds: with pairs, "own": each client steps along directions of its own; "shared": a round's clients along the
-            same ones, so that the step is one client's length, and rules and secure sums can combine the pairs.
+            same ones, so that the step is one client's length, and rules can combine the pairs.
     """
 
     name: Literal["fedmezo"] = "fedmezo"
     code: ClassVar[int] = 8
     about: ClassVar[str] = "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
-
-    protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
-    private_needs: ClassVar[tuple[Required, ...]] = (
-        Required("travel", ("pairs",), "whole weights have no bound"),
-        Required("personal", ("constant", "random", "update"), "training losses would be told", "example"),
-        Required("personal", ("constant",), "what clients send is bounded at one rate", "client"),
-    )
 
     steps: PositiveInt = 30
     learning_rate: PositiveFloat = 1e-5
@@ -103,17 +94,16 @@ class FedMeZO(Averaged, Population):
         losses: list[float] = []
         n, scalars = self.population, np.zeros((self.steps, self.population), dtype=np.float32)
         draws = [range(t * n, (t + 1) * n) for t in range(self.steps)]
-        with answering(self):
-            for along, found in self.local_steps(client, draws, lambda k, x: self.estimates_along(client, basis, k, x)):
-                losses += [one.loss for one in found if is_usable(one)]
-                t = along.start // n
-                scalars[t] = [rate * one.rho / n for one in found]
-                if scalars[t].any():
-                    client.apply(Add([Term(basis, scalars[t], along.start)], -1.0, self.rounding(seed, t)))
+        for along, found in self.local_steps(client, draws, lambda k, items: client.estimates(self, basis, k, items)):
+            losses += [one.loss for one in found if is_usable(one)]
+            t = along.start // n
+            scalars[t] = [rate * one.rho / n for one in found]
+            if scalars[t].any():
+                client.apply(Add([Term(basis, scalars[t], along.start)], -1.0, self.rounding(seed, t)))
         mean = float(np.float32(fmean(losses))) if self.losses_travel else None
         if self.travel == "tensors":
             return Tuned(mean, client.weights())
-        return Trace(mean, shortened(self, scalars.reshape(-1), rate / n))
+        return Trace(mean, scalars.reshape(-1))
 
     def seed_of(self, state: FedMeZOState, number: int, client: int) -> int:
         """Names the directions of a client in a round."""
@@ -127,7 +117,7 @@ class FedMeZO(Averaged, Population):
         """The pairs side by side, or their mean if clients share directions; or the average of the weights."""
         if self.travel == "tensors":
             return super().aggregate(state, answers)
-        return branches(noisy(answers, self.rate(answers.round) / self.population), self.seeds == "shared")
+        return branches(answers, self.seeds == "shared")
 
     def change(self, state: FedMeZOState, step: Any) -> Change:
         """The clients' steps taken again; or the weights' average."""

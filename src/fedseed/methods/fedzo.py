@@ -52,7 +52,7 @@ class FedZO(Averaged, Population):
         def gradient(t: int, items: Sequence[Any]) -> Term:
             """g."""
             along = range(t * count, (t + 1) * count)
-            found = self.estimates_along(client, basis, along, items, self.estimator == "one-point")
+            found = client.estimates(self, basis, along, items, self.estimator == "one-point")
             return Term(basis, shares(found), along.start)
 
         for t, g in self.local_steps(client, range(self.steps), gradient):

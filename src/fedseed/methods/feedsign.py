@@ -6,37 +6,28 @@ Communication Overhead of One Bit", 2025.
     vote_k = sign of rho_k, two-point, on client k's batch, along z_t (Eq. 2; the seed is the step's number)
     f      = sign(sum_k vote_k)                                       majority (Eq. 4)
     w     <- w - eta f z_t                                            Eq. 3
-    DP:    f drawn by the exponential mechanism                       Eq. 21 (`fedseed.privacy.sign`)
 
 Ties, and projections of exactly zero, are settled by the step's coin from the shared stream, so that a bit is enough.
-In DP-FeedSign the clients' votes reach the coordinator as they are, and its draw is what is private. There a client
-never abstains: that its losses are not usable would be told by its silence, so it votes as the coin fell.
 """
 
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from math import log
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from fedseed.attacks.updates import Attack
-from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.payload import About, Bits, Nothing, Payload
+from fedseed.methods.payload import About, Bits, Nothing
 from fedseed.methods.population import MOST, Population
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.summands import Summand
-from fedseed.privacy import PrivacySettings, PrivateSign
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
 from fedseed.weights.change import Change
 
 Signs = NDArray[np.int8]
-UNLIKELY = 1e-3  # that a projection is so small that the float noise of another batch size turns its sign
 
 
 @dataclass(frozen=True)
@@ -46,11 +37,7 @@ class Votes(Summand):
     counted: ClassVar[bool] = True
     signs: Annotated[Signs, Bits("per_step")]
 
-    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
-        """Other votes."""
-        return Votes(attack.signs(self.signs, drawn))
-
-    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
+    def with_vector(self, vector: NDArray[Any], about: About) -> "Votes":
         """Its signs; its own vote where there is none."""
         return Votes(np.where(vector == 0, self.signs, np.sign(vector)).astype(np.int8))
 
@@ -60,12 +47,12 @@ class FeedSign(Population, Stepwise):
 
     Args (besides those of `Population` and `Stepwise`):
         votes_per_round: v, directions voted on at the same weights and applied together; with a population of n, v n.
-        epsilon: DP-FeedSign: each vote is (epsilon, 0)-differentially private; None: plain majority.
+        epsilon: DP-FeedSign: each vote is drawn (Eq. 21), which spends so much; None: plain majority (Eq. 4).
     """
 
     name: Literal["feedsign"] = "feedsign"
     code: ClassVar[int] = 5
-    about: ClassVar[str] = "one bit up, one bit down per step, by majority; epsilon makes it private (2025)"
+    about: ClassVar[str] = "one bit up, one bit down per step, by majority; with epsilon DP-FeedSign (2025)"
     update_type = step_type = Votes
 
     votes_per_round: Annotated[int, Field(ge=1, le=1 << 16)] = 1
@@ -96,44 +83,18 @@ class FeedSign(Population, Stepwise):
         return self.votes_per_round * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Votes:
-        """The signs of the client's projections (Eq. 2); a loss that is not finite makes the client abstain.
-
-        With `epsilon` it votes the coin where a loss is not usable, or where it has no example.
-        """
-        rho, n = np.zeros(self.per_step), self.population
-        with suppress(NonFiniteError) if self.epsilon is not None else nullcontext():
-            items = next(client.batches(self.batch))
-            basis, along = self.directions(state.seed), self.indices(client.round)
-            for at in range(0, self.per_step, n):
-                with suppress(NonFiniteError) if self.epsilon is not None else nullcontext():
-                    rho[at : at + n] = [r for r, _ in self.estimates_along(client, basis, along[at : at + n], items)]
-        return Votes(self._settled(rho, state, client.round))
+        """The signs of the client's projections (Eq. 2); a loss that is not finite makes the client abstain."""
+        items, n = next(client.batches(self.batch)), self.population
+        basis, along = self.directions(state.seed), self.indices(client.round)
+        groups = [along[at : at + n] for at in range(0, self.per_step, n)]
+        rho = [one.rho for group in groups for one in client.estimates(self, basis, group, items)]
+        return Votes(self._settled(np.array(rho), state, client.round))
 
     def aggregate(self, state: StepState, answers: Answers) -> Votes:
-        """Majority for each direction (Eq. 4), or a private draw (Eq. 21); of another rule's outcome the sign."""
+        """Majority for each direction (Eq. 4); of another rule's outcome the sign."""
         if not answers:
             return Votes(np.zeros(0, dtype=np.int8))
-        sums = self._sums(answers)
-        if self.privacy is not None:
-            return Votes(np.array(self.privacy.draw(sums), dtype=np.int8))
-        return Votes(self._settled(sums, state, answers.round))
-
-    def _sums(self, answers: Answers) -> NDArray[Any]:
-        """What the rule makes of the votes on each direction."""
-        if answers.rule.linear:
-            sums = np.zeros(self.per_step, dtype=np.int64)
-            for update in answers.updates:
-                sums += update.signs.astype(np.int64)  # a secure sum comes as doubles
-            return sums
-        return answers.combine([u.signs.astype(np.float64) for u in answers.updates])
-
-    def log_chance(self, state: StepState, answers: Answers, step: Votes) -> float:
-        """Of the private draw; of a majority that is another one, `UNLIKELY` for each vote."""
-        if not answers or not len(step.signs):
-            return 0.0
-        if self.privacy is not None:
-            return self.privacy.log_chance(self._sums(answers), step.signs)
-        return log(UNLIKELY) * int((self.aggregate(state, answers).signs != step.signs).sum())
+        return Votes(self._settled(answers.tally([update.signs for update in answers.updates]), state, answers.round))
 
     def change(self, state: StepState, step: Votes) -> Change:
         """w <- w - eta sum_i f_i z_i, rounded once (Eq. 3)."""
@@ -161,29 +122,6 @@ class FeedSign(Population, Stepwise):
         return "losses"
 
     @property
-    def incomparable(self) -> str | None:
-        """A private draw is made of the votes' sum."""
-        if self.epsilon is None:
-            return None
-        return f"epsilon = {self.epsilon:g}: the private draw is made of the sum of all votes, each counting the same"
-
-    def unprotected(self, settings: PrivacySettings) -> str | None:
-        """It has a mechanism of its own."""
-        if self.epsilon is not None:
-            return f"method.epsilon = {self.epsilon:g} is DP-FeedSign, with an account of its own: leave out [privacy]"
-        return "[privacy] is for scalars, and votes are bits: set method.epsilon, which is DP-FeedSign, in its place"
-
-    @property
     def unsummable(self) -> None:
         """Of the votes the majority needs nothing but their sum."""
         return None
-
-    @property
-    def odds(self) -> "FeedSign":
-        """Its own; a batch is drawn for all directions."""
-        return self
-
-    @property
-    def privacy(self) -> PrivateSign | None:
-        """DP-FeedSign's mechanism."""
-        return None if self.epsilon is None else PrivateSign(self.epsilon, self.per_step)

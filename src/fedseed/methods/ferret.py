@@ -24,8 +24,6 @@ from fedseed.methods.coefficients import Coefficients, FerretPlan, FerretState, 
 from fedseed.methods.least_squares import scaled
 from fedseed.methods.one_bit import OneBit
 from fedseed.methods.payload import Floats
-from fedseed.methods.private import NO_SUM, answering, shortened_blocks
-from fedseed.privacy import Level, Required
 from fedseed.randomness import Basis, Domain, derive
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import LocalTraining
@@ -58,11 +56,6 @@ class Ferret(OneBit):
     name: Literal["ferret"] = "ferret"
     code: ClassVar[int] = 1
     about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
-    protects: ClassVar[frozenset[Level]] = frozenset({"client"})
-    private_needs: ClassVar[tuple[Required, ...]] = (
-        Required("seeds", ("shared", "fixed"), NO_SUM, "client"),
-        Required("allocation", ("size", "uniform", "previous"), "how many coefficients it sends would tell", "client"),
-    )
     plan_type = FerretPlan
 
     directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
@@ -102,9 +95,7 @@ class Ferret(OneBit):
     def train(self, state: FerretState, plan: FerretPlan, client: Client) -> Coefficients:
         """Train locally (Algorithm 1, step 2), then project the change (step 3)."""
         seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) if plan.seed is None else plan.seed
-        with answering(self):
-            return self.update_type(seed, self.sent(self._gammas(state, self.directions_of(seed), client)))
-        return self.update_type(seed, tuple(np.zeros(k, dtype=np.float32) for k in self.allocate(state).tolist()))
+        return self.update_type(seed, self.sent(self._gammas(state, self.directions_of(seed), client)))
 
     def _gammas(self, state: FerretState, basis: Basis, client: Client) -> list[Floats]:
         """gamma_l of each block. Raises NonFiniteError."""
@@ -123,7 +114,7 @@ class Ferret(OneBit):
             gammas = self.scaled(state, basis, products)
         if not all(np.isfinite(g).all() for g in gammas):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
-        return shortened_blocks(self, gammas)
+        return gammas
 
     def scaled(self, state: FerretState, basis: Basis, products: list[Floats]) -> list[Floats]:
         """gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""

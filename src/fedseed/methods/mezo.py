@@ -23,13 +23,14 @@ from fedseed.methods.population import Population, shares
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import check_scalars
-from fedseed.privacy import Level
 from fedseed.weights.change import Change, Floats
 
 
 @dataclass(frozen=True)
 class Estimates(Payload):
     """rho_j / n for each of the n directions of the step; none in a step: nobody answered."""
+
+    projections: ClassVar[bool] = True
 
     scalars: Annotated[Floats, Array("f4", "per_step", optional=True)]
 
@@ -56,7 +57,6 @@ class MeZO(Population, Stepwise):
     code: ClassVar[int] = 6
     about: ClassVar[str] = "centralised zeroth-order tuning: one client that holds everything"
     update_type = step_type = Estimates
-    protects: ClassVar[frozenset[Level]] = frozenset({"example"})
 
     estimates: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     estimator: Literal["two-point", "one-point"] = "two-point"
@@ -72,9 +72,9 @@ class MeZO(Population, Stepwise):
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Estimates:
         """n estimates on one batch, each divided by n."""
-        items = next(self.drawn(client))
+        items = next(client.batches(self.batch))
         basis, along = self.directions(state.seed), self.indices(client.round)
-        return Estimates(shares(self.estimates_along(client, basis, along, items, self.estimator == "one-point")))
+        return Estimates(shares(client.estimates(self, basis, along, items, self.estimator == "one-point")))
 
     def aggregate(self, state: StepState, answers: Answers) -> Estimates:
         """The mean over clients, of which there is one."""

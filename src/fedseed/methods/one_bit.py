@@ -12,7 +12,7 @@ projection is in proportion to d / K.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from fedseed.errors import MessageError
 from fedseed.methods.coefficients import Coefficients, FerretStep
 from fedseed.methods.global_step import GlobalStep
 from fedseed.methods.payload import About, Codec, Floats, Many, Ragged, Reader
-from fedseed.privacy import Required
 
 
 def magnitude(gamma: Floats) -> np.float32:
@@ -88,10 +87,6 @@ class OneBit(GlobalStep):
         scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one magnitude for all
             of a block, up and down (`fedseed.methods.one_bit`).
     """
-
-    private_needs: ClassVar[tuple[Required, ...]] = (
-        Required("scalars", ("float32",), "noise is added to sums, and signs are no summands", "client"),
-    )
 
     scalars: Literal["float32", "bit"] = "float32"
 

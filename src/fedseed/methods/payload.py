@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
@@ -77,6 +76,7 @@ class About:
 class Payload:
     """The content of a plan, an update or a step: a frozen dataclass of annotated fields."""
 
+    projections: ClassVar[bool] = False  # whether an update holds nothing but estimates along directions
     weight_terms: ClassVar[str | None] = None  # the field that says how many terms of a loss an update is a mean of
 
     def encode(self) -> bytes:
@@ -113,16 +113,21 @@ class Payload:
         """How large an update or a step is, to be laid beside others (`fedseed.methods.sizes`); 0: it says nothing."""
         return 0.0
 
-    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> "Payload":
-        """What a Byzantine client sends in place of this update (simulation).
+    @classmethod
+    def unit(cls, about: About) -> float:
+        """What an estimate of 1, or a coefficient of 1, is among an update's numbers."""
+        return 1.0
 
-        Raises:
-            ValueError: the method has no such attack.
-        """
-        raise ValueError(f"attack {attack.kind!r} is not simulated for {method.name}")
+    def numbers(self, about: About) -> NDArray[Any]:
+        """What a client is free to say in an update: signs (int8), or numbers of any size; by default its vector."""
+        return self.vector(about)
+
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Payload":
+        """The update with other numbers."""
+        return self.with_vector(numbers, about)
 
     def vector(self, about: About) -> NDArray[np.floating[Any]]:
-        """What a Byzantine client can change of an update, in the space in which a rule combines updates.
+        """An update in the space in which a rule combines updates.
 
         Returns:
             As long for all clients of a round.

@@ -1,12 +1,11 @@
 """What travels in FedKSeed: the pool with its accumulator down, (candidate, projection) pairs up."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.methods.payload import About, Array, Floats, Payload, Scalar
 from fedseed.methods.sizes import largest
@@ -28,6 +27,8 @@ class Pool(Payload):
 @dataclass(frozen=True)
 class Pairs(Summand):
     """An update: (candidate, rho) of each local step, n of them with a population of n. 8 bytes each."""
+
+    projections: ClassVar[bool] = True
 
     indices: Annotated[Uses, Array("u4", "n")]
     scalars: Annotated[Floats, Array("f4", "n")]
@@ -61,11 +62,7 @@ class Pairs(Summand):
         """Every candidate once."""
         return cls(np.arange(len(vector), dtype=np.uint32), vector)  # type: ignore[arg-type]  # in full precision
 
-    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
-        """Other projections on the same candidates."""
-        return replace(self, scalars=attack.scalars(self.scalars, drawn))
-
-    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
+    def with_vector(self, vector: NDArray[Any], about: About) -> "Pairs":
         """The largest of its entries: as many as a client may send."""
         most = about.lookup("steps") * about.lookup("population")
         chosen = np.sort(np.argsort(-np.abs(vector), kind="stable")[:most]).astype(np.uint32)

@@ -12,7 +12,7 @@ Strategies at the Hyperscale", arXiv 2511.16652; with "lowrank" directions it ta
 
 from collections.abc import Sequence
 from math import isfinite, nan
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -20,9 +20,7 @@ from pydantic import Field, model_validator
 from fedseed.errors import NonFiniteError
 from fedseed.methods.client import Client
 from fedseed.methods.payload import Floats
-from fedseed.methods.private import private_estimates
 from fedseed.methods.zeroth import Projection, ZerothOrder
-from fedseed.privacy import Required
 from fedseed.randomness import Basis
 
 MOST = 1 << 16  # directions of one step
@@ -36,10 +34,6 @@ class Population(ZerothOrder):
             for all of them takes basis = "lowrank"; with other bases each part has passes of its own.
     """
 
-    private_needs: ClassVar[tuple[Required, ...]] = (
-        Required("population", (1,), "parts of a batch have no account of their own", "example"),
-    )
-
     population: Annotated[int, Field(ge=1, le=MOST)] = 1
 
     @model_validator(mode="after")
@@ -51,13 +45,12 @@ class Population(ZerothOrder):
             )
         return self
 
-    def estimates_along(
+    def measured(
         self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Projection]:
         """The estimates along some directions, a population of n after the other, each on all of `items`.
 
-        In a population, an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped. Where
-        `[privacy]` protects examples, all are private, and all are usable.
+        In a population, an estimate that is not usable is 0, its loss is NaN, and it is counted as skipped.
 
         Args:
             client: the client.
@@ -69,13 +62,9 @@ class Population(ZerothOrder):
         Raises:
             NonFiniteError: no estimate of a population is usable.
         """
-        if self.level == "example":
-            return private_estimates(self, client, basis, along, items, one_sided)
         n = self.population
         if n == 1:
-            if one_sided:
-                return self.one_points(client, basis, along, items)
-            return self.two_points(client, basis, along, items)
+            return super().measured(client, basis, along, items, one_sided)
         groups = [along[at : at + n] for at in range(0, len(along), n)]
         found: list[Projection] = []
         here: list[float] = []

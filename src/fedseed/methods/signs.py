@@ -8,7 +8,6 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.methods.packing import CHUNK, chunks_of, finite
 from fedseed.methods.payload import About, Codec, Floats, Many, Payload, Reader, Scalar, from_floats, to_floats
@@ -83,13 +82,15 @@ class Signed(Payload):
         squares = float(np.square(self.signs.scales, dtype=np.float64).sum()) * CHUNK
         return max(SMALLEST_MOVE, sqrt(squares / about.state.layout.size))
 
-    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> "Signed":
-        """All signs reversed; or signs that are made up, which is all that a bit can say."""
-        turn, scales, bits, entries = self.signs
-        lies = ~bits if attack.kind == "sign" else np.resize(drawn, len(bits)).astype(np.uint8)
-        if entries % 8:
-            lies[-1] &= (1 << entries % 8) - 1
-        return Signed(Signs(turn, scales, lies, entries))
+    def numbers(self, about: About) -> NDArray[np.int8]:
+        """The signs."""
+        bits = np.unpackbits(self.signs.bits, count=self.signs.entries, bitorder="little")
+        return np.where(bits, 1, -1).astype(np.int8)
+
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Signed":
+        """Other signs."""
+        turn, scales, _, entries = self.signs
+        return Signed(Signs(turn, scales, np.packbits(numbers > 0, bitorder="little"), entries))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Updates that a step adds up over the clients: as vectors of one length, which secure sums add up in their place."""
+"""Updates that a step adds up over the clients: as vectors of one length, whose sum can stand for all of them."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -33,6 +33,19 @@ class Summand(Payload):
         """The vector of this update, shape (words,); what is missing of it is zero."""
         values = np.asarray(getattr(self, fields(self)[-1].name), dtype=np.float64)  # type: ignore[arg-type]
         return filled(values, self.words(about))
+
+    def numbers(self, about: About) -> NDArray[Any]:
+        """Those of the last field."""
+        return np.asarray(getattr(self, fields(self)[-1].name))  # type: ignore[arg-type]
+
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
+        """Others in the last field."""
+        name = fields(self)[-1].name  # type: ignore[arg-type]
+        return replace(self, **{name: numbers.astype(self.numbers(about).dtype)})  # type: ignore[type-var]
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> Self:
+        """With another vector, in the numbers that travel."""
+        return self.with_numbers(vector, about)
 
     @classmethod
     def of(cls, vector: Vector, about: About) -> Self:

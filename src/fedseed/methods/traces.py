@@ -7,14 +7,13 @@ w <- w - sum_i c_i sum_t eta_i rho_{i,t} z_{i,t}
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.dense import flat, unflat
@@ -73,6 +72,8 @@ class Trace(Summand):
     The directions follow from round and client. With a population of n: eta_i rho_{t,j} / n, shape (H n,).
     """
 
+    projections: ClassVar[bool] = True
+
     loss: Loss
     scalars: Annotated[Floats, Array("f4", "steps", each="population")]
 
@@ -86,19 +87,14 @@ class Trace(Summand):
         return largest(self.scalars / np.float64(about.lookup("learning_rate") / about.lookup("population")))
 
     @classmethod
+    def unit(cls, about: About) -> float:
+        """The round's rate over n."""
+        return float(about.lookup("rate")(about.round) / about.lookup("population"))
+
+    @classmethod
     def of(cls, vector: Vector, about: About) -> "Trace":
         """Without a loss."""
         return cls(None, vector)  # type: ignore[arg-type]  # in full precision
-
-    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
-        """Others on the same directions."""
-        return replace(self, scalars=vector.astype(np.float32))
-
-    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
-        """Other scalars on the same directions."""
-        by = method.learning_rate / method.population
-        rho = (self.scalars / np.float64(by)).astype(np.float32)
-        return Trace(self.loss, (by * attack.scalars(rho, drawn)).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -167,10 +163,9 @@ def unfit_pairs(method: Any) -> str | None:
 
 
 def branches(answers: Answers, shared: bool) -> Branches:
-    """The pairs side by side, or their mean if clients share directions. What noise there is has been added to each."""
+    """The pairs side by side, or their mean if clients share directions."""
     if shared and answers:
-        each = replace(answers, noise=None)
-        mean = each.combine([update.scalars for update in answers.updates]).astype(np.float32)
+        mean = answers.combine([update.scalars for update in answers.updates]).astype(np.float32)
         return Branches((Branch(ALL, 1.0, Trace(None, mean)),))
     return Branches(tuple(Branch(client, weight, update) for client, weight, update in answers))
 

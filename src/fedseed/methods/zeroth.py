@@ -5,7 +5,7 @@ one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward dif
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from fedseed.methods.client import Client
 from fedseed.methods.normalised import Normalisation, normalised
 from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.schedule import Schedule, factor_of
-from fedseed.privacy import PrivacySettings, Required
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
@@ -65,10 +64,6 @@ class ZerothOrder(Method):
     """
 
     needs_gradients: ClassVar[bool] = False
-    private_needs: ClassVar[tuple[Required, ...]] = (
-        Required("normalize", ("none",), "an example would move what others' losses become", "example"),
-        Required("clip", (None,), "whether a step is skipped would depend on all examples", "example"),
-    )
 
     basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "rademacher"
     basis_size: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 4096
@@ -101,23 +96,6 @@ class ZerothOrder(Method):
         """Whether every step is a rebuild."""
         return self.small_steps == "from-base"
 
-    @property
-    def releases(self) -> tuple[int, int]:
-        """An estimate a local step, of a batch."""
-        return getattr(self, "steps", 1), self.batch
-
-    def unprotected(self, settings: PrivacySettings) -> str | None:
-        """A batch is a part of the examples that are reckoned with."""
-        if settings.examples is not None and self.batch > settings.examples:
-            return f"privacy.examples = {settings.examples}: a batch has {self.batch} (method.batch)"
-        return super().unprotected(settings)
-
-    def drawn(self, client: Client) -> Iterator[list[Any]]:
-        """Endless batches of the client's examples, as `[privacy]` has them drawn."""
-        if self.private is None or self.level != "example":
-            return client.batches(self.batch)
-        return client.private_batches(self.batch, self.private)
-
     def directions(self, seed: int) -> Basis:
         """The basis of a seed."""
         return Basis(self.basis, seed, self.basis_size, self.basis_rank)
@@ -135,32 +113,33 @@ class ZerothOrder(Method):
         return (seed, step) if self.small_steps == "stochastic" else None
 
     def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
-        """The estimate along direction k on `items`, which is a population of its own.
+        """The two-point estimate along direction k on `items`.
 
         Raises:
             NonFiniteError: a loss is NaN or infinite, or the loss guard says no.
         """
-        with client.autocast(self.autocast):
-            plus = client.perturbed_loss(basis, k, self.scale, items)
-            minus = client.perturbed_loss(basis, k, -self.scale, items)
-        return self.quotients([plus], [minus], 2 * self.scale)[0]
-
-    def two_points(self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any]) -> list[Projection]:
-        """The estimates along several directions, which are one population; raises as `two_point` does."""
-        with client.autocast(self.autocast):
-            sides = [[client.perturbed_loss(basis, k, s, items) for s in (self.scale, -self.scale)] for k in along]
-        return self.quotients([plus for plus, _ in sides], [minus for _, minus in sides], 2 * self.scale)
+        (found,) = client.estimates(self, basis, [k], items)
+        return cast(Projection, found)
 
     def one_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
         """The forward difference; raises as `two_point` does."""
-        return self.one_points(client, basis, [k], items)[0]
+        (found,) = client.estimates(self, basis, [k], items, one_sided=True)
+        return cast(Projection, found)
 
-    def one_points(self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any]) -> list[Projection]:
-        """The forward differences along several directions, with one pass at the weights as they are."""
+    def measured(
+        self, client: Client, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
+    ) -> list[Projection]:
+        """The estimates along several directions, all on `items`, as the client's losses have them.
+
+        Methods ask for them by `Client.estimates`. `one_sided`: forward differences, with one pass at the weights as
+        they are for all of them. Raises NonFiniteError as `two_point` does.
+        """
         with client.autocast(self.autocast):
-            plus = [client.perturbed_loss(basis, k, self.scale, items) for k in along]
-            here = client.loss(items)
-        return self.quotients(plus, [here], self.scale)
+            if one_sided:
+                plus = [client.perturbed_loss(basis, k, self.scale, items) for k in along]
+                return self.quotients(plus, [client.loss(items)], self.scale)
+            sides = [[client.perturbed_loss(basis, k, s, items) for s in (self.scale, -self.scale)] for k in along]
+        return self.quotients([plus for plus, _ in sides], [minus for _, minus in sides], 2 * self.scale)
 
     def quotients(self, plus: Sequence[float], minus: Sequence[float], width: float) -> list[Projection]:
         """(plus - minus) / width, where `minus` has a loss for each of `plus`, or one for all."""
@@ -196,7 +175,7 @@ class ZerothOrder(Method):
             NonFiniteError: at the end, if no step was usable.
         """
         usable, reason = False, ""
-        for draw, items in zip(draws, self.drawn(client), strict=False):
+        for draw, items in zip(draws, client.batches(self.batch), strict=False):
             try:
                 estimated = estimate(draw, items)
             except NonFiniteError as error:

@@ -11,26 +11,23 @@ A seed is 32 bits: the index of a direction of the run's basis. With a populatio
 the directions from that index on, and the step takes their mean; own indices are multiples of n then.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from fedseed.attacks.updates import Attack
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.one_byte import OneByte
-from fedseed.methods.payload import About, Array, Nothing, Payload
+from fedseed.methods.payload import About, Array, Nothing
 from fedseed.methods.population import Population
-from fedseed.methods.private import NO_SUM, answering, shortened
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.summands import Summand
 from fedseed.methods.zeroth import check_scalars
-from fedseed.privacy import Level, Required
 from fedseed.randomness import Domain, derive
 from fedseed.weights.change import Change, Floats, Term
 
@@ -44,6 +41,8 @@ class Projections(Summand):
         indices: the first of their directions, where each client takes its own; None: they follow from the step's
             number.
     """
+
+    projections: ClassVar[bool] = True
 
     indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", when="own_seeds")] = field(
         default=None, kw_only=True
@@ -65,14 +64,6 @@ class Projections(Summand):
         """That of an update's projection; of a step's, with the weights multiplied in, their sum."""
         return largest(self.scalars if about.kind == "update" else np.abs(self.scalars).sum(keepdims=True))
 
-    def attacked(self, attack: Attack, drawn: NDArray[np.uint32], method: Any) -> Payload:
-        """Another projection on the same direction."""
-        return replace(self, scalars=attack.scalars(self.scalars, drawn))
-
-    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
-        """Others on the same directions."""
-        return replace(self, scalars=vector.astype(np.float32))
-
 
 @dataclass(frozen=True)
 class ByteProjections(Projections):
@@ -93,8 +84,6 @@ class ZOFedSGD(Population, Stepwise):
     name: Literal["zo-fedsgd"] = "zo-fedsgd"
     code: ClassVar[int] = 4
     about: ClassVar[str] = "a projection per client and step, own or shared seeds, 4 bytes or 1"
-    protects: ClassVar[frozenset[Level]] = frozenset({"example", "client"})
-    private_needs: ClassVar[tuple[Required, ...]] = (Required("seeds", ("shared",), NO_SUM, "client"),)
     step_type = Projections
 
     seeds: Literal["own", "shared"] = "own"
@@ -131,12 +120,9 @@ class ZOFedSGD(Population, Stepwise):
         if self.own_seeds:  # aligned: those of two clients are the same, or have none in common
             k = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
-        scalars = np.zeros(n, dtype=np.float32)
-        with answering(self):
-            found = self.estimates_along(client, self.directions(state.seed), along, next(self.drawn(client)))
-            scalars[:] = [one.rho for one in found]
+        found = client.estimates(self, self.directions(state.seed), along, next(client.batches(self.batch)))
         indices = np.array([along.start], dtype=np.uint32) if self.own_seeds else None
-        return self.update_type(shortened(self, scalars), indices=indices)
+        return self.update_type(np.array([one.rho for one in found], dtype=np.float32), indices=indices)
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
         """Own seeds: each client's scalars, its weight multiplied in; shared: the mean. Steps carry full floats."""
@@ -174,8 +160,8 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def together(self) -> Literal["losses"] | None:
-        """With a shared seed all look along the same direction; private examples each client has for itself."""
-        return None if self.own_seeds or self.level == "example" else "losses"
+        """With a shared seed all look along the same direction."""
+        return None if self.own_seeds else "losses"
 
     @property
     def incomparable(self) -> str | None:

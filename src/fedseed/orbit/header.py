@@ -12,6 +12,7 @@ from fedseed.errors import OrbitError
 from fedseed.methods import REGISTRY, Method
 from fedseed.methods.payload import State
 from fedseed.models.adapters import Adapter, AnyAdapter
+from fedseed.privacy.protection import read_method
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.text import shown
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
@@ -135,7 +136,7 @@ class Header:
                 base_digest=str(data["base_digest"]),
                 dtype=str(data["dtype"]),
                 layout=Layout.from_json(data["layout"]),
-                method=kind.model_validate(data["method"]),
+                method=read_method(kind, data["method"]),
                 seed=int(data["seed"]),
                 trainable=None if data.get("trainable") is None else tuple(map(str, data["trainable"])),
                 first=int(data.get("first", 1)),

@@ -1,8 +1,21 @@
-"""Differential privacy: mechanisms, and what they have spent."""
+"""Differential privacy: mechanisms, what they have spent, and where they wrap a method."""
 
-from fedseed.privacy.base import Mechanism, Noise
+from fedseed.privacy.base import Mechanism
+from fedseed.privacy.protection import mechanism_of, misfit, protected, protection_of, settings_of
 from fedseed.privacy.scalars import PrivateScalars, noise_for
-from fedseed.privacy.settings import Level, PrivacySettings, Required
+from fedseed.privacy.settings import Level, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 
-__all__ = ["Level", "Mechanism", "Noise", "PrivacySettings", "PrivateScalars", "PrivateSign", "Required", "noise_for"]
+__all__ = [
+    "Level",
+    "Mechanism",
+    "PrivacySettings",
+    "PrivateScalars",
+    "PrivateSign",
+    "mechanism_of",
+    "misfit",
+    "noise_for",
+    "protected",
+    "protection_of",
+    "settings_of",
+]

@@ -1,20 +1,8 @@
 """What a privacy mechanism is to those who only report on it."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 WITHHELD = "nothing to send"  # why a client of a private run sends nothing: the reason would depend on its data
-
-
-class Noise(Protocol):
-    """Bounds clients' vectors and adds noise to their sum."""
-
-    def mean(self, vectors: Sequence[NDArray[np.floating[Any]]], asked: int) -> NDArray[np.float64]:
-        """The noisy sum of the clients' bounded vectors over the number of those that were asked."""
-        ...
 
 
 class Mechanism(Protocol):
@@ -28,11 +16,6 @@ class Mechanism(Protocol):
     """
 
     by_turns: ClassVar[bool] = False
-
-    @property
-    def of_sums(self) -> Noise | None:
-        """What the coordinator makes a sum private with; None: clients protect what they send."""
-        return None
 
     @property
     def affordable(self) -> int | None:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.privacy.base import Mechanism, Noise
+from fedseed.privacy.base import Mechanism
 from fedseed.privacy.draws import Bytes, discrete_gaussian
 from fedseed.privacy.settings import PrivacySettings
 
@@ -56,11 +56,6 @@ class PrivateScalars(Mechanism):
     by_turns: ClassVar[bool] = True
 
     # -- the noise ---------------------------------------------------------------------------------------------------
-
-    @property
-    def of_sums(self) -> Noise | None:
-        """This; but examples the client itself protects."""
-        return self if self.settings.level == "client" else None
 
     @property
     def sigma(self) -> int:

@@ -1,26 +1,10 @@
 """A recipe's `[privacy]`: what is protected, how it is bounded, how much noise it gets, and how much may be spent."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 Level = Literal["example", "client"]
-
-
-class Required(NamedTuple):
-    """What a method's setting must be where data are protected.
-
-    Args:
-        key: of the method.
-        values: it may have.
-        reason: why no others.
-        level: where; None: at both.
-    """
-
-    key: str
-    values: tuple[Any, ...]
-    reason: str
-    level: Level | None = None
 
 
 class PrivacySettings(BaseModel):

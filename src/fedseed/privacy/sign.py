@@ -38,7 +38,7 @@ class PrivateSign(Mechanism):
         """+1 or -1 for each sum S of votes."""
         return [private_sign(int(total), self.epsilon) for total in sums]
 
-    def log_chance(self, sums: NDArray[np.integer[Any]], signs: NDArray[np.integer[Any]]) -> float:
+    def log_chance(self, sums: NDArray[Any], signs: NDArray[np.integer[Any]]) -> float:
         """log P(draw(sums) = signs)."""
         return float(-np.logaddexp(0.0, -0.5 * self.epsilon * sums * signs).sum())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.attacks.labels import flip_labels
-from fedseed.attacks.omniscient import SINGLE
+from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.reports.progress import Progress, shown_by

@@ -15,6 +15,7 @@ from fedseed.errors import OrbitError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.hosted import Hosted, matching
 from fedseed.federation.network_client import NetworkClient
+from fedseed.privacy import mechanism_of
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.assembly import check_per_round, host
@@ -68,7 +69,7 @@ def joining(
 
 def _last_round(recipe: Recipe, load: "Loading", hosted: Hosted) -> int:
     """How many rounds privacy's budget allows, as the coordinator counts; of parties that know of no other, all."""
-    if recipe.method.privacy is None or (load.party and recipe.federation.clients is None):
+    if mechanism_of(recipe.method) is None or (load.party and recipe.federation.clients is None):
         return recipe.rounds
     clients = [0] * len(load.names)
     per_round = check_per_round(recipe, len(clients))

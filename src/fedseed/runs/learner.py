@@ -11,6 +11,7 @@ from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import AdapterStart, Header
+from fedseed.privacy import settings_of
 from fedseed.runs.spec import RunSpec
 from fedseed.weights.digest import base_digest
 
@@ -25,7 +26,7 @@ def check_examples(method: Method, held: Mapping[str, Sequence[Any]]) -> None:
     Raises:
         RecipeError: one has fewer; names it.
     """
-    privacy = method.private
+    privacy = settings_of(method)
     if privacy is None or privacy.sampling != "fixed" or privacy.examples is None:
         return
     for name, items in held.items():

@@ -21,6 +21,7 @@ from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.rounds import Gathered
 from fedseed.methods.content import Content
 from fedseed.orbit import Header
+from fedseed.privacy import mechanism_of
 from fedseed.registry import one_line
 from fedseed.reports.log import Logged, first_stamp, stamp
 from fedseed.reports.machine import command, host, versions
@@ -188,7 +189,7 @@ class Loop:
                 line = merge_rounds(pending) if pending else RoundLine(0)
                 pending = []
                 self.backend.examine(line, evaluate and settings.measures)
-                if number and (mechanism := settings.method.privacy) is not None and mechanism.by_turns:
+                if number and (mechanism := mechanism_of(settings.method)) is not None and mechanism.by_turns:
                     line.metrics["epsilon"] = mechanism.spent(self.backend.coordinator.counted)["epsilon"]
                 if number == 0:
                     stopping.check(line, settings.patience)
@@ -221,7 +222,7 @@ class Loop:
         last = self.backend.coordinator.last_round(wanted)
         if last == wanted:
             return
-        mechanism = self.spec.method.privacy
+        mechanism = mechanism_of(self.spec.method)
         assert mechanism is not None
         about = mechanism.spent(1)
         if last == 0:
@@ -351,7 +352,9 @@ class Loop:
             "refused": sum(line.refused for line in rounds),
             "not_taken": sum(len(line.not_taken) for line in rounds),
             "attack": attack,
-            "privacy": None if (p := settings.method.privacy) is None else p.spent(self.backend.coordinator.counted),
+            "privacy": None
+            if (p := mechanism_of(settings.method)) is None
+            else p.spent(self.backend.coordinator.counted),
             "seconds": phases,
             "seconds_per_client": seconds_per_client(rounds),
             "base_digest": header.base_digest,

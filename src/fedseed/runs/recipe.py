@@ -13,15 +13,15 @@ from pydantic import Field, PositiveInt, ValidationError, model_validator
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
 from fedseed.attacks.settings import AttackSettings
+from fedseed.attacks.updates import attack_problem
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
-from fedseed.federation.byzantine import attack_problem
 from fedseed.federation.unfit import unfit
-from fedseed.methods import Method, protected, without_gradients
-from fedseed.methods.base import misfit, too_few
+from fedseed.methods import Method, without_gradients
+from fedseed.methods.base import too_few
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.optimizers.schedule import lasting
-from fedseed.privacy import PrivacySettings
+from fedseed.privacy import PrivacySettings, mechanism_of, misfit, protected
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import Seed
 from fedseed.registry import load_plugin
@@ -87,8 +87,6 @@ class Recipe(Table):
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
         """Check what one table alone does not show, and give the method what other tables say of it."""
-        if self.method.private not in (None, self.privacy):
-            raise told("method.private: write it as the table [privacy]")
         if self.privacy is not None:
             self = self.model_copy(update={"method": self._protected(self.privacy)})
         for name in self.evaluation.metrics:
@@ -172,7 +170,7 @@ class Recipe(Table):
         With secure sums examples that are nobody's are evaluated on; those that clients hold out are told apart.
         """
         theirs = self.secure_sums is not None and self.of_parties and not self.task.shares_evaluation
-        return (self.method.privacy is None and not theirs) or self.evaluation.disclose
+        return (mechanism_of(self.method) is None and not theirs) or self.evaluation.disclose
 
     def to_toml(self) -> str:
         """The complete recipe, defaults included."""

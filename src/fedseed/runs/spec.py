@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedseed.aggregation import AggregationRule
-from fedseed.attacks.omniscient import SIMULATED
-from fedseed.attacks.updates import AttackKind
+from fedseed.attacks.updates import SIMULATED, AttackKind
 from fedseed.errors import RecipeError
 from fedseed.federation.bounds import Bounds
-from fedseed.methods import Method, protected
+from fedseed.methods import Method
 from fedseed.models.adapters import Adapter
 from fedseed.optimizers.schedule import lasting
-from fedseed.privacy import PrivacySettings
+from fedseed.privacy import PrivacySettings, mechanism_of, protected
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.randomness.seed import check_seed
 from fedseed.runs.recipe import Recipe
@@ -159,7 +158,7 @@ class RunSpec:
     @property
     def private(self) -> bool:
         """Whether nothing is told that depends on clients' data, but what the method makes private."""
-        return self.secure_sums is not None or self.method.privacy is not None
+        return self.secure_sums is not None or mechanism_of(self.method) is not None
 
     def evaluates(self, number: int) -> bool:
         """Whether there is an evaluation after a round."""

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from fedseed.errors import NonFiniteError
 from fedseed.objectives.batches import micro_batches
 from fedseed.objectives.losses import Objective
-from fedseed.privacy import PrivacySettings
 from fedseed.randomness import Basis, Domain, derive, permutation
 from fedseed.training.memory import Memory
 from fedseed.training.populations import part_losses
-from fedseed.training.sampling import private_batches
 from fedseed.training.settings import Autocast, LocalTraining
 from fedseed.training.steps import Rounder, Steps, steps_of
 from fedseed.training.streaming import gradients_taken
@@ -201,10 +199,11 @@ class LocalClient:
             raise NonFiniteError("no usable example")
         return batches(self.items, size, derive(self.seed, Domain.DATA_ORDER, self.round, self.number))
 
-    def private_batches(self, size: int, privacy: PrivacySettings) -> Iterator[list[Any]]:
-        """Endless batches as `[privacy]` has them drawn (`fedseed.training.sampling`)."""
-        order = derive(self.seed, Domain.DATA_ORDER, self.round, self.number)
-        return private_batches(self.items, size, privacy, order)
+    def estimates(
+        self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
+    ) -> list[Any]:
+        """The estimates along some directions, as a zeroth-order method measures them."""
+        return list(method.measured(self, basis, along, items, one_sided))
 
     @torch.no_grad()
     def loss(self, items: Sequence[Any]) -> float:

@@ -1,6 +1,7 @@
 """The attack by the orbit: it names the canary, nothing where there is none, and no more than epsilon allows."""
 
 import json
+from math import exp, log
 
 import numpy as np
 import pytest
@@ -8,12 +9,14 @@ import torch
 
 from fedseed import FeedSign, Orbit
 from fedseed.errors import RecipeError
+from fedseed.methods.feedsign import Votes
 from fedseed.runs.recipe import read_recipe
 from fedseed_papers.audits import by_orbit
 from fedseed_papers.audits.canaries import Planting
 from fedseed_papers.audits.guessing import rank
 from support.command import fedseed
-from support.zeroth_order import OBJECTIVE, QUICK, Federation, data, model
+from support.rounds import answers
+from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, Federation, data, model
 
 CANDIDATES, COPIES, ROUNDS = 20, 20, 80
 VOTES = """
@@ -50,6 +53,24 @@ def attacked(method, planted, tmp_path, rounds=ROUNDS, per_round=3):
     Federation(model(), train, method, OBJECTIVE, **settings, out=tmp_path).run()
     records = Orbit.open(tmp_path / "model.orbit").records
     return by_orbit.scores(known, records, plan, 40), records, known
+
+
+def test_how_likely_a_step_is_follows_from_the_votes():
+    """A majority that was another one takes a small chance for each sign that differs; the same one is certain."""
+
+    def signs(*values):
+        return Votes(np.array(values, dtype=np.int8))
+
+    made = answers(1, [(i, 1 / 3, v) for i, v in enumerate((signs(1, 1, -1), signs(1, -1, -1), signs(-1, 1, -1)))])
+    method, likely = FeedSign(votes_per_round=3), by_orbit.log_chance
+    state = method.start(LAYOUT, 7)
+    assert likely(method, state, made, signs(1, 1, -1)) == 0.0
+    assert likely(method, state, made, signs(1, -1, 1)) == pytest.approx(2 * log(by_orbit.UNLIKELY))
+    private = FeedSign(votes_per_round=3, epsilon=0.5)  # sums 1, 1, -3
+    expected = -sum(log(1 + exp(-0.25 * against)) for against in (1, -1, 3))
+    assert likely(private, state, made, signs(1, -1, -1)) == pytest.approx(expected)
+    for one in (method, private):
+        assert likely(one, state, answers(1, []), signs(1, 1, 1)) == 0.0 == likely(one, state, made, signs())
 
 
 @pytest.mark.usefixtures("without_pictures")

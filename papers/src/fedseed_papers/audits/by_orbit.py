@@ -10,6 +10,7 @@ can't follow is nearly enough to rule a candidate out; of private draws each ste
 """
 
 from collections.abc import Iterable, Sequence
+from math import log
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,16 @@ from numpy.typing import NDArray
 from fedseed.aggregation import Mean
 from fedseed.errors import RecipeError
 from fedseed.federation.messages import Message, MessageKind
-from fedseed.methods.base import Answer, Answers, Method, Odds, Round
+from fedseed.methods import FeedSign
+from fedseed.methods.base import Answer, Answers, Method, Round
 from fedseed.orbit import Record
+from fedseed.privacy import PrivateSign, mechanism_of
 from fedseed.runs.assembly import Federation
 from fedseed.runs.recipe import Recipe
 from fedseed.training.client import LocalClient
 from fedseed_papers.audits.canaries import Planting
 
+UNLIKELY = 1e-3  # that a projection is so small that the float noise of another batch size turns its sign
 HOPELESS = 60.0  # a candidate so far behind the best, in logs, is looked at no more
 
 Scores = NDArray[np.float64]
@@ -36,7 +40,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: how likely its steps are is not known.
     """
-    _odds(recipe.method)
+    _votes(recipe.method)
     if recipe.attack is not None:
         raise RecipeError("--by orbit: what clients of [attack] send is not reckoned with; leave it out")
     if not isinstance(recipe.aggregation, Mean):
@@ -71,10 +75,19 @@ def scores(federation: Federation, records: Iterable[Record], plan: Planting, ex
     return found
 
 
-def _odds(method: Method) -> Odds:
-    if method.odds is None:
+def _votes(method: Method) -> FeedSign:
+    if not isinstance(method, FeedSign):
         raise RecipeError(f"--by orbit: how likely a step of {method.name} is, is not known; take --by model")
-    return method.odds
+    return method
+
+
+def log_chance(method: FeedSign, state: Any, answers: Answers, step: Any) -> float:
+    """log P(these votes follow from these answers): of a private draw, or of a majority, `UNLIKELY` for each other."""
+    if not answers or not len(step.signs):
+        return 0.0
+    if isinstance(mechanism := mechanism_of(method), PrivateSign):
+        return mechanism.log_chance(answers.tally([update.signs for update in answers.updates]), step.signs)
+    return log(UNLIKELY) * int((method.aggregate(state, answers).signs != step.signs).sum())
 
 
 def _ghosts(federation: Federation, plan: Planting, examples: int) -> list[list[Any]]:
@@ -92,7 +105,7 @@ def _is_drawn(federation: Federation, number: int, plan: Planting) -> bool:
     """Whether a canary is in the client's batch; else the round is the same for all candidates."""
     worker, places = federation.worker, range(len(federation.items[plan.client]))
     client = LocalClient(worker.space, worker.objective, places, worker.seed, number, plan.client)
-    return not set(plan.places).isdisjoint(next(client.batches(_odds(federation.method).batch)))
+    return not set(plan.places).isdisjoint(next(client.batches(_votes(federation.method).batch)))
 
 
 def _round(
@@ -116,6 +129,6 @@ def _round(
     for update in updates[len(others) :]:
         by_client = {**dict(zip(others, updates, strict=False)), client: update}
         there = [(c, by_client[c]) for c in picked if by_client[c] is not None]
-        answers = Answers(number, [Answer(c, 1 / len(there), u) for c, u in there], Mean(), asked=len(picked))
-        found.append(_odds(method).log_chance(worker.state, answers, step))
+        answers = Answers(number, [Answer(c, 1 / len(there), u) for c, u in there], Mean())
+        found.append(log_chance(_votes(method), worker.state, answers, step))
     return np.array(found)

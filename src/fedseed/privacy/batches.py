@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedseed.privacy import PrivacySettings
 from fedseed.privacy.draws import below
+from fedseed.privacy.settings import PrivacySettings
 from fedseed.randomness import Domain, permutation
 
 

@@ -1,0 +1,301 @@
+"""Where privacy wraps a method: what its client measures, what the client sends, what the coordinator combines.
+
+    examples   the client's estimates are bounded for each example, and get noise before they are sent
+    clients    what a client sends is bounded; the coordinator gets the noisy mean in place of single answers
+    votes      the coordinator gets a private draw in place of the votes (DP-FeedSign); a client always votes
+
+No method knows of it. What a protection sees of an update is `Payload.vector`, `with_vector` and `unit`, and whether
+clients' vectors can be compared (`Method.incomparable`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from math import nan
+from typing import Any, cast
+
+import numpy as np
+from pydantic import Field
+
+from fedseed.aggregation import AggregationRule
+from fedseed.errors import NonFiniteError
+from fedseed.methods import REGISTRY, base
+from fedseed.methods.base import ALL, Answer, Answers, Method
+from fedseed.methods.client import Client
+from fedseed.methods.payload import About, Payload, State
+from fedseed.methods.summands import Summand
+from fedseed.methods.zeroth import Projection, ZerothOrder
+from fedseed.privacy import fit
+from fedseed.privacy.base import Mechanism
+from fedseed.privacy.batches import private_batches
+from fedseed.privacy.fit import protects, unprotected, vote_epsilon
+from fedseed.privacy.scalars import PrivateScalars, bounded
+from fedseed.privacy.settings import PrivacySettings
+from fedseed.privacy.sign import PrivateSign
+from fedseed.randomness import Basis, Domain, derive
+
+
+class Private(Method, ABC):
+    """A method with a recipe's `[privacy]`, which orbits keep among its settings; `protected` makes one."""
+
+    private: PrivacySettings = Field(json_schema_extra={"internal": True})
+
+    def __reduce__(self) -> Any:
+        return protected, (_plain(self), self.private)
+
+
+@cache
+def _private(kind: type[Method]) -> type[Private]:
+    """The kind of method that has `[privacy]`, too."""
+    return type(kind.__name__, (Private, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _plain(method: Method) -> Method:
+    """The method without `[privacy]`."""
+    if not isinstance(method, Private):
+        return method
+    kind: Any = type(method).__mro__[2]  # after itself and `Private`
+    return cast(Method, kind.model_construct(**{name: getattr(method, name) for name in kind.model_fields}))
+
+
+def protected(method: Method, settings: PrivacySettings) -> Method:
+    """A method with a recipe's `[privacy]`.
+
+    Raises:
+        ValueError: these settings can't protect its data; names the keys.
+    """
+    method = _plain(method)
+    if problem := unprotected(method, settings):
+        if settings.level not in protects(method):
+            kinds = (entry.thing.model_construct() for entry in REGISTRY.entries())
+            others = (kind.name for kind in kinds if settings.level in protects(kind))
+            problem = f"{problem}; {', '.join(others)} can"
+        raise ValueError(problem)
+    values = {name: getattr(method, name) for name in type(method).model_fields}
+    return _private(type(method)).model_construct(**{**values, "private": settings})
+
+
+def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
+    """A method from the settings that an orbit has of it. Raises ValueError, pydantic's included."""
+    method = kind.model_validate({key: value for key, value in settings.items() if key != "private"})
+    private = settings.get("private")
+    return method if private is None else protected(method, PrivacySettings.model_validate(private))
+
+
+def settings_of(method: Method) -> PrivacySettings | None:
+    """The `[privacy]` that a method was given; None: none."""
+    return method.private if isinstance(method, Private) else None
+
+
+def mechanism_of(method: Method) -> Mechanism | None:
+    """What makes a run of a method private, and keeps its account; None: nothing does.
+
+    Of a run that has one nothing else is told that depends on a client's data (docs/trust.md): no losses, no counts,
+    no reasons, no seconds of clients' work.
+    """
+    protection = protection_of(method)
+    return None if protection is None else protection.mechanism
+
+
+def protection_of(method: Method) -> "Protection | None":
+    """What wraps a method's client and its answers; None: nothing does."""
+    settings, epsilon = settings_of(method), vote_epsilon(method)
+    if epsilon is not None:
+        return ProtectedVotes(method, PrivateSign(epsilon, _words(method)))
+    if settings is None:
+        return None
+    if settings.level == "client":
+        return ProtectedClients(method, PrivateScalars(settings))
+    size: Any = method  # has batches: its clients make estimates
+    return ProtectedExamples(method, PrivateScalars(settings, getattr(method, "steps", 1), size.batch))
+
+
+def misfit(method: Method, rule: AggregationRule) -> str | None:
+    """Why a rule can't combine a method's answers, private or not; None: it can."""
+    settings = settings_of(method)
+    return base.misfit(method, rule) or fit.misfit(method, None if settings is None else settings.level, rule)
+
+
+@dataclass(frozen=True)
+class Protection(ABC):
+    """What stands between a method and its clients' data.
+
+    Args:
+        method: the method.
+        mechanism: makes numbers private, and keeps the account.
+    """
+
+    method: Method
+    mechanism: Any
+
+    @property
+    def alone(self) -> bool:
+        """Whether each client must compute alone, even where the method's clients could do so in one go."""
+        return False
+
+    @property
+    def bounds(self) -> bool:
+        """Whether it bounds each client's update itself: then no client may decide what becomes of another's."""
+        return False
+
+    @abstractmethod
+    def train(self, state: State, plan: Any, client: Client) -> Payload:
+        """What a client answers, in place of `Method.train`. Raises NonFiniteError where silence tells nothing."""
+
+    def combined(self, state: State, answers: Answers, asked: int) -> Answers:
+        """What the method is given in place of a round's answers.
+
+        Args:
+            state: the one before the step.
+            answers: of the clients.
+            asked: how many clients were asked, whoever has answered.
+        """
+        return answers
+
+
+class ProtectedExamples(Protection):
+    """Each client bounds what an example does to its losses, and adds noise to the sum before it sends."""
+
+    @property
+    def alone(self) -> bool:
+        """Batches are the client's own secret."""
+        return True
+
+    def train(self, state: State, plan: Any, client: Client) -> Payload:
+        return self.method.train(state, plan, _Measuring(client, self.mechanism))
+
+
+class ProtectedClients(Protection):
+    """What clients send is bounded, and the coordinator adds noise to its sum.
+
+    Where clients' vectors are along directions of their own there is no sum: each one gets noise of its own.
+    """
+
+    @property
+    def bounds(self) -> bool:
+        return True
+
+    def train(self, state: State, plan: Any, client: Client) -> Payload:
+        """The update at most `clip` long; one of zeros where nothing was usable, for silence would tell."""
+        about, kind = About(self.method, state, "update", client.round), _summand(self.method)
+        update = kind.of(np.zeros(kind.words(about)), about)
+        with suppress(NonFiniteError):
+            update = self.method.train(state, plan, client)  # type: ignore[assignment]
+        unit = kind.unit(about)
+        return update.with_vector(unit * bounded(update.vector(about) / unit, self.mechanism.settings.clip), about)
+
+    def combined(self, state: State, answers: Answers, asked: int) -> Answers:
+        """One answer that stands for all: the noisy mean of the bounded vectors."""
+        about, kind = About(self.method, state, "update", answers.round), _summand(self.method)
+        if not answers:
+            return answers
+        unit = kind.unit(about)
+        if self.method.incomparable is not None:
+            return replace(answers, answers=tuple(self._noisy(one, unit, about) for one in answers))
+        mean = unit * self.mechanism.mean([update.vector(about) / unit for update in answers.updates], asked)
+        return replace(answers, answers=(Answer(ALL, 1.0, kind.of(mean, about)),))
+
+    def _noisy(self, answer: Answer, unit: float, about: About) -> Answer:
+        vector = unit * self.mechanism.mean([answer.update.vector(about) / unit], 1)
+        return Answer(answer.client, answer.weight, answer.update.with_vector(vector, about))
+
+
+class ProtectedVotes(Protection):
+    """Votes reach the coordinator as they are, and its draw is what is private (FeedSign, Eq. 21)."""
+
+    def train(self, state: State, plan: Any, client: Client) -> Payload:
+        return self.method.train(state, plan, _Voting(client))
+
+    def combined(self, state: State, answers: Answers, asked: int) -> Answers:
+        """One vote that stands for all: drawn by the sum of the votes, each counting the same."""
+        about, kind = About(self.method, state, "update", answers.round), _summand(self.method)
+        if not answers:
+            return answers
+        sums = np.sum([update.vector(about) for update in answers.updates], axis=0)
+        drawn = np.array(self.mechanism.draw(sums), dtype=np.float64)
+        return replace(answers, answers=(Answer(ALL, 1.0, kind.of(drawn, about)),))
+
+
+def _summand(method: Method) -> type[Summand]:
+    assert issubclass(method.update_type, Summand)
+    return method.update_type
+
+
+def _words(method: Method) -> int:
+    nowhere: Any = None  # how many votes there are depends on the settings alone
+    return _summand(method).words(About(method, nowhere, "update"))
+
+
+# -- a client as a method sees it --------------------------------------------------------------------------------
+
+
+class _Wrapped:
+    """A client, but for what is private about it."""
+
+    def __init__(self, client: Client) -> None:
+        self.inner: Any = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class _Voting(_Wrapped):
+    """A client that has something to say in any case: a direction whose losses are not usable counts as one of 0."""
+
+    def batches(self, size: int) -> Iterator[list[Any]]:
+        """The client's; empty ones where it has no example."""
+        with suppress(NonFiniteError):
+            yield from self.inner.batches(size)
+        while True:
+            yield []
+
+    def estimates(
+        self, method: ZerothOrder, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
+    ) -> list[Projection]:
+        """The client's; zeros where it has none."""
+        with suppress(NonFiniteError):
+            if items:
+                return list(self.inner.estimates(method, basis, along, items, one_sided))
+        return [Projection(0.0, nan)] * len(along)
+
+
+class _Measuring(_Wrapped):
+    """A client whose estimates are private.
+
+        d_ij  = l(w + eps z_j; x_i) - l(w - eps z_j; x_i)      of example i along direction j, over its own terms
+        rho_j = [sum_i d_ij + noise] / (2 eps B)                each (d_i1, ..., d_in) at most `clip` long
+
+    B is the recipe's batch, however many examples were drawn: that is nobody's secret.
+    """
+
+    def __init__(self, client: Client, mechanism: PrivateScalars) -> None:
+        super().__init__(client)
+        self.mechanism = mechanism
+
+    def batches(self, size: int) -> Iterator[list[Any]]:
+        """As `[privacy]` has them drawn, no example twice in one; they may be smaller, or empty."""
+        inner = self.inner
+        order = derive(inner.seed, Domain.DATA_ORDER, inner.round, inner.number)
+        return private_batches(inner.items, size, self.mechanism.settings, order)
+
+    def estimates(
+        self, method: ZerothOrder, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
+    ) -> list[Projection]:
+        """Private estimates along some directions, all on the same examples: one noisy vector, and no losses.
+
+        An example whose loss is not finite counts as one that no direction changes.
+        """
+        client, scale = self.inner, method.scale
+        with client.autocast(method.autocast):
+            plus = [client.example_losses(basis, k, scale, items) for k in along]
+            if one_sided:
+                minus = [client.example_losses(basis, 0, 0.0, items)] * len(along)
+            else:
+                minus = [client.example_losses(basis, k, -scale, items) for k in along]
+        with np.errstate(invalid="ignore"):
+            differences = np.array(plus, dtype=np.float64) - np.array(minus, dtype=np.float64)
+        width = (scale if one_sided else 2 * scale) * method.batch
+        rho = self.mechanism.noisy_sum(list(differences.T), len(along)) / width
+        return [Projection(value, 0.0) for value in rho.astype(np.float32).tolist()]

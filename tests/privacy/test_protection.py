@@ -1,0 +1,169 @@
+"""What wraps a method where data are protected: by hand, for each kind of protection."""
+
+from math import exp, nan, sqrt
+
+import numpy as np
+import pytest
+
+from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret
+from fedseed.errors import NonFiniteError
+from fedseed.methods.feedsign import Votes
+from fedseed.methods.payload import About, Nothing
+from fedseed.methods.pool import Accumulated, Pairs, Pool
+from fedseed.methods.zeroth import Projection
+from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, protection_of
+from fedseed.privacy.sign import private_sign
+from fedseed.randomness import Domain, derive
+from fedseed.training.client import LocalClient
+from fedseed.weights.space import ParameterSpace
+from support.rounds import answers
+from support.tiers import mark
+from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model
+
+CLIENT = PrivacySettings(level="client", clip=1.0, noise=1.0)
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """In place of noise: the mean of the vectors over who was asked, and a half; what it is made of is noted."""
+    noted = []
+
+    def mean(self, vectors, asked):
+        noted.append((vectors, asked))
+        return np.sum(vectors, axis=0) / asked + 0.5
+
+    monkeypatch.setattr(PrivateScalars, "mean", mean)
+    return noted
+
+
+class Scripted:
+    """A client with a projection for each of four directions; NaN: its losses are not usable."""
+
+    number, round = 4, 2
+
+    def __init__(self, *rho):
+        self.rho = rho
+
+    def batches(self, size):
+        while True:
+            yield [0] * size
+
+    def estimates(self, method, basis, along, items, one_sided=False):
+        found = [self.rho[k % 4] for k in along]
+        if all(np.isnan(found)):
+            raise NonFiniteError("no usable loss")
+        return [Projection(0.0 if np.isnan(rho) else rho, rho) for rho in found]
+
+    def apply(self, change):
+        pass
+
+    def skip(self, reason):
+        pass
+
+
+def test_a_pool_of_clients_by_hand(quiet):
+    """As many pairs as any client sends, bounded as one vector of the pool; the noisy mean is accumulated."""
+    shape = {"candidates": 4, "steps": 2, "population": 2, "batch": 2}
+    method = protected(
+        FedKSeed(**shape, weighting="equal", schedule={"kind": "linear", "rounds": 4}, decay=0.5), CLIENT
+    )
+    state = method.advance(method.start(LAYOUT, 1), Accumulated(np.array([4, 0, 8, 0], dtype=np.float32)))
+    protection, plan = protection_of(method), Pool(0, np.zeros(4, dtype=np.float32), None)
+    about = About(method, state, "update", 2)
+    drawn = method.draw(plan, derive(1, Domain.CLIENT_SEED, 2, 4))
+    expected = np.array([3.0, -1.0, 2.0, 0.5]) * np.bincount(drawn, minlength=4)
+    sent = protection.train(state, plan, Scripted(3.0, -1.0, 2.0, 0.5))
+    assert len(sent.indices) == 4
+    np.testing.assert_allclose(sent.vector(about), expected / np.linalg.norm(expected), atol=1e-6)
+    silent = protection.train(state, plan, Scripted(nan, nan, nan, nan))
+    assert len(silent.encode()) == len(sent.encode()) and not silent.scalars.any()
+    other = Pairs(np.array([1, 1], dtype=np.uint32), np.array([2.0, 4.0], dtype=np.float32))
+    told = protection.combined(state, answers(3, [(0, 1.0, other)]), 3)
+    # half of what was there is forgotten; the round's factor is a half, the population 2
+    expected = np.array([2.0, 0.0, 4.0, 0.0]) + (np.array([0, 6, 0, 0]) / 3 + 0.5) * 0.5 / 2
+    np.testing.assert_allclose(method.aggregate(state, told).accumulator, expected, rtol=1e-6)
+    nobody = protection.combined(state, answers(3, []), 3)
+    assert method.aggregate(state, nobody).accumulator.tolist() == [4, 0, 8, 0]
+
+
+@pytest.mark.parametrize("seeds", ["own", "shared"])
+def test_traces_are_bounded_as_projections(quiet, seeds):
+    """They travel times the round's rate over n: both sides know that factor. Own directions get noise one by one."""
+    schedule = {"kind": "linear", "rounds": 4}
+    shape = {"steps": 2, "batch": 2, "population": 2, "learning_rate": 0.2, "seeds": seeds}
+    method = protected(FedMeZO(**shape, schedule=schedule), CLIENT)
+    state, by, protection = method.start(LAYOUT, 7), 0.75 * 0.2 / 2, protection_of(method)
+    update = protection.train(state, Nothing(), Scripted(2.0, nan, -0.5, 0.0))
+    np.testing.assert_allclose(update.scalars, by * np.array([2.0, 0.0, -0.5, 0.0]) / 4.25**0.5, rtol=1e-6)
+    told = protection.combined(state, answers(2, [(4, 0.5, update), (5, 0.5, update)]), 3)
+    step = method.aggregate(state, told)
+    assert len(quiet) == len(step.branches) == (2 if seeds == "own" else 1)
+    for vectors, asked in quiet:
+        assert asked == (1 if seeds == "own" else 3) and len(vectors) == (1 if seeds == "own" else 2)
+        assert np.linalg.norm(vectors[0]) == pytest.approx(1.0, rel=1e-6)
+    share = 1.0 if seeds == "own" else 2 / 3
+    mean = share * update.scalars + by * 0.5
+    np.testing.assert_allclose(step.branches[0].trace.scalars, mean, rtol=1e-5)
+
+
+def test_updates_of_coefficients_are_all_of_one_length():
+    """What a client has not measured, or what is too small to be told, travels as zeros."""
+    method = protected(Ferret(directions=16, seeds="shared", allocation="size"), CLIENT)
+    state = method.start(LAYOUT, 1)
+    about = About(method, state, "update", 1)
+    kind = method.update_type
+    zeros = kind.of(np.zeros(kind.words(about)), about)
+    assert sum(map(len, zeros.gammas)) == 16 == sum(map(len, zeros.with_vector(np.zeros(16), about).gammas))
+
+
+# -- votes -------------------------------------------------------------------------------------------------------------
+
+
+def voted(method, made):
+    state = method.start(LAYOUT, 1)
+    return method.aggregate(state, protection_of(method).combined(state, made, len(made)))
+
+
+def test_a_client_without_usable_examples_votes_its_coins():
+    method = FeedSign(votes_per_round=3, epsilon=1.0, **QUICK)
+    state = method.start(LAYOUT, 7)
+    spoilt = [(x * nan, y) for x, y in data(1)[0][0]]
+    for items in ([], spoilt):
+        client = LocalClient(ParameterSpace(model()), OBJECTIVE, items, 7, 4, 0)
+        assert protection_of(method).train(state, None, client).signs.tolist() == method.coins(state, 4).tolist()
+    assert protection_of(method).combined(state, answers(1, []), 3).answers == ()
+
+
+@pytest.mark.parametrize("epsilon", mark([0.1, 1.0, 4.0], lambda epsilon: epsilon != 1.0))
+@pytest.mark.parametrize("total", range(-5, 6))
+def test_private_draws_have_the_papers_odds(epsilon, total):
+    """20,000 draws from the operating system: the frequency of +1 within 4 standard errors of sigma(eps S / 2)."""
+    method = FeedSign(epsilon=epsilon, votes_per_round=20_000)
+    signs = [1] * max(total, 0) + [-1] * max(-total, 0) + ([1, -1] if total in (0,) else [])
+    made = answers(1, [(i, 0, Votes(np.full(20_000, s, dtype=np.int8))) for i, s in enumerate(signs)])
+    drawn = voted(method, made).signs
+    expected = 1 / (1 + exp(-epsilon * total / 2))
+    assert abs((drawn > 0).mean() - expected) < 4 * sqrt(expected * (1 - expected) / 20_000) + 1e-9
+
+
+def test_private_draws_can_not_be_reproduced_from_the_recipe():
+    method = FeedSign(epsilon=0.5, votes_per_round=256)
+    made = answers(1, [(0, 1, Votes(np.ones(256, dtype=np.int8)))])
+    draws = {voted(method, made).encode() for _ in range(5)}
+    assert len(draws) == 5
+    assert private_sign(5, 2000.0) == 1 and private_sign(-5, 2000.0) == -1  # no overflow
+
+
+def test_privacy_spent_is_the_accountants():
+    """Rarely more than T eps, and what an independent count gives for few votes; reported in the summary."""
+    method = FeedSign(epsilon=0.1)
+    one = mechanism_of(method).spent(1)
+    assert one["epsilon_pure"] == one["epsilon_per_vote"] == 0.1 and one["epsilon"] <= 0.1
+    many = mechanism_of(method).spent(1000)
+    assert many["epsilon_pure"] == pytest.approx(100)
+    # zero-concentrated DP, another accountant: a pure eps-private draw costs rho <= eps^2 / 2
+    upper = 1000 * 0.1**2 / 2 + 2 * sqrt(1000 * 0.1**2 / 2 * np.log(1e5))
+    assert 5 < many["epsilon"] < upper
+    assert mechanism_of(FeedSign()) is None
+    summary = federation(FeedSign(**QUICK, epsilon=1.0), rounds=5).run().summary
+    assert summary["privacy"] == mechanism_of(FeedSign(epsilon=1.0)).spent(5)
