@@ -69,12 +69,15 @@ def protected(method: Method, settings: PrivacySettings) -> Method:
     method = _plain(method)
     if problem := unprotected(method, settings):
         if settings.level not in protects(method):
-            kinds = (entry.thing.model_construct() for entry in REGISTRY.entries())
-            others = (kind.name for kind in kinds if settings.level in protects(kind))
+            kinds: list[Any] = [entry.thing for entry in REGISTRY.entries()]
+            others = (
+                kind.name for kind in (kind.model_construct() for kind in kinds) if settings.level in protects(kind)
+            )
             problem = f"{problem}; {', '.join(others)} can"
         raise ValueError(problem)
     values = {name: getattr(method, name) for name in type(method).model_fields}
-    return _private(type(method)).model_construct(**{**values, "private": settings})
+    kind: Any = _private(type(method))
+    return cast(Method, kind.model_construct(**{**values, "private": settings}))
 
 
 def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
