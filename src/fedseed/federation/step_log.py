@@ -1,7 +1,7 @@
 """A coordinator's side of the run's log: what stands in it, and how steps get there.
 
 A step counts when the log has it, once, because only a coordinator that knows the log's last entry can write.
-docs/architecture.md has the argument.
+docs/internals.md has the argument.
 """
 
 import secrets
