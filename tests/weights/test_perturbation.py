@@ -1,5 +1,7 @@
 """Perturbed evaluations: the weights keep their bits, the loss is that of weights really changed."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 import transformers as tf
@@ -154,12 +156,25 @@ def test_scripted_models_fall_back_to_a_copy():
         torch.testing.assert_close(inside, plain(x))
 
 
-def test_gradients_through_a_perturbed_model_reach_nothing():
-    """Zeroth-order training needs no gradient: inside, the copies are constants."""
-    model, forward = build("llama")
-    with ParameterSpace(model).perturbed(Basis("normal"), 0, 0.1):
-        out = forward(model)
-    assert out.requires_grad is False or all(p.grad is None for p in model.parameters())
+@pytest.mark.parametrize("size", ["tiny", "usual"])
+def test_gradients_through_a_perturbed_model_reach_its_inputs_alone(size):
+    """They are those at w + scale * v; to the weights, whose copies are constants, none goes."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(6, 6), torch.nn.LayerNorm(6), torch.nn.Embedding(5, 6)
+    model, twin = torch.nn.ModuleList(layers), deepcopy(torch.nn.ModuleList(layers))
+
+    def gradient(m):
+        x = torch.linspace(-1, 1, 12).reshape(2, 6).requires_grad_()
+        (m[1](torch.tanh(m[0](x)) * m[2](torch.tensor([1, 4]))) ** 3).sum().backward()
+        return x.grad
+
+    with ParameterSpace(model).perturbed(Basis("normal"), 2, 0.5):
+        inside = gradient(model)
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    plain = gradient(twin)
+    ParameterSpace(twin).add(Basis("normal"), [1.0], 0.5, first=2)
+    torch.testing.assert_close(inside, gradient(twin))
+    assert not torch.allclose(inside, plain, rtol=0.1)
 
 
 class Wide(torch.nn.Module):
