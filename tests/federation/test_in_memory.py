@@ -101,7 +101,7 @@ class Clients:
             with LOADING:
                 federation = self.problem.federation(
                     self.checked.method, rounds=self.checked.rounds, seed=self.checked.seed, joint=False,
-                    per_round=self.checked.federation.count(5), digest_kind=self.checked.model.digest, **self.more,
+                    per_round=self.checked.federation.count(5), digest=self.checked.model.digest, **self.more,
                 )  # fmt: skip
                 return part_of(federation, names)
 

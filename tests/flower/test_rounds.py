@@ -55,7 +55,7 @@ def grid(path, problem, recipe, out, configs=PAIR, **more):
     def load(names):
         federation = problem.federation(
             checked.method, rounds=checked.rounds, seed=checked.seed, joint=False,
-            per_round=checked.federation.count(5), digest_kind=checked.model.digest,
+            per_round=checked.federation.count(5), digest=checked.model.digest,
         )  # fmt: skip
         return part_of(federation, names or ["*"])
 

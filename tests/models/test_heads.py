@@ -114,10 +114,10 @@ def test_the_base_is_found_by_its_digest_with_the_head(image_base):
     (vit.parent / "broken").mkdir()
     (vit.parent / "broken" / "config.json").write_text("{}")
     digest = base_digest(load_model(str(vit), head=TEN)[0])
-    model, _ = find_base(str(vit.parent), "float32", digest, TEN)
+    model, _ = find_base(str(vit.parent), "float32", digest, base_digest, TEN)
     assert type(model).__name__ == "ViTForImageClassification"
     with pytest.raises(RecipeError, match="no base with digest"):
-        find_base(str(vit.parent), "float32", digest, Head(TEN.classes, 8))
+        find_base(str(vit.parent), "float32", digest, base_digest, Head(TEN.classes, 8))
 
 
 def test_a_language_model_is_refused_and_so_is_a_missing_processor(image_base):

@@ -18,7 +18,7 @@ from fedseed.runs.spec import RunSpec
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 
-TREE = {"digest_kind": "blake2b-tree"}
+TREE = {"digest": "blake2b-tree"}
 
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -99,10 +99,10 @@ def test_a_header_of_a_kind_that_is_not_known(problem, tmp_path):
 
 def test_a_client_with_another_kind_is_told_so(problem):
     def header(kind):
-        return problem.federation(problem.ferret(), digest_kind=kind).header
+        return problem.federation(problem.ferret(), digest=kind).header
 
     def reception(kind, wanted=None):
-        settings = CoordinatorSettings(base_digest=wanted, digest_kind=kind)
+        settings = CoordinatorSettings(base_digest=wanted, digest=kind)
         session = Session(None, settings, Silent(), None)
         return Reception(session, None, problem.ferret(), 3, BaseWeights(session, needed=False))
 

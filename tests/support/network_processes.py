@@ -38,7 +38,7 @@ def loader(recipe, other_base=False):
         problem.model = lambda: moved(model())
     return problem.federation(recipe.method, rounds=recipe.rounds, seed=recipe.seed, joint=recipe.federation.joint,
                               per_round=recipe.federation.count(len(problem.clients)),
-                              digest_kind=recipe.model.digest, secure_sums=recipe.secure_sums)  # fmt: skip
+                              digest=recipe.model.digest, secure_sums=recipe.secure_sums)  # fmt: skip
 
 
 def moved(model):

@@ -47,7 +47,7 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
     rows: list[tuple[str, str]] = [
         ("base", f"{header.base} ({header.dtype})"),
         ("base digest", header.base_digest),
-        *([] if header.digest_kind == "blake2b" else [("digests are", header.digest_kind)]),
+        *([("digests are", unusual)] if (unusual := header.unusual_digests()) else []),
         ("parameters", f"{layout.size:,} in {len(layout.tensors)} tensors, {len(layout.block_sizes)} blocks"),
         *([] if header.adapter is None else [("adapter", _settings(header.adapter.settings.model_dump()))]),
         ("method", header.method.name),

@@ -5,7 +5,6 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -51,10 +50,10 @@ def check_header(
     Raises:
         MessageError: another base, recipe or model; the text says what differs.
     """
-    mine = replace(header, method=method, seed=seed, digest_kind=settings.digest_kind)  # the recipe's
+    mine = header.of_recipe(method, seed, settings.digest)
     expected = first or mine
     wanted = settings.base_digest or expected.base_digest
-    if header.base_digest != wanted and header.digest_kind == expected.digest_kind:
+    if header.base_digest != wanted and header.hashed_alike(expected):
         raise MessageError(f"another base: its digest is {header.base_digest}, this run's base has {wanted}")
     differences = header.differences(expected)
     if differences:

@@ -28,7 +28,7 @@ class CoordinatorSettings:
         dead_after: seconds of silence after which a client is taken for dead.
         base_digest: digest that the clients' base must have; None: that of most clients.
         copies: of the run's log, where there are several servers.
-        digest_kind: how base and weights are hashed.
+        digest: how base and weights are hashed.
         names: the clients, where they are known before anybody comes.
         enrols: whoever comes before the start takes part.
         each_evaluates: every client evaluates on what it holds out, not one for all.
@@ -44,7 +44,7 @@ class CoordinatorSettings:
     dead_after: float = 6.0
     base_digest: str | None = None
     copies: int = 1
-    digest_kind: DigestKind = "blake2b"
+    digest: DigestKind = "blake2b"
     names: tuple[str, ...] = ()
     enrols: bool = False
     each_evaluates: bool = False

@@ -56,7 +56,7 @@ class Worker:
         joint: clients that evaluate along common directions share forward passes.
         offload_base: keep the copy of the base that some methods need out of the way (`ParameterSpace.keep_base`).
         apart: every client's answer is a message of its own: gradients are not added up here.
-        digest_kind: how weights are hashed.
+        digest: how weights are hashed.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Worker:
         joint: bool = True,
         offload_base: Offload = "auto",
         apart: bool = False,
-        digest_kind: DigestKind = "blake2b",
+        digest: DigestKind = "blake2b",
     ) -> None:
-        self.space = ParameterSpace(model, method.blocks, digest_kind)
+        self.space = ParameterSpace(model, method.blocks, digest)
         method.check(self.space.layout)
         if not getattr(objective, "differentiable", True) and (problem := without_gradients(method)):
             raise ValueError(problem)

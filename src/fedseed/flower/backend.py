@@ -353,7 +353,7 @@ def _settings(recipe: Recipe, out: Path) -> CoordinatorSettings:
     names = read_names(enrolled) if there else names_beforehand(recipe)
     return CoordinatorSettings(
         wanted.deadline, wanted.minimum, wanted.start_with, wanted.dead_after, wanted.base_digest,
-        digest_kind=recipe.model.digest,
+        digest=recipe.model.digest,
         names=tuple(names or ()),
         enrols=wanted.enrolment == "open" and not there,
         each_evaluates=recipe.of_parties and not recipe.task.shares_evaluation,

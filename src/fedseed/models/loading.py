@@ -2,7 +2,7 @@
 
 import logging
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from importlib.util import find_spec
@@ -20,7 +20,6 @@ from fedseed.models.heads import Head
 from fedseed.models.hub import reach
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.models.quantized import Quantization, settings_of, settle
-from fedseed.weights.layout import DigestKind
 
 PACKAGED = ("small", "words", "digits")  # the project's own bases: two language models, an image classifier
 
@@ -235,24 +234,21 @@ def _first_line(error: Exception) -> str:
 
 
 def find_base(
-    place: str, dtype: str, digest: str, head: Head | None = None, digest_kind: DigestKind = "blake2b",
-    device: str = "cpu",
+    place: str, dtype: str, digest: str, digest_of: Callable[[Any], str], head: Head | None = None, device: str = "cpu"
 ) -> tuple[Any, Any]:  # fmt: skip
     """The base with a digest: at `place`, or in one of the folders in it.
 
     Args:
         place: as `load_model` takes it, or a folder that holds folders with models.
         dtype: the dtype to load it in; the digest depends on it.
-        digest: what `fedseed.weights.digest.base_digest` must give.
+        digest: what the base's digest must be.
+        digest_of: returns a model's digest.
         head: as `load_model` takes it.
-        digest_kind: how the base is hashed.
         device: as `load_model` takes it.
 
     Raises:
         RecipeError: nothing there can be loaded, or no folder in it has this digest.
     """
-    from fedseed.weights.digest import base_digest
-
     folder = Path(place).expanduser()
     if not folder.is_dir() or (folder / "config.json").exists():
         return load_model(place, dtype, head=head, device=device)  # the replay compares the digest
@@ -262,7 +258,7 @@ def find_base(
             model, tokenizer = load_model(str(path), dtype, head=head, device=device)
         except RecipeError:
             continue  # of another kind, or damaged: not the one that is looked for
-        if base_digest(model, digest_kind) == digest:
+        if digest_of(model) == digest:
             return model, tokenizer
     names = ", ".join(path.name for path in found) or "no folder with a model"
     raise RecipeError(f"{place}: no base with digest {digest} ({names} there)")

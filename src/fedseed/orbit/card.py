@@ -77,7 +77,8 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     front += [f"library_name: {LIBRARY[form]}", "tags:", "- fedseed"]
     name = f"{base or 'model'} + {facts.orbit_name or method.name}"
     total = facts.steps if facts.of is None else facts.of
-    known = "" if header.digest_kind == "blake2b" else f" ({header.digest_kind}, as are all digests here)"
+    unusual = header.unusual_digests()
+    known = f" ({unusual}, as are all digests here)" if unusual else ""
     rows = [
         ("base", f"{_code(base)}, {_plain(header.dtype)}, digest {_code(header.base_digest)}{known}"),
         ("method", f"{_code(method.name)} ({method.about})"),

@@ -63,7 +63,7 @@ def compact(path: Path, out: Path) -> Orbit:
 def differences(a: Orbit, b: Orbit) -> list[str]:
     """What tells two orbits apart, a line each; none: base, settings and steps are the same."""
     lines = a.header.differences(b.header)
-    comparable = a.header.digest_kind == b.header.digest_kind
+    comparable = a.header.hashed_alike(b.header)
     if a.header.first != b.header.first:
         first = max(a.header.first, b.header.first)
         lines.append(f"one is compacted: steps are compared from {first} on")

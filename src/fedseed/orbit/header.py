@@ -3,7 +3,7 @@
 import json
 import struct
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -15,6 +15,7 @@ from fedseed.models.adapters import Adapter, AnyAdapter
 from fedseed.privacy.protection import read_method
 from fedseed.randomness.stream import STREAM_VERSION
 from fedseed.text import shown
+from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 MAGIC = b"fedorbit"
@@ -172,6 +173,22 @@ class Header:
         if not 1 <= self.first < 1 << 32 or (self.first > 1 and not self.method.catch_up.may_drop):
             raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
 
+    def hashed_alike(self, other: "Header") -> bool:
+        """Whether digests of both can be compared."""
+        return self.digest_kind == other.digest_kind
+
+    def unusual_digests(self) -> str:
+        """Returns the kind of the digests where it is not the usual one, else ""."""
+        return "" if self.digest_kind == Header.digest_kind else self.digest_kind
+
+    def digest_of(self, weights: bytes) -> str:
+        """Returns the digest of trained weights, whose tensors' bytes stand one after the other."""
+        return dense_digest(self.layout, weights, self.digest_kind)
+
+    def of_recipe(self, method: Method, seed: int, digest: DigestKind) -> "Header":
+        """Returns the header as it would be if these were the recipe's."""
+        return replace(self, method=method, seed=seed, digest_kind=digest)
+
     def start(self) -> State:
         """The method's state before the first step.
 
@@ -189,9 +206,7 @@ class Header:
         Digests of two kinds can't be compared: that they are of two kinds is what differs then.
         """
         lines = []
-        left_out = {"base", "base_folder", "first"} | (
-            {"base_digest"} if self.digest_kind != other.digest_kind else set()
-        )
+        left_out = {"base", "base_folder", "first"} | (set() if self.hashed_alike(other) else {"base_digest"})
         for field in sorted(fields(self), key=lambda field: field.name != "digest_kind"):
             a, b = getattr(self, field.name), getattr(other, field.name)
             if a == b or field.name in left_out:

@@ -27,14 +27,14 @@ def replay(
     from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
 
     if header.adapter is None:
-        check_base(header, base_digest(model, header.digest_kind))
+        check_base(header, digest_of_base(header, model))
         choose_trainable(model, header.trainable)
     elif not adapters.is_installed(model):
         raise OrbitError("this orbit tunes an adapter: replay it onto orbit.equip(base), which returns a peft model")
     else:
         check_base(header, adapters.base_digest(model, header.digest_kind))
     method = header.method
-    space = ParameterSpace(model, method.blocks, header.digest_kind)
+    space = space_of(header, model)
     if space.layout != header.layout:
         raise OrbitError("the base's trainable tensors or blocks are not those of the orbit")
     if header.adapter is not None and space.digest() != header.adapter.digest:
@@ -45,17 +45,27 @@ def replay(
     return space.digest()
 
 
+def digest_of_base(header: Header, model: torch.nn.Module) -> str:
+    """Returns a model's digest, of the header's kind."""
+    return base_digest(model, header.digest_kind)
+
+
+def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
+    """Returns the space of the model's trainable parameters, with the header's blocks and kind of digests."""
+    return ParameterSpace(model, header.method.blocks, header.digest_kind)
+
+
 def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     """What `Orbit.equip` does, for the orbit's header."""
     from fedseed.models.loading import choose_trainable
 
-    check_base(header, base_digest(model, header.digest_kind))
+    check_base(header, digest_of_base(header, model))
     if header.adapter is None:
         return model
     _check_adapter(header, model)
     equipped: torch.nn.Module = adapters.install(model, header.adapter.settings, header.seed, header.base)
     choose_trainable(equipped, header.trainable)
-    found = ParameterSpace(equipped, digest_kind=header.digest_kind).digest()
+    found = space_of(header, equipped).digest()
     if found != header.adapter.digest:
         raise OrbitError(f"the adapter starts with digest {found}, the run's started with {header.adapter.digest}")
     return equipped

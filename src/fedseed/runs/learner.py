@@ -53,7 +53,7 @@ def make_learner(
     """
     method, seed = spec.method, spec.seed
     base_dtype = str(next(p for p in model.parameters() if p.is_floating_point()).dtype).removeprefix("torch.")
-    digest = spec.base_digest or base_digest(model, spec.digest_kind)
+    digest = spec.base_digest or base_digest(model, spec.digest)
     chosen = adapters.chosen(spec.adapter, method.adapter, method.name)
     if chosen is not None:
         model = adapters.install(model, chosen, seed, spec.base)
@@ -62,13 +62,13 @@ def make_learner(
 
             choose_trainable(model, spec.trainable)
     try:
-        worker = Worker(model, method, objective, seed, spec.joint, spec.offload_base, apart, spec.digest_kind)
+        worker = Worker(model, method, objective, seed, spec.joint, spec.offload_base, apart, spec.digest)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     patterns = None if spec.trainable is None else tuple(spec.trainable)
     start = None if chosen is None else AdapterStart(chosen, worker.space.digest())
     header = Header(
         spec.base, digest, base_dtype, worker.space.layout, method, seed, patterns, adapter=start,
-        classes=tuple(spec.classes), digest_kind=spec.digest_kind,
+        classes=tuple(spec.classes), digest_kind=spec.digest,
     )  # fmt: skip
     return worker, header

@@ -50,7 +50,7 @@ class RunSpec:
         adapter: tune an adapter of this kind in place of the model; None: what the method is defined with, if anything.
         offload_base: keep the copy of the base that some methods need (FedKSeed, small_steps = "from-base") in a
             temporary file (weights on a GPU: in the host's memory); "auto": where that costs next to nothing.
-        digest_kind: how base and weights are hashed (`fedseed.weights.digest`).
+        digest: how base and weights are hashed (`fedseed.weights.digest`).
         out: folder for the run's files; None: nothing is written.
         recipe_text: the complete recipe, written beside the results.
         notes: about the data, such as what was left out; shown when the run starts, and kept in the summary.
@@ -80,7 +80,7 @@ class RunSpec:
     classes: Sequence[str] = ()
     adapter: Adapter | None = None
     offload_base: bool | Literal["auto"] = "auto"
-    digest_kind: DigestKind = "blake2b"
+    digest: DigestKind = "blake2b"
     out: Path | str | None = None
     recipe_text: str | None = None
     notes: Sequence[str] = ()
@@ -124,7 +124,7 @@ class RunSpec:
             base=recipe.model.base,
             adapter=recipe.model.adapter,
             offload_base=recipe.model.offload_base,
-            digest_kind=recipe.model.digest,
+            digest=recipe.model.digest,
             out=out,
             recipe_text=recipe.to_toml(),
             trackers=recipe.tracking,

@@ -7,6 +7,7 @@ of a method whose steps are whole weights has its newest ones loaded onto the ba
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,11 +180,13 @@ def _equipped(header: Header, path: Path, base: str | None, device: str) -> tupl
     """The base that a header names, with the adapter that is tuned, at the first weights."""
     from fedseed.models.heads import Head
     from fedseed.models.loading import find_base, load_model
-    from fedseed.orbit.replay import equip
+    from fedseed.orbit.replay import digest_of_base, equip
 
     head = Head(header.classes, header.seed) if header.classes else None
     if base is not None:
-        model, processor = find_base(base, header.dtype, header.base_digest, head, header.digest_kind, device)
+        model, processor = find_base(
+            base, header.dtype, header.base_digest, partial(digest_of_base, header), head, device
+        )
     else:
         try:
             model, processor = load_model(_place(header, path), header.dtype, head=head, device=device)
@@ -206,9 +209,9 @@ def _place(header: Header, path: Path) -> str:
 
 
 def _from_weights(source: Source, path: Path, base: str | None, upto: int | None, device: str) -> Tuned:
+    from fedseed.orbit.replay import space_of
     from fedseed.runs.weights_file import read_weights
     from fedseed.weights.change import Replace
-    from fedseed.weights.space import ParameterSpace
 
     found = read_weights(path)
     header, number, digest = found.header, found.round, found.digest
@@ -222,7 +225,7 @@ def _from_weights(source: Source, path: Path, base: str | None, upto: int | None
 
     if header.adapter is None:
         choose_trainable(model, header.trainable)
-    space = ParameterSpace(model, header.method.blocks, header.digest_kind)
+    space = space_of(header, model)
     if space.layout != header.layout:
         raise OrbitError(f"{path}: the base's trainable tensors or blocks are not those of the run")
     space.apply(Replace(found.data))

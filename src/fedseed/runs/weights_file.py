@@ -19,7 +19,6 @@ from fedseed.errors import OrbitError
 from fedseed.federation.coordinator import SIZES
 from fedseed.orbit import NO_DIGEST, Header
 from fedseed.orbit.file import begin, scan
-from fedseed.weights.dense_digest import dense_digest
 from fedseed.weights.layout import ITEM_BYTES
 
 KEPT = "coordinator."  # the names of a coordinator's arrays begin so
@@ -60,7 +59,7 @@ def write_weights(path: Path, weights: Weights) -> None:
     layout, kept = weights.header.layout, {n: np.ascontiguousarray(a) for n, a in weights.kept.items() if n != SIZES}
     parts = [(e.name, e.dtype, e.shape, e.size * ITEM_BYTES[e.dtype]) for e in layout.tensors]
     parts += [(KEPT + name, array.dtype.name, array.shape, array.nbytes) for name, array in kept.items()]
-    digest = weights.digest if weights.digest != NO_DIGEST else _digest(weights.header, weights.data)
+    digest = weights.digest if weights.digest != NO_DIGEST else weights.header.digest_of(weights.data)
     about: dict[str, Any] = {
         "round": weights.round, "changed": weights.changed, "digest": digest,
         "sizes": [float(size) for size in weights.kept.get(SIZES, ())],
@@ -110,7 +109,7 @@ def read_weights(path: Path) -> Weights:
         number, changed, digest = int(about["round"]), int(about["changed"]), str(about["digest"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise OrbitError(f"{path}: not the weights of a run, or damaged: {error}") from error
-    if _digest(header, weights) != digest:
+    if header.digest_of(weights) != digest:
         raise OrbitError(f"{path}: the weights' digest differs from the one written with them")
     return Weights(header, number, changed, weights, digest, kept)
 
@@ -120,7 +119,3 @@ def _part(data: memoryview, about: Mapping[str, Any]) -> memoryview:
     if not 0 <= first <= last <= len(data):
         raise ValueError("it is cut short")
     return data[first:last]
-
-
-def _digest(header: Header, weights: bytes) -> str:
-    return dense_digest(header.layout, weights, header.digest_kind)

@@ -217,7 +217,7 @@ def result_of(out, digests):
 def _simulation(recipe, problem, **more):
     checked = Recipe.model_validate(recipe)
     return problem.federation(checked.method, rounds=checked.rounds, seed=checked.seed, joint=False, per_round=5,
-                              evaluate_every=checked.evaluation.every, digest_kind=checked.model.digest,
+                              evaluate_every=checked.evaluation.every, digest=checked.model.digest,
                               **more)  # fmt: skip
 
 
