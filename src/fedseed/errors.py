@@ -68,6 +68,9 @@ def to_install(extra: str) -> str:
     return f"pip install '.[{extra}]' in the folder of fedseed's sources"
 
 
+PAPERS = "pip install ./papers in the folder of fedseed's sources"  # the same for the package fedseed-papers
+
+
 def plural(count: int, one: str, many: str | None = None) -> str:
     """A number with its noun: "1 client", "1,200 clients".
 

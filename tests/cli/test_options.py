@@ -106,8 +106,8 @@ def test_costs_as_json(place):
     done = fedseed("bench", "my.toml", "--memory", "--json", cwd=place[0])
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["memory"]["parameters"] == 1_195_392 and said["memory"]["peak"] > 4 * 1_195_392
-    assert (said["time"], said["untimed"]) == (None, "--memory") and "memory, reckoned" in done.stderr
+    assert said["memory"]["parameters"] == 1_195_392 and said["memory"]["total"] > 4 * 1_195_392
+    assert (said["measured"], said["untimed"]) == (None, "--memory") and "memory by the base's shapes" in done.stderr
 
 
 @pytest.mark.long

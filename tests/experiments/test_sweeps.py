@@ -14,7 +14,7 @@ from fedseed import ParameterSpace
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.experiments import sweeps
 from fedseed.experiments.sweeps import Sweep, Sweeping, find_sweep, packaged_sweeps, parse_grid, read_sweep
-from fedseed.experiments.worker_pool import Job, WorkerPool
+from fedseed.experiments.worker_pool import How, Job, WorkerPool
 from fedseed.methods.base import Round
 from fedseed.objectives.losses import Supervised
 from fedseed.reports.tables import Sheet, mean_and_deviation
@@ -367,7 +367,7 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
     monkeypatch.setattr(WorkerPool, "run", run)
     lines = [{"label": label, "recipe": "quickstart-fedavg"} for label in ("b", "a")]
     made = sweep(seeds=[1, 2], run=lines)
-    assert [line.label for line in Sweeping(made, tmp_path, str, jobs=2).run()] == ["b", "a"]
+    assert [line.label for line in Sweeping(made, tmp_path, str, How(jobs=2)).run()] == ["b", "a"]
 
 
 @pytest.mark.slow
@@ -377,8 +377,9 @@ def test_plugins_travel_to_the_runs_processes(tmp_path):
         "@fedseed.register_aggregation\nclass Travelling(Mean):\n"
         "    name: Literal['travelling'] = 'travelling'\n    about: ClassVar[str] = 'a rule'\n"
     )
-    job = Job("x", tmp_path / "out", "small-feedsign", ("aggregation.name=travelling", "rounds=1", "task.clients=2",
-              "federation.per_round=2", "evaluation.rouge=false"), (str(tmp_path / "rule.py"),))  # fmt: skip
+    settings = ("aggregation.name=travelling", "rounds=1", "task.clients=2", "federation.per_round=2")
+    how = How(plugins=(str(tmp_path / "rule.py"),))
+    job = Job("x", tmp_path / "out", "small-feedsign", (*settings, "evaluation.rouge=false"), how)
     helpers = WorkerPool(1)
     try:
         assert helpers.run(job) is None
@@ -402,7 +403,7 @@ def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_ru
     played = Played(monkeypatch, lambda recipe: 1 / rate(recipe), beside=rate)
     made = sweep(seeds=[1, 2], metric="validation_loss", set=["stopping.patience=2"], run=[GRID])
     for _ in range(1 + overwrite):
-        (line,) = Sweeping(made, tmp_path, str, overwrite=overwrite).run()
+        (line,) = Sweeping(made, tmp_path, str, How(overwrite=overwrite)).run()
         assert [(job.folder.name, rate(recipe)) for job, recipe in played.jobs] == [
             ("seed-1", 1e-3), ("seed-1", 3e-3), ("seed-2", 1e-3)
         ]  # fmt: skip
@@ -432,7 +433,7 @@ def test_what_scores_answers_is_imported_once_for_the_runs_that_follow(tmp_path)
     said = []
     try:
         for name, settings in (("losses", ("evaluation.rouge=false",)), ("first", ()), ("second", ())):
-            job = Job(name, tmp_path / name, "quickstart-fedavg", (*tiny, *settings), (str(plugin),))
+            job = Job(name, tmp_path / name, "quickstart-fedavg", (*tiny, *settings), How(plugins=(str(plugin),)))
             assert helpers.run(job) is None
             said.append("imported before: True" in (tmp_path / name / "log.txt").read_text())
     finally:
@@ -442,13 +443,13 @@ def test_what_scores_answers_is_imported_once_for_the_runs_that_follow(tmp_path)
 
 def test_workers_and_threads_are_each_runs_own(monkeypatch, tmp_path):
     played = Played(monkeypatch, lambda recipe: 1.0)
-    Sweeping(sweep(seeds=[1]), tmp_path, str, jobs=2, workers=3, threads=1).run()
-    assert {(job.workers, job.threads) for job, _ in played.jobs} == {(3, 1)}
+    Sweeping(sweep(seeds=[1]), tmp_path, str, How(jobs=2, workers=3, threads=1)).run()
+    assert {(job.how.workers, job.how.threads) for job, _ in played.jobs} == {(3, 1)}
 
 
 @pytest.mark.slow
 def test_a_runs_process_starts_workers_of_its_own(tmp_path):
-    job = Job("x", tmp_path / "out", "quickstart-fedavg", tuple(TINY), workers=2, threads=1)
+    job = Job("x", tmp_path / "out", "quickstart-fedavg", tuple(TINY), How(workers=2, threads=1))
     helpers = WorkerPool(2)
     try:
         assert helpers.run(job) is None
@@ -508,10 +509,10 @@ def test_a_sweep_begins_anew(monkeypatch, tmp_path):
     [folder] = {job.folder for job, _ in played.jobs}
     (folder / "recipe.toml").unlink()
     with pytest.raises(FedseedError, match="is no run's folder"):
-        Sweeping(one, tmp_path, lambda line: None, overwrite=True).run()
+        Sweeping(one, tmp_path, lambda line: None, How(overwrite=True)).run()
     (folder / "recipe.toml").write_text(played.jobs[0][1].to_toml())
     for file in ("summary.json", "metrics.jsonl"):
         assert (folder / file).exists()
     monkeypatch.setattr(played, "loss", lambda recipe: None)  # it breaks, so nothing is written again
-    Sweeping(one, tmp_path, lambda line: None, overwrite=True).run()
+    Sweeping(one, tmp_path, lambda line: None, How(overwrite=True)).run()
     assert len(played.jobs) == 2 and list(folder.iterdir()) == []

@@ -7,15 +7,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedseed.cli.common import JsonOption, OverwriteOption, QuietOption, SetOption, answer, interruptible, talking
-from fedseed.errors import RecipeError
+from fedseed.cli.common import OverwriteOption, SetOption, answer, interruptible
+from fedseed.cli.groups import Telling, grouped
+from fedseed.experiments.sweeps import parse_seeds
 from fedseed.reports.screen import Screen
 
 app = typer.Typer(add_completion=False)
-console = Screen()
 
 
 @app.command()
+@grouped
 def reproduce(
     what: Annotated[
         str, typer.Argument(metavar="list|all|PAPER|PAPER/ITEM", help="ferret/figure-7; list says what there is.")
@@ -30,16 +31,16 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(help="Of the runs, such as 1,2,3. Default: the item's own.")] = None,
     set_: SetOption = None,
     overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    telling: Telling,
 ) -> None:  # fmt: skip
     """Make figures and tables of the papers again: data, picture or table, and a page with a verdict on each claim."""
     from fedseed_papers.catalogue import catalogue, chosen, scale_of
 
-    shown = talking(console, as_json, quiet)
+    shown = telling.screen(Screen())
     if what == "list":
         rows = [item for item in catalogue() if scale is None or scale in item.scales]
-        if as_json:
+        if telling.as_json:
             answer([{"name": i.name, "state": i.state, "scales": i.scales, "minutes": i.minutes, "shows": i.shows,
                      "wants": i.wants} for i in rows])  # fmt: skip
             return
@@ -54,7 +55,7 @@ def reproduce(
     items = chosen(what)
     several = len(items) > 1 or what.strip("/") in ("all", items[0].paper)
     wanted = None if several else scale_of(items[0], scale)
-    numbers = None if seeds is None else _seeds(seeds)
+    numbers = None if seeds is None else parse_seeds(seeds)
     from fedseed_papers.reproducing import Making, check_out
 
     def say(text: str) -> None:
@@ -71,7 +72,7 @@ def reproduce(
         else:
             results = [making.make(items[0], wanted)]
             making.write_index()
-    if as_json:
+    if telling.as_json:
         answer(results[0] if wanted is not None else results)
         return
     for result in results if wanted is not None else ():
@@ -81,12 +82,3 @@ def reproduce(
 
 def _time(minutes: float | None, state: str) -> str:
     return "seconds" if state == "exact" else "-" if minutes is None else f"{minutes:g} min"
-
-
-def _seeds(text: str) -> list[int]:
-    from fedseed.randomness.seed import check_seed
-
-    try:
-        return [check_seed(int(word), "--seeds") for word in text.split(",")]
-    except ValueError as error:
-        raise RecipeError(f"--seeds {text}: write whole numbers, such as 1,2,3") from error

@@ -18,6 +18,7 @@ from typing import Any
 from fedseed.durable import write_whole
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.experiments.sweeps import Sweep, Sweeping, SweepLine, SweepRun, find_sweep, read_sweep
+from fedseed.experiments.worker_pool import How
 from fedseed.reports.machine import command, host, versions
 from fedseed.reports.results import read_summary
 from fedseed.runs.folder import discard
@@ -172,7 +173,7 @@ class Making:
             aside = next(p for n in count(1) if not (p := out.with_name(f"{source}.{n}")).exists())
             out.rename(aside)
             self.say(f"Runs of {source} with other settings were there: they are in {aside} now")
-        sweeping = Sweeping(made, out, self.say, self.jobs)
+        sweeping = Sweeping(made, out, self.say, How(self.jobs))
         if not any(out.rglob("summary.json")):
             load_data(made)
         out.mkdir(parents=True, exist_ok=True)

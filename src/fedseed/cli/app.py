@@ -5,37 +5,25 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedseed.cli import looking, network, pages, preview, results, starting
-from fedseed.cli.common import (
-    DeviceOption,
-    JsonOption,
-    LogLevel,
-    OverwriteOption,
-    PluginOption,
-    QuietOption,
-    RecipeArgument,
-    SetOption,
-    ThreadsOption,
-    TrustOption,
-    WorkersOption,
-    answer,
-    complete_recipe,
-    interruptible,
-    log_at,
-    settings,
-    talking,
-)
+from fedseed.cli.common import LogLevel, RecipeArgument, answer, complete_recipe, interruptible, log_at
+from fedseed.cli.groups import ReadingForDevice, Running, Telling, grouped
 from fedseed.cli.installed import InstalledCommands
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.cli.status import by_client
 from fedseed.errors import FedseedError, RecipeError, plural, to_install
 from fedseed.reports.screen import Screen
 from fedseed.text import clean
+
+if TYPE_CHECKING:
+    from fedseed.experiments.sweeps import Sweep
+    from fedseed.experiments.worker_pool import How
+    from fedseed.runs.recipe import Recipe
 
 # Let a waiting thread of torch's (GNU OpenMP) spin for microseconds, then sleep. By default it spins on and on, which
 # on a machine that is busy with something else makes short operations ten times slower; sleeping at once makes them
@@ -89,53 +77,47 @@ _debug = False
 
 
 @app.command()
+@grouped
 def run(
     recipe: RecipeArgument,
-    set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")] = False,
     rounds: Annotated[
         int | None,
         typer.Option("--rounds", min=1, help="How many rounds. With --resume, a finished run goes on to so many."),
     ] = None,
-    device: DeviceOption = None,
-    workers: WorkersOption = None,
-    threads: ThreadsOption = None,
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
-    overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    reading: ReadingForDevice,
+    running: Running,
+    telling: Telling,
 ) -> None:
     """Run a federation on this machine: in this process, or with --workers in several."""
-    if resume and overwrite:
+    if resume and running.overwrite:
         raise RecipeError("--resume goes on with the run in the folder, --overwrite deletes it: give one of them")
-    shown = talking(console, as_json, quiet)
+    shown = telling.screen(console)
     folder = out or Path("runs") / Path(recipe).stem
-    changes = [*settings(set_, device), *([] if rounds is None else [f"rounds={rounds}"])]
+    _check_no_sweep(recipe)
+    checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]))
     with interruptible("--resume"):
-        summary = _run(
-            recipe, changes, folder, resume, plugin or [], trust_plugins, workers, threads, overwrite, shown,
-            resume and rounds is not None,
-        )  # fmt: skip
+        summary = _run(checked, folder, running, shown, resume, extend=resume and rounds is not None)
     from fedseed.reports.tables import comparison_table
 
     shown.print(comparison_table([(summary["method"], summary)]))
     for line in by_client(summary):
         shown.print(line, highlight=False, soft_wrap=True)
     shown.print(f"Files: {folder}")
-    if as_json:
+    if telling.as_json:
         answer({**summary, "folder": str(folder)})
 
 
 @app.command()
+@grouped
 def compare(
     recipes: Annotated[
         list[str],
         typer.Argument(help="Recipes to run one after the other, or one sweep.", autocompletion=complete_recipe),
     ],
     out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")],
-    set_: SetOption = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")] = None,
     grid: Annotated[
         list[str] | None, typer.Option(help="Values to choose from on validation data: key=value,value, repeatable.")
@@ -144,28 +126,25 @@ def compare(
         list[str] | None, typer.Option(help="Values to show side by side, a line each: key=value,value, repeatable.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1,
-    device: DeviceOption = None,
-    workers: WorkersOption = None,
-    threads: ThreadsOption = None,
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
-    overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    reading: ReadingForDevice,
+    running: Running,
+    telling: Telling,
 ) -> None:
     """Run several recipes and lay the results side by side; over seeds and grids of settings, too."""
-    from fedseed.experiments.sweeps import find_sweep
+    from fedseed.experiments.sweeps import Typed, find_sweep, made_sweep, parse_grid, parse_seeds
+    from fedseed.experiments.worker_pool import How
 
-    plugins, changes = plugin or [], settings(set_, device)
-    shown = talking(console, as_json, quiet)
-    sweep = find_sweep(recipes[0]) if len(recipes) == 1 else None
-    if sweep is not None or seeds is not None or grid or each:
+    shown = telling.screen(console)
+    file = find_sweep(recipes[0]) if len(recipes) == 1 else None
+    if file is not None or seeds is not None or grid or each:
+        lines = dict(parse_grid(text, "--each") for text in each or [])
+        numbers = None if seeds is None else parse_seeds(seeds)
+        typed = Typed(reading.changes, numbers, dict(map(parse_grid, grid or [])), lines)
+        how = How(jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite)
         with interruptible():
-            _sweep(
-                sweep, recipes, out, changes, seeds, grid or [], each or [], jobs, workers, threads, plugins,
-                trust_plugins, overwrite, shown,
-            )  # fmt: skip
-        if as_json:
+            _sweep(made_sweep(file, recipes, typed), out, how, shown)
+        if telling.as_json:
             answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
         return
     if jobs > 1:
@@ -176,17 +155,17 @@ def compare(
     from fedseed.reports.plots import draw_runs
     from fedseed.reports.results import read_lines
     from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
-    from fedseed.runs.recipe import read_recipe
 
     names = [Path(recipe).stem for recipe in recipes]
     if len(set(names)) < len(names):
         raise RecipeError("compare: two recipes have the same name, so their folders would be the same")
-    for recipe in recipes:  # all are checked before the first one runs
-        read_recipe(recipe, changes, plugins, trust_plugins)  # said when it runs
+    for recipe in recipes:
+        _check_no_sweep(recipe)
+    checked = [reading.read(recipe) for recipe in recipes]  # all are checked before the first one runs
     with interruptible():
         summaries = [
-            _run(recipe, changes, out / name, not overwrite, plugins, trust_plugins, workers, threads, overwrite, shown)
-            for recipe, name in zip(recipes, names, strict=True)
+            _run(one, out / name, running, shown, not running.overwrite)
+            for one, name in zip(checked, names, strict=True)
         ]
     methods = [summary["method"] for summary in summaries]
     labels = methods if len(set(methods)) == len(methods) else names
@@ -200,52 +179,18 @@ def compare(
     shown.print()
     shown.print(cost_table(rows))
     shown.print(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", highlight=False)
-    if as_json:
+    if telling.as_json:
         where = [str(out / name) for name in names]
         answer([{"label": label, "folder": f, **s} for (label, s), f in zip(rows, where, strict=True)])
 
 
-def _sweep(
-    file: Path | None,
-    recipes: list[str],
-    out: Path,
-    overrides: list[str],
-    seeds: str | None,
-    grid: list[str],
-    each: list[str],
-    jobs: int,
-    workers: int | None,
-    threads: int | None,
-    plugins: list[str],
-    trust_plugins: bool,
-    overwrite: bool,
-    shown: Console,
-) -> None:
-    from fedseed.experiments.sweeps import Sweep, Sweeping, SweepRun, parse_each, parse_grid, read_sweep, write_results
-
-    values, lines = dict(map(parse_grid, grid)), dict(map(parse_each, each))
-    if file is None:
-        runs = [SweepRun(label=Path(r).stem, recipe=r, grid=values, each=lines) for r in recipes]
-        sweep = Sweep(runs=runs, set=overrides)
-    else:
-        sweep = read_sweep(file)
-        runs = [
-            line.model_copy(update={"grid": {**run.grid, **values}}) for run in sweep.runs for line in run.lines(lines)
-        ]
-        blocks = [block.without(values) for block in sweep.scenarios]  # what is typed comes last
-        sweep = sweep.model_copy(update={"runs": runs, "scenarios": blocks, "set": [*sweep.set, *overrides]})
-    if seeds is not None:
-        from fedseed.randomness.seed import check_seed
-
-        try:
-            sweep = sweep.model_copy(update={"seeds": [check_seed(int(s), "--seeds") for s in seeds.split(",")]})
-        except ValueError as error:
-            raise RecipeError(f"--seeds {seeds}: write whole numbers, such as 1,2,3") from error
+def _sweep(sweep: "Sweep", out: Path, how: "How", shown: Console) -> None:
+    from fedseed.experiments.sweeps import Sweeping, write_results
 
     def say(text: str) -> None:
         shown.print(text, highlight=False, soft_wrap=True)
 
-    sweeping = Sweeping(sweep, out, say, jobs, plugins, trust_plugins, workers, threads, overwrite)
+    sweeping = Sweeping(sweep, out, say, how)
     done = sweeping.run()
     for sheet in write_results(sweeping.sweep, done, out):
         say("\n" + sheet.text())
@@ -256,29 +201,15 @@ def _sweep(
 
 
 def _run(
-    recipe: str,
-    overrides: list[str],
-    folder: Path,
-    resume: bool,
-    plugins: list[str],
-    trust_plugins: bool,
-    workers: int | None,
-    threads: int | None,
-    overwrite: bool,
-    shown: Console,
-    extend: bool = False,
+    recipe: "Recipe", folder: Path, running: Running, shown: Console, resume: bool, extend: bool = False
 ) -> dict[str, Any]:
     from fedseed.reports.progress import Shown
-    from fedseed.runs.recipe import read_recipe
-
-    _check_no_sweep(recipe)
-    checked = read_recipe(recipe, overrides, plugins, trust_plugins)
     from fedseed.runs.assembly import build  # torch from here on
     from fedseed.runs.folder import discard
 
     _quiet()
-    federation = build(checked, folder, Shown(shown), workers, threads)
-    if overwrite:  # now that nothing of the recipe is wrong
+    federation = build(recipe, folder, Shown(shown), running.workers, running.threads)
+    if running.overwrite:  # now that nothing of the recipe is wrong
         discard(folder)
     return federation.run(resume, extend).summary
 

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from fedseed.errors import RecipeError
+from fedseed.errors import PAPERS, RecipeError
 
 GROUP = "fedseed.commands"
 IN_PAPERS = ("audit", "reproduce")  # commands of the package fedseed-papers
@@ -34,7 +34,7 @@ class InstalledCommands(TyperGroup):
             found.name = cmd_name
             return found
         if cmd_name in IN_PAPERS:
-            raise RecipeError(f"fedseed {cmd_name} comes with another package: pip install fedseed-papers")
+            raise RecipeError(f"fedseed {cmd_name} is a command of the package fedseed-papers: {PAPERS}")
         return None
 
 

@@ -21,20 +21,20 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import product
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedseed.errors import RecipeError, plural
-from fedseed.experiments.worker_pool import STOPPED, Job, WorkerPool
+from fedseed.experiments.worker_pool import STOPPED, How, Job, WorkerPool
 from fedseed.metrics import lower_is_better, shown_metrics
-from fedseed.randomness.seed import Seed
+from fedseed.randomness.seed import Seed, check_seed
 from fedseed.registry import resolve
 from fedseed.reports.comparison import Block, Compared, costs_sheet, results_sheet, write_comparison
 from fedseed.reports.results import read_lines, read_summary
@@ -87,7 +87,7 @@ class SweepRun(_Table):
             return [self]
         made = []
         for point in _combinations(wanted):
-            label = " ".join(filter(None, (self.label, *map(_short, point))))
+            label = _joined(self.label, *map(_short, point))
             made.append(self.model_copy(update={"label": label, "set": [*self.set, *point], "each": {}}))
         return made
 
@@ -169,6 +169,11 @@ class Sweep(_Table):
             if missing := sorted({run.label for _, run in lines} - there):
                 raise ValueError(f"choose_in = {self.choose_in!r} has no run {missing[0]!r} to choose for")
         return self
+
+    @property
+    def seeds_to_choose(self) -> list[Seed]:
+        """Those of the runs that a point is chosen by."""
+        return self.choose_seeds or self.seeds[:1]
 
     def lines(self) -> list[tuple[Scenario, SweepRun]]:
         """Each block's runs, with the grids that they have there."""
@@ -253,13 +258,8 @@ def read_sweep(path: Path) -> Sweep:
     return sweep.model_copy(update={"runs": beside})
 
 
-def parse_each(text: str) -> tuple[str, list[Any]]:
-    """As `parse_grid`, for --each."""
-    return parse_grid(text, "--each")
-
-
 def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
-    """Key and values of a text such as "method.rate=1e-3,3e-4".
+    """Returns key and values of a text such as "method.rate=1e-3,3e-4".
 
     Args:
         text: what was given.
@@ -277,6 +277,44 @@ def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
         return key.strip(), [value.strip() for value in values.split(",")]  # bare text needs no quotes
 
 
+def parse_seeds(text: str) -> list[int]:
+    """Returns the seeds of a text such as "1,2,3". Raises RecipeError."""
+    try:
+        return [check_seed(int(word), "--seeds") for word in text.split(",")]
+    except ValueError as error:
+        raise RecipeError(f"--seeds {text}: write whole numbers, such as 1,2,3") from error
+
+
+class Typed(NamedTuple):
+    """What a command line says of a sweep, besides the recipes: it comes last.
+
+    Args:
+        set: settings of all runs.
+        seeds: the runs'; None: those of the file, or 1.
+        grid: values to choose from, by key.
+        each: values to be shown side by side, by key.
+    """
+
+    set: list[str]
+    seeds: list[int] | None
+    grid: Mapping[str, list[Any]]
+    each: Mapping[str, list[Any]]
+
+
+def made_sweep(file: Path | None, recipes: Sequence[str], typed: Typed) -> Sweep:
+    """Returns the sweep of a file, or of recipes, with what was typed. Raises RecipeError."""
+    if file is None:
+        runs = [SweepRun(label=Path(r).stem, recipe=r, grid=dict(typed.grid), each=dict(typed.each)) for r in recipes]
+        sweep = Sweep(runs=runs, set=typed.set)
+    else:
+        sweep = read_sweep(file)
+        lines = [line for run in sweep.runs for line in run.lines(typed.each)]
+        runs = [line.model_copy(update={"grid": {**line.grid, **typed.grid}}) for line in lines]
+        blocks = [block.without(typed.grid) for block in sweep.scenarios]
+        sweep = sweep.model_copy(update={"runs": runs, "scenarios": blocks, "set": [*sweep.set, *typed.set]})
+    return sweep if typed.seeds is None else sweep.model_copy(update={"seeds": typed.seeds})
+
+
 class Sweeping:
     """A sweep going on in a folder.
 
@@ -284,46 +322,25 @@ class Sweeping:
         sweep: what is to be run.
         out: the folder.
         say: shows a line of progress.
-        jobs: runs at a time; the machine's cores are shared out among them.
-        plugins: files and modules to load first, here and in the runs' processes.
-        trust_plugins: load what recipes name as plug-ins, too.
-        workers: local processes that each run deals its clients to; None: a run is one process.
-        threads: of each process.
-        overwrite: begin every run anew, also where a finished one lies.
+        how: the runs are run.
 
     Raises:
         RecipeError: a recipe or setting is wrong; nothing has been run then.
     """
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        out: Path,
-        say: Say = print,
-        jobs: int = 1,
-        plugins: Sequence[str] = (),
-        trust_plugins: bool = False,
-        workers: int | None = None,
-        threads: int | None = None,
-        overwrite: bool = False,
-    ) -> None:
+    def __init__(self, sweep: Sweep, out: Path, say: Say = print, how: How | None = None) -> None:
         self.sweep = sweep
-        self.overwrite = overwrite
-        self.plugins = tuple(map(resolve, plugins))  # the runs have processes of their own
-        self.trust_plugins = trust_plugins
+        how = how or How()
+        self.how = replace(how, plugins=tuple(map(resolve, how.plugins)))  # the runs have processes of their own
         self.out = out
         self.say = say
-        self.jobs = jobs
-        self.workers = workers
-        self.threads = threads
-        self.helpers = WorkerPool(max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
+        self.helpers = WorkerPool(max(1, (os.cpu_count() or 1) // self.how.jobs) if self.how.jobs > 1 else None)
         self._counting = threading.Lock()
         self._done = 0
-        self._choosing = sweep.choose_seeds or sweep.seeds[:1]
+        self._choosing = sweep.seeds_to_choose
         self.total = 0
         self._folders: set[Path] = set()
         self._begun: set[Path] = set()  # a run that was chosen may be a result, too
-        self._notes: set[str] = set()
         self._kept: dict[tuple[str, str], list[str]] = {}  # settings that keep validation examples
         self._kept = self._validation()
         for scenario, run in sweep.lines():
@@ -340,7 +357,7 @@ class Sweeping:
             RecipeError: there is nothing to choose a grid's point on, or a run's data or model can't be had.
         """
         self._load_what_is_chosen_on()
-        with ThreadPoolExecutor(self.jobs) as pool:
+        with ThreadPoolExecutor(self.how.jobs) as pool:
             chosen = {
                 (scenario.name, run.label): pool.submit(self._choose, scenario, run)
                 for scenario, run in self.sweep.lines()
@@ -373,7 +390,7 @@ class Sweeping:
             if isinstance(share, float) and share == 0 and "validation" not in task.model_fields_set:
                 kept[scenario.name, run.label] = [f"task.validation={VALIDATION}"]
         if kept:
-            self._note(
+            self.say(
                 f"task.validation = {VALIDATION}: a grid's point is chosen on examples that no client gets; "
                 "set it yourself for another share"
             )
@@ -399,20 +416,20 @@ class Sweeping:
             raise RecipeError(f'run "{run.label}": two points of its grid have names that give the same folder')
         self._folders.add(job.folder)
         task = job.read().task
-        if choosing:
-            if "evaluate_on" not in type(task).model_fields:
-                raise RecipeError(
-                    f'run "{run.label}" has a grid, but task.name = "{task.name}" has no validation examples to choose '
-                    "on (task.evaluate_on): give one value for each key"
-                )
-            if getattr(task, "validation", None) == 0:
-                raise RecipeError(
-                    f'run "{run.label}" has a grid, whose point is chosen on validation examples, but task.validation '
-                    "= 0 keeps none: set it, such as --set task.validation="
-                    f"{VALIDATION if isinstance(getattr(task, 'validation', None), float) else 200}"
-                )
-            job = self._job(scenario, run, point, self._choosing[0], choosing=True)
-            job.read()
+        if not choosing:
+            return
+        kept = getattr(task, "validation", None)
+        if "evaluate_on" not in type(task).model_fields:
+            raise RecipeError(
+                f'run "{run.label}" has a grid, but task.name = "{task.name}" has no validation examples to choose '
+                "on (task.evaluate_on): give one value for each key"
+            )
+        if kept == 0:
+            raise RecipeError(
+                f'run "{run.label}" has a grid, whose point is chosen on validation examples, but task.validation = 0 '
+                f"keeps none: set it, such as --set task.validation={VALIDATION if isinstance(kept, float) else 200}"
+            )
+        self._job(scenario, run, point, self._choosing[0], choosing=True).read()
 
     def _job(self, scenario: Scenario, run: SweepRun, point: Point, seed: int, choosing: bool) -> Job:
         own = scenario.also.get(run.label, [])
@@ -426,17 +443,9 @@ class Sweeping:
         if point:
             parts.append(slug("_".join(point)))
         folder = self.out.joinpath(*filter(None, parts), f"seed-{seed}")
-        what = " ".join(filter(None, (scenario.name, run.label, *map(_short, point), f"seed {seed}")))
+        what = _joined(scenario.name, run.label, *map(_short, point), f"seed {seed}")
         name = f"{what}{', on validation examples' if choosing else ''}"
-        return Job(
-            name, folder, run.recipe, tuple(settings), self.plugins, self.trust_plugins, self.workers, self.threads
-        )
-
-    def _note(self, line: str) -> None:
-        """Say something about a recipe, once however many runs it has."""
-        if line not in self._notes:
-            self._notes.add(line)
-            self.say(line)
+        return Job(name, folder, run.recipe, tuple(settings), self.how)
 
     def _choose(self, scenario: Scenario, run: SweepRun) -> tuple[Point, dict[Point, float]]:
         """The best point, and the mean validation metric of each, if there are several."""
@@ -447,8 +456,8 @@ class Sweeping:
         for point in points:
             jobs = [self._job(scenario, run, point, seed, choosing=True) for seed in self._choosing]
             tried[point] = fmean([self._metric(self._run(job)) for job in jobs])
-        lower = lower_is_better(self.sweep.metric)
-        return min(points, key=lambda p: _worst(tried[p] if lower else -tried[p])), tried
+        sign = 1 if lower_is_better(self.sweep.metric) else -1
+        return min(points, key=lambda p: sign * tried[p] if isfinite(tried[p]) else inf), tried
 
     def _line(self, scenario: Scenario, run: SweepRun, chosen: Future[tuple[Point, dict[Point, float]]]) -> SweepLine:
         best, tried = chosen.result()
@@ -473,7 +482,7 @@ class Sweeping:
 
     def _run(self, job: Job) -> dict[str, Any] | str:
         """The summary of a run, which is run if it is not finished; or why it failed."""
-        if self.overwrite and job.folder not in self._begun:
+        if self.how.overwrite and job.folder not in self._begun:
             discard(job.folder)
         self._begun.add(job.folder)
         there = (job.folder / "summary.json").exists()
@@ -504,8 +513,9 @@ def _short(setting: str) -> str:
     return f"{key.rpartition('.')[2]}={value.strip(chr(34))}"
 
 
-def _worst(value: float) -> float:
-    return value if isfinite(value) else inf
+def _joined(*words: str, by: str = " ") -> str:
+    """Words that are not empty, with a blank or something else between them."""
+    return by.join(filter(None, words))
 
 
 def _edge(run: SweepRun, point: Point) -> str | None:
@@ -522,29 +532,24 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
     """The tables: one for each scenario, and one with what was chosen from."""
     made = []
     for scenario in sweep.scenarios:
-        mine = [line for line in lines if line.scenario == scenario.name]
-        compared = [
-            Compared(
-                line.label,
-                [read_summary(folder) for folder in line.folders.values()],
-                f" [{' '.join(map(_short, line.point))}]" if line.tried else "",
-                len(line.failed),
-            )
-            for line in mine
-        ]
-        title = ": ".join(filter(None, (sweep.title, scenario.name))) or "Comparison"
+        compared = []
+        for line in lines:
+            if line.scenario == scenario.name:
+                found = [read_summary(folder) for folder in line.folders.values()]
+                chosen = f" [{' '.join(map(_short, line.point))}]" if line.tried else ""
+                compared.append(Compared(line.label, found, chosen, len(line.failed)))
+        title = _joined(sweep.title, scenario.name, by=": ") or "Comparison"
         made.append(results_sheet(title, compared, len(sweep.seeds)))
-        made.append(costs_sheet(": ".join(filter(None, ("Costs of a round", scenario.name))), compared))
+        made.append(costs_sheet(_joined("Costs of a round", scenario.name, by=": "), compared))
     shown = [line for line in lines if sweep.choose_in in (None, line.scenario)]
-    tried = [
-        [line.scenario, line.label, " ".join(map(_short, point)) + (" (chosen)" if point == line.point else ""),
-         f"{value:.4f}"]
-        for line in shown
-        for point, value in line.tried.items()
-    ]  # fmt: skip
+    tried = []
+    for line in shown:
+        for point, value in line.tried.items():
+            setting = " ".join(map(_short, point)) + (" (chosen)" if point == line.point else "")
+            tried.append([line.scenario, line.label, setting, f"{value:.4f}"])
     if tried:
-        edges = ", ".join(" ".join(filter(None, (line.scenario, line.label))) for line in shown if line.edge)
-        note = f"Mean over seeds {sweep.choose_seeds or sweep.seeds[:1]}."
+        edges = ", ".join(_joined(line.scenario, line.label) for line in shown if line.edge)
+        note = f"Mean over seeds {sweep.seeds_to_choose}."
         note += f" Chosen at a grid's end, so that a better value may lie beyond it: {edges}." if edges else ""
         head = ("scenario", "method", "setting", f"validation {sweep.metric}")
         made.append(Sheet("Chosen on validation examples", head, tried, note))
@@ -568,19 +573,16 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[S
         }
         for line in lines
     ]
-    blocks = [
-        Block(
-            scenario.name,
-            {line.label: list(line.folders.values()) for line in lines if line.scenario == scenario.name},
-        )
-        for scenario in sweep.scenarios
-    ]
-    write_comparison(out, sweep.title or "Comparison", blocks, made, content)
-    curves: dict[str, dict[str, list[Any]]] = {}
+    folders: dict[str, dict[str, list[Path]]] = {scenario.name: {} for scenario in sweep.scenarios}
     for line in lines:
-        if line.folders:
-            found = [read_lines(folder) for folder in line.folders.values()]
-            curves.setdefault(line.scenario, {})[line.label] = found
+        folders[line.scenario][line.label] = list(line.folders.values())
+    blocks = [Block(name, found) for name, found in folders.items()]
+    write_comparison(out, sweep.title or "Comparison", blocks, made, content)
+    curves = {
+        name: {label: [read_lines(folder) for folder in some] for label, some in found.items() if some}
+        for name, found in folders.items()
+        if any(found.values())
+    }
     if curves:
         from fedseed.reports.plots import draw_sweep  # matplotlib takes a while to import
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,32 +24,47 @@ STOPPED = "the sweep was stopped"
 
 
 @dataclass(frozen=True)
+class How:
+    """How a sweep's runs are run.
+
+    Args:
+        jobs: runs at a time; the machine's cores are shared out among them.
+        plugins: files and modules to load first, here and in the runs' processes.
+        trust_plugins: load what recipes name as plug-ins, too.
+        workers: local processes that each run deals its clients to; None: a run is one process.
+        threads: of each process.
+        overwrite: begin every run anew, also where a finished one lies.
+    """
+
+    jobs: int = 1
+    plugins: Sequence[str] = ()
+    trust_plugins: bool = False
+    workers: int | None = None
+    threads: int | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
 class Job:
     """One run.
 
     Args:
         name: what progress calls it.
         folder: where its files go.
-        recipe: its recipe.
-        settings: what is set in it.
-        plugins: files and modules to load first.
-        trust_plugins: load what the recipe names, too.
-        workers: local processes that the run deals its clients to; None: none.
-        threads: of each of the run's processes; None: as many as the run may use, shared out.
+        recipe: the file or the name of a packaged one.
+        settings: what is set in it, "key=value" each.
+        how: how it is run.
     """
 
     name: str
     folder: Path
     recipe: str
     settings: tuple[str, ...]
-    plugins: tuple[str, ...] = ()
-    trust_plugins: bool = False
-    workers: int | None = None
-    threads: int | None = None
+    how: How = How()
 
     def read(self) -> Recipe:
-        """The recipe as it will be run. Raises RecipeError if it is wrong."""
-        return read_recipe(self.recipe, self.settings, self.plugins, self.trust_plugins)
+        """Returns the recipe as it will be run. Raises RecipeError."""
+        return read_recipe(self.recipe, self.settings, self.how.plugins, self.how.trust_plugins)
 
 
 class WorkerPool:
@@ -199,10 +214,10 @@ def _run(order: dict[str, Any]) -> None:
         from fedseed.reports.screen import Screen
         from fedseed.runs.assembly import build
 
-        job = Job(**order)
+        job = Job(**{**order, "how": How(**order["how"])})
         checked = job.read()  # plug-ins are loaded here, in the process that runs them
         shown = Shown(Screen(width=120, force_terminal=False))
-        build(checked, Path(order["folder"]), shown, job.workers, job.threads).run(resume=True)
+        build(checked, Path(order["folder"]), shown, job.how.workers, job.how.threads).run(resume=True)
         code = 0
     except RecipeError as error:
         print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)

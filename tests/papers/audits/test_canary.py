@@ -12,7 +12,7 @@ from fedseed.privacy import PrivateSign
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture, TaskData
 from fedseed_papers.audits.canaries import planting
-from fedseed_papers.audits.canary import CanaryTest, Game, canary_test
+from fedseed_papers.audits.canary import CanaryTest, Game, Planned, canary_test
 from fedseed_papers.audits.canary_page import audit, numbers
 from support.command import fedseed
 from support.page import Page
@@ -146,6 +146,6 @@ def test_a_method_that_only_says_that_it_is_private_is_caught(tmp_path, monkeypa
 def test_it_is_at_chance_at_epsilon_1():
     """All of a client's data is the canary; the account is of a client."""
     private = digits("rounds=20", "method.batch=4", "method.epsilon=0.05", "method.learning_rate=0.02")
-    test = canary_test(private, 3, 100, copies=8)
+    test = canary_test(private, Planned(3, 100, copies=8))
     assert test.spent["epsilon_pure"] == pytest.approx(1.0) and test.epsilon <= 1
     assert test.found <= 1 and not test.contradicts  # two by chance: 3 in 10,000

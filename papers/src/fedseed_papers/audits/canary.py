@@ -178,51 +178,58 @@ class CanaryTest:
         return self.epsilon is not None and self.epsilon_at_least > self.epsilon
 
 
-def canary_test(
-    recipe: Recipe,
-    runs: int = 10,
-    candidates: int = 100,
-    copies: int = 1,
-    client: str | None = None,
-    seed: int = 1,
-    say: Say = lambda text: None,
-    by: By = "model",
-) -> CanaryTest:
-    """Run a recipe with and without a canary.
+@dataclass(frozen=True)
+class Planned:
+    """A canary test to be done.
 
     Args:
-        recipe: of any method, with any task whose examples have losses.
         runs: pairs of runs, of different seeds.
         candidates: N.
         copies: examples that the canary replaces.
         client: who gets the canary; None: the first.
-        seed: draws candidates, and in each run the canary.
-        say: shows a line of progress.
         by: what the attack has: the last model, or the orbit, which is every step.
+        seed: draws candidates, and in each run the canary.
+    """
+
+    runs: int = 10
+    candidates: int = 100
+    copies: int = 1
+    client: str | None = None
+    by: By = "model"
+    seed: int = 1
+
+
+def canary_test(recipe: Recipe, planned: Planned, say: Say = lambda text: None) -> CanaryTest:
+    """Run a recipe with and without a canary.
+
+    Args:
+        recipe: of any method, with any task whose examples have losses.
+        planned: what is planted, how often, and what the attack has.
+        say: shows a line of progress.
 
     Raises:
         RecipeError: the recipe has no losses to go by, the data no canary, or the method no odds of its steps.
     """
     if recipe.reward is not None:
         raise RecipeError("audit canary: a recipe with [reward] has no losses to go by")
-    if by == "orbit":
+    if planned.by == "orbit":
         by_orbit.check(recipe)
     data = load_data(recipe)
-    plan = planting(data, candidates, copies, client, seed)
+    plan = planting(data, planned.candidates, planned.copies, planned.client, planned.seed)
     bare = replace(data, evaluation={}, validation=())
-    drawn = np.random.default_rng([seed, 1])
+    drawn = np.random.default_rng([planned.seed, 1])
     games: list[Game] = []
     spent = None
-    for number in range(runs):
+    for number in range(planned.runs):
         own = recipe.seed + number
-        planted = int(drawn.integers(candidates))
-        twin = _run(recipe, bare, own, plan, by)
-        run = _run(recipe, bare, own, plan, by, planted)
+        planted = int(drawn.integers(planned.candidates))
+        twin = _run(recipe, bare, own, plan, planned.by)
+        run = _run(recipe, bare, own, plan, planned.by, planted)
         spent = run.spent
         games.append(Game(own, planted, twin.base, run.losses, twin.losses, twin.lengths, run.odds, twin.odds))
         placed = rank(games[-1].scores, planted)
-        say(f"run {number + 1} of {runs}: the canary is in place {placed} of {candidates}")
-    return CanaryTest(games, data.clients[plan.client].name, copies, spent)
+        say(f"run {number + 1} of {planned.runs}: the canary is in place {placed} of {planned.candidates}")
+    return CanaryTest(games, data.clients[plan.client].name, planned.copies, spent)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """What an audit found, as a page: answers in a sentence, curves, pictures, tables. Free of torch and Matplotlib."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from fedseed.reports.charts import line_chart, swatch
@@ -72,6 +74,11 @@ def audit_page(audit: Audit, seconds: float) -> str:
         charts=[chart for chart in charts if chart[1] is not None],
         took=human_seconds(seconds) if seconds >= 1 else "under a second",
     )
+
+
+def embedded(picture: Path) -> str:
+    """A PNG file as an address that a page carries in itself."""
+    return f"data:image/png;base64,{b64encode(picture.read_bytes()).decode()}"
 
 
 def audit_json(audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict[str, Any]:

@@ -216,33 +216,41 @@ class Attack:
             self.model.eval()
 
 
-def reconstruction(
-    recipe: Recipe,
-    attacked: Sequence[str] = ("ferret", "fedkseed", "feedsign", "fedsgd"),
-    counts: Sequence[int] = (8, 32, 64, 128, 256, 512, 1024),
-    examples: int = 3,
-    batches: Sequence[int] = (2, 4, 8),
-    steps: int = STEPS,
-    seed: int = 1,
-    linear: bool = False,
-    say: Say = lambda text: None,
-) -> Reconstruction:
-    """Attack messages of several methods on a recipe's model and data.
+@dataclass(frozen=True)
+class Attacked:
+    """What is attacked.
 
     Args:
-        recipe: model and data, and settings of directions; its method may be any.
-        attacked: methods, of `KNOWN`.
+        methods: whose messages, of `KNOWN`.
         counts: K.
         examples: pictures that are attacked, each alone.
         batches: how many are behind a message with the largest K, in a second series.
         steps: of matching.
         seed: draws the pictures.
         linear: a `PixelLayer` in place of the recipe's model.
+    """
+
+    methods: Sequence[str]
+    counts: Sequence[int]
+    examples: int
+    batches: Sequence[int]
+    steps: int
+    seed: int
+    linear: bool
+
+
+def reconstruction(recipe: Recipe, attacked: Attacked, say: Say = lambda text: None) -> Reconstruction:
+    """Attack messages of several methods on a recipe's model and data.
+
+    Args:
+        recipe: model and data, and settings of directions; its method may be any.
+        attacked: which messages.
         say: shows a line of progress.
 
     Raises:
         RecipeError: the data are no pictures, or a setting does not fit.
     """
+    counts, examples, batches = attacked.counts, attacked.examples, attacked.batches
     data = load_data(recipe)
     held = [example for client in data.clients for example in client.examples]
     if not held or not isinstance(held[0], Picture):
@@ -252,7 +260,7 @@ def reconstruction(
     equipment = equip(recipe, data)
     assert isinstance(equipment.objective, Images)
     model = equipment.model
-    if linear:
+    if attacked.linear:
         model = PixelLayer(equipment.objective.pixel_values(held[:1]).numel(), len(data.classes), recipe.seed)
     size = Worker(model, settings_for(recipe, "fedsgd", 0, 1), equipment.objective, 1).space.size
     if max(counts) * size > MOST_ENTRIES:
@@ -260,12 +268,12 @@ def reconstruction(
             f"--numbers {max(counts)}: so many directions of {size:,} parameters are more than the attack holds; take "
             'fewer, or let fewer parameters train, as with --set model.trainable="head"'
         )
-    drawn = np.random.default_rng(seed).permutation(len(held))
+    drawn = np.random.default_rng(attacked.seed).permutation(len(held))
     most = max([1, *batches])
     if max(examples, most) > len(held):
         raise RecipeError(f"audit reconstruct: {max(examples, most)} pictures are wanted, the clients have {len(held)}")
     picked = [held[i] for i in drawn[:OTHERS]]
-    attack = Attack(model, equipment.objective, len(data.classes), picked, steps, recipe.seed)
+    attack = Attack(model, equipment.objective, len(data.classes), picked, attacked.steps, recipe.seed)
     found = []
 
     def one(name: str, count: int, first: int, batch: int) -> None:
@@ -276,12 +284,12 @@ def reconstruction(
             f"{attempt.gradient_cosine:.2f}, picture's error {attempt.error:.2f}, {100 * attempt.identified:.0f}% known"
         )
 
-    for name in attacked:
+    for name in attacked.methods:
         for first in range(examples):
             for count in counts if name in COUNTED else [0]:
                 one(name, count, first, 1)
     for batch in batches:
-        for name in attacked:
+        for name in attacked.methods:
             if name in ("ferret", *WHOLE):
                 one(name, max(counts), 0, batch)
     truths = {first: attack.shown(picked[first : first + most]) for first in range(examples)}

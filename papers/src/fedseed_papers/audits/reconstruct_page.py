@@ -12,7 +12,7 @@ import numpy as np
 from fedseed.errors import plural
 from fedseed.reports.charts import Axis, Series
 from fedseed.reports.tables import Sheet, human_bytes
-from fedseed_papers.audits.page import Answer, Audit
+from fedseed_papers.audits.page import Answer, Audit, embedded
 from fedseed_papers.audits.reconstruct import COUNTED, Attempt, Reconstruction
 from fedseed_papers.findings import Panel
 
@@ -45,14 +45,14 @@ def attempts_csv(found: Reconstruction) -> str:
     return out.getvalue()
 
 
-def audit(found: Reconstruction, name: str, facts: Mapping[str, str], images: Sequence[tuple[str, str]]) -> Audit:
+def audit(found: Reconstruction, name: str, facts: Mapping[str, str], picture: Path) -> Audit:
     """The page's content.
 
     Args:
         found: what came of it.
         name: of the recipe.
         facts: where the numbers come from.
-        images: titles and pictures, as a page carries them.
+        picture: what `draw_pictures` wrote.
     """
     methods = list(dict.fromkeys(a.method for a in found.attempts))
     examples = len({a.example for a in found.attempts if a.batch == 1})
@@ -70,7 +70,7 @@ def audit(found: Reconstruction, name: str, facts: Mapping[str, str], images: Se
             *_batches(found, methods),
         ],
         [_table(found, methods), *_batch_table(found)],
-        images,
+        [("The true picture, and what was found from so many numbers", embedded(picture))],
         LIMITS,
         {"parameters that train": f"{found.size:,}", **facts},
     )

@@ -1,7 +1,6 @@
 """An audit's files: page.html, data.csv, picture.png, table-1.csv, ..., and audit.json, last."""
 
 import json
-from base64 import b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,11 +42,6 @@ def facts_of(name: str, recipe: Recipe, settings: list[str]) -> dict[str, str]:
         "versions": ", ".join(f"{package} {number}" for package, number in versions().items()),
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
-
-
-def embedded(picture: Path) -> str:
-    """A PNG file as an address that a page carries in itself."""
-    return f"data:image/png;base64,{b64encode(picture.read_bytes()).decode()}"
 
 
 def write_audit(out: Path, audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict[str, Any]:
