@@ -24,7 +24,7 @@ MODULES = [
     "fedseed.flower.server",
     "fedseed.tasks.instructions",
     "fedseed.tasks.natural_instructions",
-    "fedseed.tasks.sst2",
+    "fedseed.tasks.mezo",
     "fedseed.tasks.own",
     "fedseed.reports.partition",
     "fedseed.reports.pages",

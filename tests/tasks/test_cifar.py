@@ -76,7 +76,7 @@ def test_choosing_settings_never_sees_the_test_pictures(cifar10):
     data = CIFAR10Task(path=path, validation=15, evaluate_on="validation", evaluation=7).load()
     assert list(data.evaluation) == [""] and data.evaluation[""] == data.validation
     assert len(CIFAR10Task(path=path, evaluation=7, examples=50).load().evaluation[""]) == 7
-    with pytest.raises(RecipeError, match=r"task.validation = 0 keeps no picture"):
+    with pytest.raises(RecipeError, match=r"task.validation = 0 keeps no example"):
         CIFAR10Task(path=path, evaluate_on="validation").load()
     with pytest.raises(RecipeError, match=r"task.examples = 100 and task.validation = 30: the train part has 120"):
         CIFAR10Task(path=path, examples=100, validation=30).load()
@@ -88,7 +88,7 @@ def test_cifar_100_has_classes_and_superclasses(cifar100):
     assert len(data.classes) == 100 and data.classes[42] == "fine 42"
     assert len(data.clients) == 20 and len(pictures(data)) == 200
     assert [{p.label // 5 for p in c.examples} for c in data.clients] == [{i} for i in range(20)]
-    with pytest.raises(RecipeError, match=r'task.partition.field = "colour": these pictures have class and superclass'):
+    with pytest.raises(RecipeError, match=r'task.partition.field = "colour": "cifar100" has "class" and "superclass"'):
         CIFAR100Task(path=path, partition=ByField(field="colour")).load()
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice
-from fedseed.tasks.sst2 import SST2Task
+from fedseed.tasks.mezo import SST2Task
 
 SIZES = {"examples": 30, "validation": 10, "evaluation": 12}
 
@@ -64,6 +64,7 @@ def test_a_small_dev_file_is_used_whole_and_counted(sst2):
     assert len(data.evaluation[""]) == 20
     assert data.notes == (
         "30 training and 10 validation examples of 60 in the train file, 20 test examples of 20 in the dev file",
+        "5 clients hold 6 examples (iid)",
     )
 
 

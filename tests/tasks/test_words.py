@@ -75,7 +75,7 @@ def test_clients_may_have_a_family_or_a_word_each_or_mixtures():
     uneven = SMALL.model_copy(update={"partition": Dirichlet(alpha=0.1)}).load()
     kinds = [len({e.options[e.gold] for e in client.examples}) for client in uneven.clients]
     assert len(kinds) == 5 and min(kinds) < 6
-    with pytest.raises(RecipeError, match=r'task.partition.field = "topic": there is label, family'):
+    with pytest.raises(RecipeError, match=r'task.partition.field = "topic": "words" has "label" and "family"'):
         SMALL.model_copy(update={"partition": ByField(field="topic")}).load()
 
 

@@ -1,28 +1,27 @@
 """Data: what each client of a federation holds. Free of torch. A new task is a file, a line here and a test."""
 
 from fedseed.registry import Registry, check_class, name_of
-from fedseed.tasks.alpaca import AlpacaTask, CodeAlpacaTask
 from fedseed.tasks.base import Task
 from fedseed.tasks.cifar import CIFAR10Task, CIFAR100Task
 from fedseed.tasks.cloze import MNLITask, RTEMaskTask, SNLITask, SST2MaskTask, SST5Task, TRECTask
 from fedseed.tasks.digits import DigitsTask
-from fedseed.tasks.dolly import DollyTask
-from fedseed.tasks.gsm8k import GSM8KTask
+from fedseed.tasks.instruction_data import AlpacaTask, CodeAlpacaTask, DollyTask, GSM8KTask
 from fedseed.tasks.instructions import InstructionsTask
-from fedseed.tasks.natural_instructions import NaturalInstructionsTask
-from fedseed.tasks.own import FilesTask
-from fedseed.tasks.reading import DROPTask, SQuADTask
-from fedseed.tasks.sst2 import SST2Task
-from fedseed.tasks.superglue import (
+from fedseed.tasks.mezo import (
     BoolQTask,
     CBTask,
     COPATask,
+    DROPTask,
     MultiRCTask,
     ReCoRDTask,
     RTETask,
+    SQuADTask,
+    SST2Task,
     WICTask,
     WSCTask,
 )
+from fedseed.tasks.natural_instructions import NaturalInstructionsTask
+from fedseed.tasks.own import FilesTask
 from fedseed.tasks.words import WordsTask
 
 MEZO: tuple[type[Task], ...] = (

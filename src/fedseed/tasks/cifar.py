@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Picture
+from fedseed.tasks.dealt import Labelled
 from fedseed.tasks.files import data_folder, parse_json, read_text
 from fedseed.tasks.parquet import read_parquet
-from fedseed.tasks.pictures import Labelled, PictureTask
+from fedseed.tasks.pictures import PictureTask
 
 SIDE = 32
 Names = Mapping[str, Sequence[str]]  # of the labels, by field
@@ -45,31 +46,27 @@ class CIFAR(PictureTask):
             "www.cs.toronto.edu/~kriz/cifar.html (the binary version)"
         )
 
-    def read(self) -> tuple[Labelled, Labelled, tuple[str, ...]]:
+    def read(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
         folder = data_folder(self.path, self.hint)
         folder = folder / self.archive if (folder / self.archive).is_dir() else folder
+        files = sorted(folder.rglob("*.parquet"))
+        parts: dict[str, list[Row]] = {"train": [], "test": []}
         if (folder / self.test_file).is_file():
             names: Names = {field: _lines(folder / file) for field, (_, file, _) in self.labels.items()}
-            train = [row for name in self.train_files for row in self._records(folder / name, names)]
-            test = list(self._records(folder / self.test_file, names))
-            return self._part(train, names), self._part(test, names), tuple(names["class"])
-        files = sorted(folder.rglob("*.parquet"))
-        if not files:
+            parts["train"] = [row for name in self.train_files for row in self._records(folder / name, names)]
+            parts["test"] = list(self._records(folder / self.test_file, names))
+        elif not files:
             raise RecipeError(f'task.path = "{self.path}": the folder has no {self.test_file}; {self.hint}')
-        parts: dict[str, list[Row]] = {"train": [], "test": []}
-        for path in files:
-            for part, rows in parts.items():
-                if path.name.startswith(part):
-                    more, names = self._parquet(path)
-                    rows += more
+        else:
+            for path, part in ((path, part) for path in files for part in parts if path.name.startswith(part)):
+                more, names = self._parquet(path)
+                parts[part] += more
         for part, rows in parts.items():
             if not rows:
                 raise RecipeError(f'task.path = "{self.path}": no file {part}-....parquet with a row')
-        return self._part(parts["train"], names), self._part(parts["test"], names), tuple(names["class"])
-
-    def _part(self, rows: Sequence[Row], names: Names) -> Labelled:
-        fields = {field: [names[field][row[1][field]] for row in rows] for field in self.fields[1:]}
-        return Labelled([Picture(pixels, labels["class"]) for pixels, labels in rows], fields)
+        by = next((field for field in self.fields if self.dealt_by(field)), "class")
+        train = [Labelled(Picture(p, labels["class"]), names[by][labels[by]]) for p, labels in parts["train"]]
+        return train, [Picture(p, labels["class"]) for p, labels in parts["test"]], tuple(names["class"])
 
     def _checked(self, where: str, labels: dict[str, Any], names: Names) -> dict[str, Any]:
         for field, label in labels.items():

@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveInt
 
 from fedseed.errors import RecipeError
-from fedseed.tasks import sst2
+from fedseed.tasks import mezo
 from fedseed.tasks.data import MASK, Cloze
+from fedseed.tasks.dealt import Labelled
 from fedseed.tasks.drawn import DrawnTask, Files, class_of
 from fedseed.tasks.files import Record, read_text
-from fedseed.tasks.instruction_data import Labelled
 
 NLI_CLASSES = ("entailment", "neutral", "contradiction")
 NLI_WORDS = (" Yes", " Maybe", " No")
@@ -60,7 +60,6 @@ class ClozeTask(DrawnTask):
             yield Cloze(text, self.words, gold)
 
     def label_of(self, row: Record, example: Any) -> str:
-        """The right word."""
         return self.words[example.gold].strip()
 
     def draw(self, rows: Sequence[Labelled], place: str) -> tuple[list[Labelled], list[Labelled], str]:
@@ -92,14 +91,14 @@ class SST2MaskTask(ClozeTask):
 
     name: Literal["sst2-mask"] = "sst2-mask"
     about: ClassVar[str] = "SST-2 (film reviews, two classes) from GLUE's files, few-shot with a mask"
-    hint = sst2.HINT
-    words = sst2.OPTIONS
-    train_files = sst2.TRAIN_FILES
-    test_files: ClassVar[Files] = sst2.TEST_FILES
+    hint = mezo.SST2_HINT
+    words = mezo.SST2_OPTIONS
+    train_files = mezo.SST2_TRAIN
+    test_files: ClassVar[Files] = mezo.SST2_TEST
 
     def text_and_class(self, row: Record) -> tuple[str, int]:
         """The sentence, then "It was" and the mask."""
-        sentence, label = sst2.sentence_and_class(row)
+        sentence, label = mezo.sentence_and_class(row)
         return f"{sentence} It was {MASK}.", label
 
 
@@ -119,7 +118,6 @@ class SST5Task(ClozeTask):
     test_is = "test"
 
     def records(self, path: Path) -> Iterable[Record]:
-        """The rows of a csv file, or the trees' sentences."""
         return _csv(path) if path.suffix == ".csv" else _trees(path)
 
     def text_and_class(self, row: Record) -> tuple[str, int]:
@@ -144,11 +142,9 @@ class TRECTask(ClozeTask):
     test_is = "test"
 
     def records(self, path: Path) -> Iterable[Record]:
-        """The rows of a csv file, or of a label file."""
         return _csv(path) if path.suffix == ".csv" else _labelled(path)
 
     def text_and_class(self, row: Record) -> tuple[str, int]:
-        """The mask, a colon and the question."""
         return f"{MASK}: {row.field('text', str).strip()}", class_of(row, self.classes)
 
 
@@ -178,7 +174,6 @@ class InferenceTask(PairTask):
     left_out = "annotators did not agree on a label"
 
     def text_and_class(self, row: Record) -> tuple[str, int] | None:
-        """Both sentences with the mask between them."""
         if row.field("gold_label", str) == "-":
             return None
         text = self.pair(row.field("sentence1", str), row.field("sentence2", str))
@@ -221,7 +216,6 @@ class RTEMaskTask(PairTask):
     test_files: ClassVar[Files] = {"": ("dev.tsv",)}
 
     def text_and_class(self, row: Record) -> tuple[str, int]:
-        """Both sentences with the mask between them."""
         text = self.pair(row.field("sentence1", str), row.field("sentence2", str))
         return text, class_of(row, ("entailment", "not_entailment"))
 

@@ -14,7 +14,8 @@ from pydantic import Field, NonNegativeInt
 from fedseed.errors import RecipeError, to_install
 from fedseed.randomness import Domain, permutation
 from fedseed.tasks.data import Picture
-from fedseed.tasks.pictures import Labelled, PictureTask
+from fedseed.tasks.dealt import Labelled
+from fedseed.tasks.pictures import PictureTask
 
 SHARE_SEED = 8  # of the images' order; fixed, so that the base's images are the same for everybody
 SIZE = 1797
@@ -74,17 +75,9 @@ class DigitsTask(PictureTask):
     classes: list[int] = Field(default_factory=lambda: list(range(10)))
     validation: NonNegativeInt = 200
 
-    def read(self) -> tuple[Labelled, Labelled, tuple[str, ...]]:
-        """The images in their fixed order: test, train; the last ones are the base's and left out.
-
-        Raises:
-            RecipeError: scikit-learn is missing, or `classes` are not at least two different digits.
-        """
-        if (
-            len(self.classes) < 2
-            or len(set(self.classes)) < len(self.classes)
-            or not set(self.classes) <= set(range(10))
-        ):
+    def read(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
+        wanted = set(self.classes)
+        if not 2 <= len(self.classes) == len(wanted) or not wanted <= set(range(10)):
             raise RecipeError(f"task.classes = {self.classes}: two or more different digits from 0 to 9 are needed")
-        test, train = digit_pictures(self.classes, 0, TEST), digit_pictures(self.classes, TEST)
-        return Labelled(train, {}), Labelled(test, {}), tuple(map(str, self.classes))
+        train = [Labelled(p, str(self.classes[p.label])) for p in digit_pictures(self.classes, TEST)]
+        return train, digit_pictures(self.classes, 0, TEST), tuple(map(str, self.classes))

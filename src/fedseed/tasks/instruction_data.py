@@ -1,87 +1,74 @@
-"""What tasks made from a data set of instructions share: finding it, holding examples out, dealing the rest."""
+"""Data sets of instructions: Dolly-15k, Alpaca, CodeAlpaca and GSM8K, from their files or the hub, in Alpaca's prompt.
+
+Dolly-15k (Conover et al., 2023), lines of {"instruction", "context", "response", "category"}. The published protocol
+(Qin et al., ICML 2024, Section 5.1 and Appendix G.1, and its code): the last category in alphabetical order,
+summarization, is evaluated on; the other seven are dealt to 200 clients by Dirichlet(alpha) over the category, alpha =
+0.5 or 5.0, until each has ten examples. The published code also gives nothing more to a client that has its mean share;
+the paper does not say so, and it is not done here.
+
+Alpaca (Taori et al., 2023): 52,002 rows of {"instruction", "input", "output"} without labels. CodeAlpaca (Chaudhary,
+2023) in the form that federated papers use (rosetta_alpaca.json): a row's `input` is the programming language that the
+answer must be in. FedMeZO (Ling et al., 2024, Appendix E.1) and Ferret (Shu et al., 2025, Appendix C.1.2) leave X86-64
+Assembly out, of which there is little, and hold 10% out; Ferret makes each of the other nine languages a client.
+No-break spaces are taken away, as FederatedScope does, which FedMeZO's data comes from.
+
+GSM8K (Cobbe et al., 2021), lines of {"question", "answer"}; an answer ends in "#### " and its number. FedMeZO and
+Ferret deal the train file to three clients at random and evaluate on the test file. Scores: Rouge-L, as Ferret reports
+it, and how often the final number is right.
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
-from fedseed.randomness.seed import Seed
-from fedseed.tasks.base import Task
-from fedseed.tasks.data import ClientData, TaskData, who_holds
+from fedseed.tasks.data import Example
+from fedseed.tasks.dealt import DealtTask, Labelled, Parts, Share, share_of
 from fedseed.tasks.files import Record, read_records
 from fedseed.tasks.hub import hub_rows
-from fedseed.tasks.partition import IID, AnyPartition, ByField
+from fedseed.tasks.metrics import last_number
+from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
+from fedseed.tasks.prompts import alpaca_prompt, prompt_with_context_said
 
 HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
-Share = Annotated[float, Field(ge=0, lt=1)]
+LEFT_OUT = "X86-64 Assembly"
+LANGUAGES = ("C", "C#", "C++", "Go", "Java", "PHP", "Pascal", "Python", "Scala")
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """An example and the label it may be dealt by ("" if the data has none)."""
-
-    example: Any
-    label: str = ""
-
-
-class InstructionData(Task):
-    """Settings that these tasks share. A data set adds its name, where its rows are, and what a row becomes.
+class InstructionData(DealtTask):
+    """Settings that these tasks share: those of `DealtTask`, and what is drawn.
 
     Args:
         path: the data set's file, a folder with it, or its name on the Hugging Face hub.
-        clients: data holders; None: as many as the papers have, or as `partition.field` has values.
-        partition: how training examples are dealt to clients.
         examples: training examples of all clients together, drawn at random; None: all that are not held out.
         held_out: share of the examples that the run reports on; without effect if the data set has a test part.
         evaluation: at most so many held-out examples are evaluated on; None: all.
         validation: share of the other examples that no client gets, to choose settings on.
-        evaluate_on: "test", or "validation" while choosing settings.
-        seed: draws and deals examples; apart from the run's seed, so that runs share their data.
     """
 
     hint: ClassVar[str]  # what `path` may be and where the data set comes from
-    fields: ClassVar[tuple[str, ...]] = ()  # what partition.field may name
+    fields: ClassVar[tuple[str, ...]] = ()
     default_clients: ClassVar[int] = 3
-    scores: ClassVar[tuple[str, ...]] = ("rouge_l",)
 
     path: str
-    clients: PositiveInt | None = None
-    partition: AnyPartition = IID()
     examples: PositiveInt | None = None
     held_out: Share = 0.1
     evaluation: PositiveInt | None = None
     validation: Share = 0.02
-    evaluate_on: Literal["test", "validation"] = "test"
-    seed: Seed = 0
-
-    def client_names(self) -> list[str] | None:
-        """By their numbers, or the values of a field."""
-        return names_dealt(self.partition, self.clients, self.default_clients)
 
     @abstractmethod
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        """The examples, those of a test part (None: there is none, `held_out` applies), and lines for the notes.
+        """Returns the examples, those of a test part (None: there is none, `held_out` applies), and notes.
 
         Raises:
             RecipeError: the data can't be had or is malformed.
         """
 
-    def load(self) -> TaskData:
-        """The clients' examples and the evaluation set.
-
-        Raises:
-            RecipeError: the data can't be had or is malformed, or does not fit the settings.
-        """
-        if isinstance(self.partition, ByField) and self.partition.field not in self.fields:
-            known = f"there is {', '.join(self.fields)}" if self.fields else "this data set has no field to deal by"
-            raise RecipeError(f'task.partition.field = "{self.partition.field}": {known}')
-        if self.evaluate_on == "validation" and not self.validation:
-            raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
+    def parts(self) -> Parts:
         rows, test, notes = self.read()
         order = permutation(self.seed, Domain.PARTITION, len(rows), HELD_OUT).tolist()
         if test is None:
@@ -100,14 +87,10 @@ class InstructionData(Task):
         notes.append(
             f"{len(held):,} training, {len(validation):,} validation and {len(evaluation):,} held-out examples"
         )
-        clients = deal_clients(held, self.partition, self.clients, self.default_clients, self.seed)
-        sizes = [len(client.examples) for client in clients]
-        notes.append(f"{who_holds(sizes)} ({self.partition.kind})")
-        chosen = validation if self.evaluate_on == "validation" else evaluation
-        return TaskData(clients, {"": chosen}, validation, tuple(notes), self.scores)
+        return Parts(held, validation, {"": evaluation}, notes)
 
     def rows(self, names: Sequence[str], split: str = "train", config: str | None = None) -> list[Record]:
-        """The rows of the data set, or of one part of it.
+        """Returns the rows of the data set, or of one part of it.
 
         Args:
             names: what its file may be called in a folder.
@@ -118,63 +101,143 @@ class InstructionData(Task):
             RecipeError: they can't be found or read.
         """
         place = Path(self.path).expanduser()
-        if place.is_file():
-            return read_records(place)
-        for name in names:
-            if (place / name).is_file():
-                return read_records(place / name)
+        file = next((file for file in (place, *(place / name for name in names)) if file.is_file()), None)
+        if file is not None:
+            return read_records(file)
         if place.is_dir() and not any(place.rglob("*.parquet")):
             raise RecipeError(f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}')
         return hub_rows(self.path, split, config, self.hint)
 
 
-def share_of(share: float, count: int) -> int:
-    """How many of `count` a share is: one at least, unless it is nothing."""
-    return max(1, round(share * count)) if share else 0
-
-
-def without_empty(rows: Sequence[Labelled]) -> tuple[list[Labelled], str]:
-    """The rows that have a response, and a line about them."""
-    kept = [row for row in rows if row.example.response.strip()]
-    return kept, f"{len(rows) - len(kept):,} of {len(rows):,} examples left out (no response)"
-
-
-def numbered(count: int) -> list[str]:
-    """Names of clients that have none of their own."""
-    digits = max(2, len(str(count)))
-    return [f"client-{number:0{digits}d}" for number in range(1, count + 1)]
-
-
-def names_dealt(partition: AnyPartition, clients: int | None, default: int) -> list[str] | None:
-    """The names that `deal_clients` will give; None: a field's values, which only the data says."""
-    return None if isinstance(partition, ByField) else numbered(clients or default)
-
-
-def deal_clients(
-    rows: Sequence[Labelled], partition: AnyPartition, clients: int | None, default: int, seed: int
-) -> list[ClientData]:
-    """Clients with their examples and labels.
+class DollyTask(InstructionData):
+    """Settings of the "dolly-15k" task: those of `InstructionData` and two more.
 
     Args:
-        rows: what is dealt.
-        partition: how.
-        clients: how many; None: `default`, or as many as a field has values.
-        default: how many where nothing says it.
-        seed: draws the partition.
-
-    Raises:
-        RecipeError: the partition is not possible.
+        prompt: Alpaca's template, which says nothing of an input to an instruction without context ("alpaca"), or as
+            FedKSeed's and Ferret's papers fill it, with one opening for both (FedKSeed, Table 6; "paper").
+        test_category: which category is evaluated on and no client holds: "last" in alphabetical order, a category's
+            name, or "none" (then `held_out` of all examples).
     """
-    labels = [row.label for row in rows]
-    if isinstance(partition, ByField):
-        dealt = partition.deal(labels, clients, seed)
-        held = [dict.fromkeys(labels[i] for i in mine) for mine in dealt]
-        names = [next(iter(h)) for h in held] if all(len(h) == 1 for h in held) else numbered(len(dealt))
-    else:
-        dealt = partition.deal(labels, clients or default, seed)
-        names = numbered(len(dealt))
-    known = any(labels)
-    return [
-        ClientData(name, [rows[i].example for i in mine], [labels[i] for i in mine] if known else ())
-        for name, mine in zip(names, dealt, strict=True)
-    ]
+
+    name: Literal["dolly-15k"] = "dolly-15k"
+    about: ClassVar[str] = "Dolly-15k, seven categories for 200 clients by Dirichlet, the eighth to evaluate on"
+    hint: ClassVar[str] = (
+        "give databricks-dolly-15k.jsonl or the folder that holds it (huggingface.co/datasets/databricks/"
+        'databricks-dolly-15k), or "databricks/databricks-dolly-15k"'
+    )
+    fields: ClassVar[tuple[str, ...]] = ("category",)
+    default_clients: ClassVar[int] = 200
+
+    partition: AnyPartition = Dirichlet(alpha=0.5, minimum=10)
+    test_category: str = "last"
+    prompt: Literal["alpaca", "paper"] = "alpaca"
+
+    def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
+        make = alpaca_prompt if self.prompt == "alpaca" else prompt_with_context_said
+        read = []
+        for row in self.rows(["databricks-dolly-15k.jsonl"]):
+            text = make(row.field("instruction", str), row.field("context", str))
+            read.append(Labelled(Example(text, row.field("response", str)), row.field("category", str)))
+        rows, note = _answered(read)
+        if self.test_category == "none":
+            return rows, None, [note]
+        categories = sorted({row.label for row in rows})
+        last = categories[-1] if categories else ""
+        held_out = last if self.test_category == "last" else self.test_category
+        if held_out not in categories:
+            raise RecipeError(
+                f'task.test_category = "{self.test_category}": the data has {", ".join(categories)}; or "last", "none"'
+            )
+        rest = [row for row in rows if row.label != held_out]
+        return rest, [row for row in rows if row.label == held_out], [note, f"no client holds category {held_out}"]
+
+
+class AlpacaTask(InstructionData):
+    """Settings of the "alpaca" task: those of `InstructionData`. The papers name no test part; 1% is held out."""
+
+    name: Literal["alpaca"] = "alpaca"
+    about: ClassVar[str] = "Alpaca (52,002 instructions), dealt to three clients at random"
+    hint: ClassVar[str] = (
+        "give alpaca_data.json or the folder that holds it (github.com/tatsu-lab/stanford_alpaca), "
+        'or "tatsu-lab/alpaca"'
+    )
+
+    held_out: Share = 0.01
+    validation: Share = 0.01
+
+    def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
+        rows, note = _answered([Labelled(_alpaca_example(row)) for row in self.rows(["alpaca_data.json"])])
+        return rows, None, [note]
+
+
+class CodeAlpacaTask(InstructionData):
+    """Settings of the "code-alpaca" task: those of `InstructionData`."""
+
+    name: Literal["code-alpaca"] = "code-alpaca"
+    about: ClassVar[str] = "CodeAlpaca, each of nine programming languages a client, 10% held out"
+    hint: ClassVar[str] = (
+        "give rosetta_alpaca.json or the folder that holds it (github.com/sahil280114/codealpaca, folder data)"
+    )
+    fields: ClassVar[tuple[str, ...]] = ("language",)
+
+    partition: AnyPartition = ByField(field="language")
+
+    def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
+        read = self.rows(["rosetta_alpaca.json", "code_alpaca_20k.json"])
+        kept = [row for row in read if row.values.get("input") != LEFT_OUT]
+        rows, note = _answered([Labelled(_alpaca_example(row, "\u00a0"), self._language(row)) for row in kept])
+        return rows, None, [f"{len(read) - len(kept):,} of {len(read):,} examples left out ({LEFT_OUT})", note]
+
+    def _language(self, row: Record) -> str:
+        language = row.values.get("input")
+        if language in LANGUAGES:
+            return str(language)
+        if isinstance(self.partition, IID | Quantity):
+            return ""  # the larger CodeAlpaca has other inputs; dealing them needs no language
+        raise RecipeError(
+            f'{row.where}: "input" = {language!r}: one of {", ".join(LANGUAGES)} is expected, for '
+            f'task.partition.kind = "{self.partition.kind}" deals by language; "iid" and "quantity" do without'
+        )
+
+
+class GSM8KTask(InstructionData):
+    """Settings of the "gsm8k" task: those of `InstructionData`.
+
+    If `path` is a single file, the test part is test.jsonl beside it; without one, `held_out` applies.
+    """
+
+    name: Literal["gsm8k"] = "gsm8k"
+    about: ClassVar[str] = "GSM8K (grade school mathematics), dealt to three clients at random"
+    hint: ClassVar[str] = (
+        "give the folder with train.jsonl and test.jsonl (github.com/openai/grade-school-math, "
+        'grade_school_math/data), or "openai/gsm8k"'
+    )
+    scores: ClassVar[tuple[str, ...]] = ("rouge_l", "final_number")
+
+    def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
+        train = [self._example(row) for row in self.rows(["train.jsonl"], "train", "main")]
+        place = Path(self.path).expanduser()
+        if not place.is_file():
+            return train, [self._example(row) for row in self.rows(["test.jsonl"], "test", "main")], []
+        beside = place.with_name("test.jsonl")
+        if not beside.is_file() or beside == place:
+            return train, None, []
+        return train, [self._example(row) for row in read_records(beside)], []
+
+    def _example(self, row: Record) -> Labelled:
+        answer = row.field("answer", str)
+        if "####" not in answer or last_number(answer) is None:
+            raise RecipeError(f'{row.where}: "answer" must end in "#### " and a number: {answer[-40:]!r}')
+        return Labelled(Example(alpaca_prompt(row.field("question", str)), answer))
+
+
+def _alpaca_example(row: Record, unwanted: str = "") -> Example:
+    """Returns a row in Alpaca's template, with something taken out of instruction and output."""
+    instruction, output = (row.field(name, str).replace(unwanted, "") for name in ("instruction", "output"))
+    return Example(alpaca_prompt(instruction, row.field("input", str) if "input" in row.values else ""), output)
+
+
+def _answered(rows: Sequence[Labelled]) -> tuple[list[Labelled], str]:
+    """Returns the rows that have a response, and a line about them."""
+    kept = [row for row in rows if row.example.response.strip()]
+    return kept, f"{len(rows) - len(kept):,} of {len(rows):,} examples left out (no response)"

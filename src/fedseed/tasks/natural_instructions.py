@@ -20,8 +20,8 @@ from fedseed.randomness import Domain, sample
 from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ClientData, Example, TaskData
+from fedseed.tasks.dealt import Share, share_of
 from fedseed.tasks.files import Record, data_folder, read_json, read_text
-from fedseed.tasks.instruction_data import Share, share_of
 from fedseed.tasks.prompts import alpaca_prompt
 
 HINT = (

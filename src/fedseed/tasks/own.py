@@ -17,16 +17,17 @@ from fedseed.randomness import Domain, permutation
 from fedseed.randomness.seed import Seed
 from fedseed.tasks.base import Task
 from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData, who_holds
+from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, share_of
 from fedseed.tasks.files import Record, read_text
 from fedseed.tasks.forms import TEXT, Made, Style, Template, ToLabel, finisher
 from fedseed.tasks.hub import is_hub_name, is_saved
-from fedseed.tasks.instruction_data import HELD_OUT, Labelled, Share, deal_clients, names_dealt, share_of
 from fedseed.tasks.lines import Reader, SourceLine, repeated
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 from fedseed.tasks.party import own_place
 from fedseed.tasks.sources import HINT, clients_in, each_row, hub_source, sources_in
 
 DEFAULT_CLIENTS = 5
+HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from fedseed.errors import RecipeError
 from fedseed.randomness import Domain, permutation
-from fedseed.randomness.seed import Seed
-from fedseed.tasks.base import Task
-from fedseed.tasks.data import NextWord, TaskData, who_holds
-from fedseed.tasks.instruction_data import Labelled, deal_clients, names_dealt
-from fedseed.tasks.partition import IID, AnyPartition, ByField
+from fedseed.tasks.data import NextWord
+from fedseed.tasks.dealt import DealtTask, Labelled, Parts
 from fedseed.tasks.review_text import TOPICS, Review, reviews
 
-CLIENTS = 5  # as in FeedSign's experiments
-FIELDS = ("label", "family")
 FamilyName = Literal["feeling", "topic"]
 
 
@@ -49,34 +43,27 @@ FAMILIES: dict[FamilyName, ReviewFamily] = {
 }
 
 
-class WordsTask(Task):
-    """Settings of the "words" task.
+class WordsTask(DealtTask):
+    """Settings of the "words" task: those of `DealtTask`, and what is asked. A partition's labels are the right words.
 
     Args:
-        families: what is asked: "feeling" (two words), "topic" (four). Each review is asked about once.
-        clients: data holders; None: 5, or as many as `partition.field` has values.
-        partition: how training examples are dealt; its labels are the right words. {kind = "field", field = "family"}
-            gives a family to each client, field = "label" a word.
+        families: what is asked: "feeling" (two words), "topic" (four). Each review is asked about once. A partition by
+            field = "family" gives one to each client, field = "label" a word.
         examples: training examples of all clients together.
         validation: further ones, to choose settings on.
         evaluation: examples that the run reports on, of all families and of each.
-        evaluate_on: "test", or "validation" while choosing settings.
         scrambled: training answers go to other reviews of the family, at random (a control).
-        seed: writes and deals reviews; apart from the run's seed, so that runs share their data.
     """
 
     name: Literal["words"] = "words"
     about: ClassVar[str] = 'reviews in a closed world of words: the base "words" half knows the answers, offline'
+    fields: ClassVar[tuple[str, ...]] = ("label", "family")
 
     families: list[FamilyName] = Field(["feeling", "topic"], min_length=1)
-    clients: PositiveInt | None = None
-    partition: AnyPartition = IID()
     examples: PositiveInt = 1000
     validation: PositiveInt = 300
     evaluation: PositiveInt = 500
-    evaluate_on: Literal["test", "validation"] = "test"
     scrambled: bool = False
-    seed: Seed = 0
 
     @field_validator("families")
     @classmethod
@@ -85,36 +72,27 @@ class WordsTask(Task):
             raise ValueError(f"a family stands there twice: {', '.join(names)}")
         return names
 
-    def client_names(self) -> list[str] | None:
-        """By their numbers, or the values of a field."""
-        return names_dealt(self.partition, self.clients, CLIENTS)
-
-    def load(self) -> TaskData:
-        """The clients' examples and the evaluation sets; test and validation reviews do not depend on `examples`.
-
-        Raises:
-            RecipeError: the examples can't be dealt as asked.
-        """
-        if isinstance(self.partition, ByField) and self.partition.field not in FIELDS:
-            raise RecipeError(f'task.partition.field = "{self.partition.field}": there is {", ".join(FIELDS)}')
+    def parts(self) -> Parts:
+        """Test and validation reviews do not depend on `examples`."""
         sizes = self.evaluation, self.validation, self.examples
         rows = self._asked(reviews(self.seed, sum(sizes)))
         test, validation, train = rows[: sizes[0]], rows[sizes[0] : sizes[0] + sizes[1]], rows[sizes[0] + sizes[1] :]
         if self.scrambled:
             train = self._scrambled(train)
-        by_family = isinstance(self.partition, ByField) and self.partition.field == "family"
+        by_family = self.dealt_by("family")
         labelled = [Labelled(one, name if by_family else one.options[one.gold].strip()) for name, one in train]
-        clients = deal_clients(labelled, self.partition, self.clients, CLIENTS, self.seed)
-        chosen = validation if self.evaluate_on == "validation" else test
-        sets = {"": [one for _, one in chosen]}
+        notes = [f"{len(train):,} training, {len(validation):,} validation and {len(test):,} test reviews"]
+        if self.scrambled:
+            notes.append("training answers are scrambled: a control")
+        sets = self._sets(validation)
+        return Parts(labelled, sets[""], self._sets(test), notes, validation_sets=sets)
+
+    def _sets(self, rows: Sequence[tuple[FamilyName, NextWord]]) -> dict[str, list[NextWord]]:
+        """Returns all rows, and those of each family if there are several."""
+        sets = {"": [one for _, one in rows]}
         if len(self.families) > 1:
-            sets |= {f"{family}_": [one for name, one in chosen if name == family] for family in self.families}
-        notes = (
-            f"{len(train):,} training, {len(validation):,} validation and {len(test):,} test reviews",
-            f"{who_holds([len(client.examples) for client in clients])} ({self.partition.kind})",
-            *(("training answers are scrambled: a control",) if self.scrambled else ()),
-        )
-        return TaskData(clients, {k: v for k, v in sets.items() if v}, [one for _, one in validation], notes)
+            sets |= {f"{family}_": [one for name, one in rows if name == family] for family in self.families}
+        return {prefix: found for prefix, found in sets.items() if found}
 
     def _asked(self, texts: Sequence[Review]) -> list[tuple[FamilyName, NextWord]]:
         """Each review with a question, of the families in turn."""

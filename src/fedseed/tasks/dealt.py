@@ -1,0 +1,152 @@
+"""Tasks whose training examples are dealt to clients by a partition, by labels that the data or the examples have."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from fedseed.errors import RecipeError
+from fedseed.randomness.seed import Seed
+from fedseed.tasks.base import Task
+from fedseed.tasks.data import ClientData, TaskData, span, who_holds
+from fedseed.tasks.partition import IID, AnyPartition, ByField
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An example and the label it may be dealt by ("" if the data has none)."""
+
+    example: Any
+    label: str = ""
+
+
+@dataclass
+class Parts:
+    """What a data set is divided into.
+
+    Args:
+        train: what is dealt to clients.
+        validation: what no client gets, to choose settings on.
+        tests: what a run reports on, by prefix of the metrics' names.
+        notes: lines about them.
+        classes: of pictures, their names.
+        validation_sets: the validation examples by prefix, where a run may report on several sets of them.
+    """
+
+    train: Sequence[Labelled]
+    validation: Sequence[Any]
+    tests: Mapping[str, Sequence[Any]]
+    notes: list[str] = field(default_factory=list)
+    classes: tuple[str, ...] = ()
+    validation_sets: Mapping[str, Sequence[Any]] | None = None
+
+
+class DealtTask(Task):
+    """Settings that these tasks share. A task says how it divides its data, and what a partition may go by.
+
+    Args:
+        clients: data holders; None: as many as the papers have, or as `partition.field` has values.
+        partition: how training examples are dealt to clients.
+        evaluate_on: "test", or "validation" while choosing settings.
+        seed: draws and deals examples; apart from the run's seed, so that runs share their data.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("label",)  # what partition.field may name
+    default_clients: ClassVar[int] = 5  # as in FeedSign's experiments
+    scores: ClassVar[tuple[str, ...]] = TaskData.scores  # how generated answers are scored
+
+    clients: PositiveInt | None = None
+    partition: AnyPartition = IID()
+    evaluate_on: Literal["test", "validation"] = "test"
+    seed: Seed = 0
+
+    @abstractmethod
+    def parts(self) -> Parts:
+        """Divides the data.
+
+        Raises:
+            RecipeError: the data can't be had or is malformed, or is too little.
+        """
+
+    @property
+    def dealing_seed(self) -> int:
+        """What draws the partition."""
+        return self.seed
+
+    def dealt_by(self, field: str) -> bool:
+        """Returns whether the partition goes by a field of the data."""
+        return isinstance(self.partition, ByField) and self.partition.field == field
+
+    def client_names(self) -> list[str] | None:
+        return names_dealt(self.partition, self.clients, self.default_clients)
+
+    def load(self) -> TaskData:
+        if isinstance(self.partition, ByField) and self.partition.field not in self.fields:
+            known = f'"{self.name}" has ' + (
+                " and ".join(f'"{field}"' for field in self.fields) or "no field to deal by"
+            )
+            raise RecipeError(f'task.partition.field = "{self.partition.field}": {known}')
+        if self.evaluate_on == "validation" and not getattr(self, "validation", 1):
+            raise RecipeError('task.evaluate_on = "validation": task.validation = 0 keeps no example for it')
+        parts = self.parts()
+        clients = deal_clients(parts.train, self.partition, self.clients, self.default_clients, self.dealing_seed)
+        sizes, of_classes = [len(client.examples) for client in clients], ""
+        if parts.classes:
+            kinds = [len({picture.label for picture in client.examples}) for client in clients]
+            of_classes = f" of {span(kinds, 'class', 'classes')}"
+        held = who_holds(sizes, "picture" if parts.classes else "example")
+        notes = (*parts.notes, f"{held}{of_classes} ({self.partition.kind})")
+        sets = parts.tests
+        if self.evaluate_on == "validation":
+            sets = parts.validation_sets or {"": parts.validation}
+        return TaskData(clients, sets, parts.validation, notes, self.scores, parts.classes)
+
+
+def share_of(share: float, count: int) -> int:
+    """Returns how many of `count` a share is: one at least, unless it is nothing."""
+    return max(1, round(share * count)) if share else 0
+
+
+def numbered(count: int) -> list[str]:
+    """Returns names of clients that have none of their own."""
+    digits = max(2, len(str(count)))
+    return [f"client-{number:0{digits}d}" for number in range(1, count + 1)]
+
+
+def names_dealt(partition: AnyPartition, clients: int | None, default: int) -> list[str] | None:
+    """Returns the names that `deal_clients` will give; None: a field's values, which only the data says."""
+    return None if isinstance(partition, ByField) else numbered(clients or default)
+
+
+def deal_clients(
+    rows: Sequence[Labelled], partition: AnyPartition, clients: int | None, default: int, seed: int
+) -> list[ClientData]:
+    """Returns clients with their examples and labels.
+
+    Args:
+        rows: what is dealt.
+        partition: how.
+        clients: how many; None: `default`, or as many as a field has values.
+        default: how many where nothing says it.
+        seed: draws the partition.
+
+    Raises:
+        RecipeError: the partition is not possible.
+    """
+    labels = [row.label for row in rows]
+    if isinstance(partition, ByField):
+        dealt = partition.deal(labels, clients, seed)
+        held = [dict.fromkeys(labels[i] for i in mine) for mine in dealt]
+        names = [next(iter(h)) for h in held] if all(len(h) == 1 for h in held) else numbered(len(dealt))
+    else:
+        dealt = partition.deal(labels, clients or default, seed)
+        names = numbered(len(dealt))
+    known = any(labels)
+    return [
+        ClientData(name, [rows[i].example for i in mine], [labels[i] for i in mine] if known else ())
+        for name, mine in zip(names, dealt, strict=True)
+    ]
