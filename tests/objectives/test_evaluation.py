@@ -182,7 +182,7 @@ def test_what_a_model_has_no_room_for_is_counted_and_left_out(natural_instructio
         train={"task001_a": rows}, test={"task002_b": [*rows[:3], ("word " * 150, ["no"]), ("a " * 400, ["no"])]}
     )
     found = federation(tmp_path, folder, new=150)
-    assert found.notes[2:] == (
+    assert found.spec.notes[2:] == (
         "1 of 5 examples of the evaluation set left out (over the model's 256 positions)",
         "1 answers get fewer than evaluation.max_new_tokens = 150 (the model has 256 positions)",
     )
