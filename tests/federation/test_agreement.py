@@ -49,7 +49,7 @@ class Talk:
         self.refused = []
 
     async def __aenter__(self):
-        end = await Hub().transport("run").coordinator(print)
+        end = await Hub().transport("run").coordinator()
         self.rejected = Rejected(Silent(), "run")
         session = Session(end, self.settings, Silent(), self.rejected)
         self.roster = Roster(1000.0, self.settings.names, self.settings.enrols)

@@ -20,7 +20,7 @@ from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.protocol import Stored
 from fedseed.methods import ZOFedSGD
 from fedseed.orbit import Orbit
-from fedseed.transport.base import Access
+from fedseed.transport.base import Access, Events
 from fedseed.transport.keys import make
 from fedseed.transport.nats_connection import connect
 from fedseed.transport.signatures import Signatures
@@ -125,7 +125,7 @@ def test_without_credentials_nothing_can_be_read_or_published(secured, tmp_path)
 
     def refusal(*arguments, url=server.url):
         with pytest.raises(NetworkError) as error:
-            asyncio.run(connect(url, subjects, "client-4", *arguments))
+            asyncio.run(connect(Access(url, *arguments), subjects, "client-4"))
         return str(error.value)
 
     assert "a key is needed" in refusal(None, ca)
@@ -147,7 +147,7 @@ def test_without_credentials_nothing_can_be_read_or_published(secured, tmp_path)
 def test_a_server_without_encryption_is_refused(shared_server, secured):
     server = secured()
     with pytest.raises(NetworkError, match="encryption was asked for, but this server has none"):
-        asyncio.run(connect(f"nats://127.0.0.1:{shared_server.port}", Subjects("run"), "x", ca=server.keys / "ca.pem"))
+        asyncio.run(connect(Access(shared_server.url, ca=server.keys / "ca.pem"), Subjects("run"), "x"))
 
 
 @pytest.mark.parametrize(("days_ago", "text"), [(-30, "not yet valid"), (400, "expired")])
@@ -156,7 +156,8 @@ def test_a_certificate_that_the_clock_makes_invalid(days_ago, text, secured):
     now = datetime.datetime.now(datetime.UTC)
     server = secured(valid_from=now - datetime.timedelta(days=days_ago))
     with pytest.raises(NetworkError, match=f"{text}.*clock says"):
-        asyncio.run(connect(server.url, Subjects("run"), "x", server.keys / "client-4.nk", server.keys / "ca.pem"))
+        reach = Access(server.url, server.keys / "client-4.nk", server.keys / "ca.pem")
+        asyncio.run(connect(reach, Subjects("run"), "x"))
 
 
 def test_hostile_clients_change_nothing(problem, network, secured, in_process):
@@ -213,7 +214,8 @@ async def attack(server, net, hosts, waiting_for):
     hosts[2].signal(signal.SIGSTOP)
     subjects, ca = Subjects(net.run), server.keys / "ca.pem"
     violations = []
-    mallory = await connect(server.url, subjects, "client-4", server.keys / "client-4.nk", ca, violations.append)
+    reach = Access(server.url, server.keys / "client-4.nk", ca)
+    mallory = await connect(reach, subjects, "client-4", Events(violations.append))
     method = ZOFedSGD(basis="rademacher", learning_rate=1e-2, batch=8, seeds="shared")
 
     def update(number, value, client=4):
@@ -255,8 +257,8 @@ async def attack(server, net, hosts, waiting_for):
     await mallory.flush()
     make("other", net.folder / "other", ["client-4"], ["localhost"], 1)
     with pytest.raises(NetworkError):
-        await connect(server.url, subjects, "client-4", net.folder / "other" / "client-4.nk", ca)
-    await send_too_much(server, subjects, ca)
+        await connect(Access(server.url, net.folder / "other" / "client-4.nk", ca), subjects, "client-4")
+    await send_too_much(reach, subjects)
     assert await waiting_for("client-4") == number  # nothing of all that counted
     # while a round is open and client-4 has answered: once more, right but for that
     hosts[0].signal(signal.SIGSTOP)
@@ -271,9 +273,9 @@ async def attack(server, net, hosts, waiting_for):
     return violations
 
 
-async def send_too_much(server, subjects, ca):
+async def send_too_much(reach, subjects):
     """A message larger than the server takes: it ends the connection."""
-    mallory = await connect(server.url, subjects, "client-4", server.keys / "client-4.nk", ca)
+    mallory = await connect(reach, subjects, "client-4")
     mallory._max_payload = 1 << 30
     mallory.options["allow_reconnect"] = False
     with pytest.raises((nats.errors.Error, OSError)):

@@ -92,7 +92,7 @@ def test_a_stranger_has_everybody_called_less_and_less_often():
     """A process that is not known is called; one that goes on and says no hello costs the others little."""
 
     async def talk():
-        end = await Hub().transport("run").coordinator(print)
+        end = await Hub().transport("run").coordinator()
         called, now = [], 1000.0
         session = Session(end, CoordinatorSettings(), Silent(), Rejected(Silent(), "run"), "it", clock=lambda: now)
 

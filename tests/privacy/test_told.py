@@ -77,8 +77,8 @@ class Recorded(Transport):
 
         return spied
 
-    async def client(self, name, refused, again):
-        end = await self.inner.client(name, refused, again)
+    async def client(self, name, events):
+        end = await self.inner.client(name, events)
         end.send, end.put = self._spied(end.send, None, 2), self._spied(end.put, "object", 1)
 
         async def ask(client, what, data, seconds, act=end.ask):
@@ -91,12 +91,12 @@ class Recorded(Transport):
         end.ask = ask
         return end
 
-    async def coordinator(self, refused):
-        end = await self.inner.coordinator(refused)
+    async def coordinator(self, events):
+        end = await self.inner.coordinator(events)
         end.broadcast, end.put = self._spied(end.broadcast, "broadcast", 0), self._spied(end.put, "object", 1)
 
-        def writer(last, make=end.writer):
-            made = make(last)
+        async def writer(*arguments, make=end.writer):
+            made = await make(*arguments)
             made.append = self._spied(made.append, "log", 0)
             return made
 

@@ -149,7 +149,7 @@ class Sites:
             end = await self.way().watcher()
             try:
                 answer = await end.status(5)
-                return None if answer is None else {**json.loads(answer), "log": await end.log_end()}
+                return None if answer is None else {**json.loads(answer), "log": (await end.log()).last}
             finally:
                 await end.close()
 

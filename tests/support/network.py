@@ -220,12 +220,12 @@ class Network:
 
     async def _entries(self):
         key, ca = (self.common.get(name) and Path(self.common[name]) for name in ("key", "ca"))
-        end = await transport(Access(self.common["nats"], key, ca), self.run).coordinator(print)
-        last, found = await end.log_end(), []
-        following = await end.follow(0, lambda number, data: found.append(Entry.decode(data)))
+        end = await transport(Access(self.common["nats"], key, ca), self.run).coordinator()
+        last, found = (await end.log()).last, []
+        stop = await end.follow(0, lambda number, data: found.append(Entry.decode(data)))
         while len(found) < last:
             await asyncio.sleep(0.01)
-        await following.stop()
+        await stop()
         await end.close()
         return found
 

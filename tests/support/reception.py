@@ -25,7 +25,7 @@ class Talk:
         self.refused = []
 
     async def start(self):
-        end = await Hub().transport("run").coordinator(print)
+        end = await Hub().transport("run").coordinator()
         session = Session(end, self.settings, Silent(), Rejected(Silent(), "run"))
         self.roster = Roster(1000.0, self.settings.names, self.settings.enrols)
         self.reception = Reception(session, self.roster, FeedSign(), 0, BaseWeights(session, False))

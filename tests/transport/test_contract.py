@@ -13,7 +13,7 @@ import pytest
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.transport import transport
-from fedseed.transport.base import Access, CoordinatorEnd, Interrupted
+from fedseed.transport.base import Access, Events, Interrupted, Log
 from fedseed.transport.memory import Hub
 from fedseed.transport.signatures import key_file
 
@@ -126,16 +126,15 @@ class Room:
         async def nothing(sender, what, data):
             return None
 
-        end = await self.kind.transport(self.run).coordinator(print)
+        end = await self.kind.transport(self.run).coordinator()
         self._ends.append(end)
         await end.listen(receive or nothing, status, rejected)
         return end
 
     async def client(self, name, take=lambda data: None, again=lambda: None):
-        end = await self.kind.transport(self.run).client(name, print, again)
+        end = await self.kind.transport(self.run).client(name, Events(print, again))
         self._ends.append(end)
         await end.listen(take)
-        await end.flush()
         return end
 
     async def watcher(self):
@@ -146,8 +145,7 @@ class Room:
     async def log(self):
         """A coordinator's end with an empty log, and its writer."""
         end = await self.coordinator()
-        await end.create_log(1)
-        return end, end.writer(0)
+        return end, await end.writer(None)
 
     async def close(self):
         for end in self._ends:
@@ -292,7 +290,7 @@ async def test_an_end_that_is_closed_hears_nothing(room):
     with pytest.raises(NetworkError):
         await first.broadcast(b"z")
     await left.close()  # again is fine
-    assert await second.log_end() is None
+    assert await second.log() is None
 
 
 async def _add(found, data):
@@ -305,15 +303,16 @@ async def _add(found, data):
 @contract
 async def test_a_log_begins_empty_and_keeps_its_entries(room):
     end = await room.coordinator()
-    assert await end.log_end() is None
-    await end.create_log(1)
-    assert await end.log_end() == 0
-    writer = end.writer(0)
+    assert await end.log() is None
+    writer = await end.writer(None)
+    assert await end.log() == Log(0, over=False)
     for number in range(1, 6):
         await writer.append(b"entry %d" % number)
-        assert writer.last == number and await end.log_end() == number
+        assert writer.last == number and await end.log() == Log(number, over=False)
     later = await room.coordinator()
-    assert await later.log_end() == 5 and await (await room.watcher()).log_end() == 5
+    assert await later.log() == await (await room.watcher()).log() == Log(5, over=False)
+    assert await later.entries(5) == [b"entry %d" % number for number in range(1, 6)]
+    assert await later.entries(0) == []
 
 
 @contract
@@ -344,15 +343,15 @@ async def test_following_again_and_stopping(room):
     _, writer = await room.log()
     first, second = [], []
     client = await room.client("a")
-    following = await client.follow(0, lambda number, data: first.append(number))
+    stop = await client.follow(0, lambda number, data: first.append(number))
     await writer.append(b"1")
     await until(lambda: first == [1])
-    await following.stop()
+    await stop()
     await writer.append(b"2")
     await client.follow(0, lambda number, data: second.append(number))
     await until(lambda: second == [1, 2])
     assert first == [1]  # nothing came after it was stopped
-    await following.stop()
+    await stop()
 
 
 @contract
@@ -376,7 +375,7 @@ async def test_a_follower_misses_nothing_through_interruptions(room):
 async def test_of_two_writers_one_is_fenced_off(room):
     _, old = await room.log()
     await old.append(b"one")
-    heir = (await room.coordinator()).writer(1)
+    heir = await (await room.coordinator()).writer(1)
     await heir.append(b"mine")
     with pytest.raises(NetworkError, match="another coordinator has written"):
         await old.append(b"too late")
@@ -389,7 +388,7 @@ async def test_of_two_writers_one_is_fenced_off(room):
 @contract
 async def test_two_writers_at_once(room):
     end, one = await room.log()
-    other = end.writer(0)
+    other = await end.writer(0)
     results = await asyncio.gather(one.append(b"one"), other.append(b"other"), return_exceptions=True)
     assert sum(isinstance(result, NetworkError) for result in results) == 1
     assert await entries(room) == [b"one" if results[0] is None else b"other"]
@@ -438,11 +437,10 @@ async def test_a_log_that_is_deleted_can_be_made_again(room):
     await end.allow(None, None)
     await end.put("blob", b"x")
     await end.delete()
-    assert await end.log_end() is None
+    assert await end.log() is None
     with pytest.raises(NetworkError):
         await writer.append(b"nowhere", patience=0)
-    await end.create_log(1)
-    await end.writer(0).append(b"new")
+    await (await end.writer(None)).append(b"new")
     assert await entries(room) == [b"new"]
     with pytest.raises(MessageError):
         await end.get(None, "blob", 1)
@@ -452,10 +450,10 @@ async def entries(room):
     """The whole log, as somebody reads it who comes now."""
     found = []
     client = await room.client(f"reader-{next(RUNS)}")
-    last = await client.log_end()
-    following = await client.follow(0, lambda number, data: found.append(data))
+    last = (await client.log()).last
+    stop = await client.follow(0, lambda number, data: found.append(data))
     await until(lambda: len(found) >= last)
-    await following.stop()
+    await stop()
     return found
 
 
@@ -528,16 +526,14 @@ async def test_messages_of_the_largest_size_need_no_blob(room):
 
 
 @contract
-async def test_that_a_log_is_over_is_told_by_those_who_note_it(room):
-    """And all that stood in it stays; a new log of this name is not over. A transport need not note it."""
+async def test_that_a_log_is_over_is_told_to_who_may_not_read_it(room):
+    """And all that stood in it stays; a new log of this name is not over."""
     end, writer = await room.log()
     await writer.append(b"last")
     watching = await room.watcher()
-    assert not await watching.log_over()
-    await end.mark_over()
-    kept = type(end).mark_over is not CoordinatorEnd.mark_over
-    assert await watching.log_over() == kept and await watching.log_end() == 1
+    await writer.finish()
+    assert await watching.log() == Log(1, over=True)
     await end.delete()
-    assert not await watching.log_over() and await watching.log_end() is None
-    await end.create_log(1)
-    assert not await watching.log_over()
+    assert await watching.log() is None
+    await end.writer(None)
+    assert await watching.log() == Log(0, over=False)

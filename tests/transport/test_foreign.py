@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fedseed.transport import nats_log, transport
-from fedseed.transport.base import Access
+from fedseed.transport.base import Access, Events
 from support.hostile.federation import KeyedServer
 from support.hostile.wire import Wire
 from support.network import until_async
@@ -29,10 +29,10 @@ class Ends:
         self.server, self.refused, self.rejected = server, [], []
 
     async def __aenter__(self):
-        self.coordinator = await self._way("coordinator").coordinator(self.refused.append)
+        self.coordinator = await self._way("coordinator").coordinator(Events(self.refused.append))
         await self.coordinator.allow(None, None)
-        self.honest = await self._way("client-0").client("client-0", self.refused.append, lambda: None)
-        self.hostile = await self._way("client-3").client("client-3", lambda text: None, lambda: None)
+        self.honest = await self._way("client-0").client("client-0", Events(self.refused.append))
+        self.hostile = await self._way("client-3").client("client-3")
         keys = self.server.keys
         self.wire = Wire(self.server.url, self.hostile.subjects, "client-3", keys / "client-3.nk", keys / "ca.pem")
         return self
@@ -50,23 +50,22 @@ def test_heartbeats_in_the_log_are_none_of_its_entries(keyed):
     async def run():
         async with Ends(keyed) as ends:
             subjects, entries = ends.hostile.subjects, []
-            await ends.coordinator.create_log(1)
-            writer = ends.coordinator.writer(0)
+            writer = await ends.coordinator.writer(None)
             await writer.append(b"first")
-            following = await ends.honest.follow(0, lambda number, data: entries.append(data))
+            stop = await ends.honest.follow(0, lambda number, data: entries.append(data))
             stream = f"OBJ_{subjects.bucket()}"
             config = {"name": "own", "deliver_subject": subjects.log, "ack_policy": "none", "mem_storage": True,
                       "flow_control": True, "idle_heartbeat": 100_000_000}  # fmt: skip
             request = json.dumps({"stream_name": stream, "config": config}).encode()
             await ends.wire.publish(f"$JS.API.CONSUMER.CREATE.{stream}.own", request, f"{ends.wire.inbox}.r")
             end = asyncio.get_running_loop().time() + SECONDS
-            while await ends.coordinator.log_end() < 5:
+            while (await ends.coordinator.log()).last < 5:
                 assert asyncio.get_running_loop().time() < end
                 await asyncio.sleep(0.1)
             await writer.append(b"second")
             await until_async(lambda: len(entries) == 2, SECONDS, f"what comes is {entries}")
             assert entries == [b"first", b"second"] and ends.refused == []
-            await following.stop()
+            await stop()
 
     asyncio.run(run())
 
@@ -79,9 +78,8 @@ def test_deliveries_to_others_are_ended(stream, keyed):
         async with Ends(keyed) as ends:
             subjects, rejected, entries = ends.hostile.subjects, [], []
             name = subjects.stream if stream == "log" else f"OBJ_{subjects.bucket()}"
-            await ends.coordinator.create_log(1)
-            await ends.coordinator.writer(0).append(b"first")
-            following = await ends.honest.follow(0, lambda number, data: entries.append(data))
+            await (await ends.coordinator.writer(None)).append(b"first")
+            stop = await ends.honest.follow(0, lambda number, data: entries.append(data))
             await until_async(lambda: entries, SECONDS, "nothing comes")
             manager = ends.coordinator.connection.jetstream()
             line = len(f"PUB $JS.API.CONSUMER.CREATE.{name}. {ends.wire.inbox}.r 1000000\r\n")
@@ -99,7 +97,7 @@ def test_deliveries_to_others_are_ended(stream, keyed):
             await until_async(lambda: len(rejected) == 2, SECONDS, "not both are told")
             left = [info.config.deliver_subject for info in await manager.consumers_info(name)]
             assert len(left) == made - 2 and all(subject.startswith(f"{subjects.root}.in.") for subject in left)
-            await following.stop()
+            await stop()
 
     asyncio.run(run())
 
@@ -118,10 +116,9 @@ def test_keys_of_an_older_fedseed_still_let_a_client_read_the_log(keyed, monkeyp
     async def run():
         async with Ends(keyed) as ends:
             entries = []
-            await ends.coordinator.create_log(1)
-            await ends.coordinator.writer(0).append(b"first")
-            following = await ends.honest.follow(0, lambda number, data: entries.append(data))
+            await (await ends.coordinator.writer(None)).append(b"first")
+            stop = await ends.honest.follow(0, lambda number, data: entries.append(data))
             await until_async(lambda: entries == [b"first"], SECONDS, "nothing comes")
-            await following.stop()
+            await stop()
 
     asyncio.run(run())

@@ -20,7 +20,7 @@ from fedseed.federation.session import CoordinatorSettings
 from fedseed.methods import FeedSign
 from fedseed.reports.progress import Silent
 from fedseed.transport import transport
-from fedseed.transport.base import Access
+from fedseed.transport.base import Access, Events
 from fedseed.transport.keys import make
 from fedseed.transport.nats_connection import connect
 from fedseed.transport.nats_hearing import ANSWERS, PENDING_BYTES, TOO_MANY, UNSENT_BYTES
@@ -65,28 +65,26 @@ class Room:
             self.came.append((sender, what, data))
             return self.answer if what == "hello" else None
 
-        self.coordinator = await self.way("coordinator").coordinator(print)
+        self.coordinator = await self.way("coordinator").coordinator()
         self._ends.append(self.coordinator)
-        if await self.coordinator.log_end() is not None:
+        if await self.coordinator.log() is not None:
             await self.coordinator.delete()
         await self.coordinator.allow(None, None)
         await self.coordinator.listen(receive, lambda: b"fine", lambda who, why: self.rejected.append((who, why)))
-        await self.coordinator.create_log(1)
-        self.writer = self.coordinator.writer(0)
+        self.writer = await self.coordinator.writer(None)
         for name in ("honest", "mallory"):
             await self.coordinator.allow(name, 1 << 20)
-        self.honest = await self.client("honest")
-        self.honest.noted = self.noted.append
+        self.honest = await self.client("honest", noted=self.noted.append)
         self.mallory = await self.bare("mallory")
 
-    async def client(self, name, key=None):
-        end = await self.way(key or name).client(name, print, lambda: None)
+    async def client(self, name, key=None, noted=print):
+        end = await self.way(key or name).client(name, Events(noted=noted))
         self._ends.append(end)
         await end.listen(lambda data: None)
         return end
 
     async def bare(self, name):
-        made = await connect(self.url, SUBJECTS, name, self.keys / f"{name}.nk", self.ca)
+        made = await connect(Access(self.url, self.keys / f"{name}.nk", self.ca), SUBJECTS, name)
         self._ends.append(made)
         return made
 
@@ -106,13 +104,12 @@ class Room:
 
     async def entries(self):
         """What a client reads of the log; up to what stands there now."""
-        found, last = [], await self.coordinator.log_end()
-        done = asyncio.Event()
+        found, last = [], (await self.coordinator.log()).last
         reading = self.honest._reader(0, lambda number, data: found.append(data))
-        following = self.honest._follow(reading)
+        stop = self.honest._follow(reading)
         await asyncio.wait_for(reading.complete.wait(), SECONDS)
-        await following.stop()
-        assert last and not done.is_set()
+        await stop()
+        assert last
         return found
 
     async def close(self):
@@ -161,7 +158,7 @@ async def test_nobody_else_writes_into_the_log(room):
     watcher = await room.bare("watcher")
     await watcher.publish(SUBJECTS.status, b"{}", reply=log)
     await until(lambda: {"somebody", "mallory"} <= dict(room.rejected).keys())
-    before = await room.coordinator.log_end()
+    before = (await room.coordinator.log()).last
     assert before > 4  # there is something to be passed over
     for entry in entries[1:]:
         await room.writer.append(entry)
@@ -170,12 +167,12 @@ async def test_nobody_else_writes_into_the_log(room):
     assert len([text for text in room.noted if "that are not the coordinator's" in text]) == 1
     assert not any("signature" in why for _, why in room.rejected)
     # another coordinator takes it up, and fences this one off
-    heir = await room.way("coordinator").coordinator(print)
+    heir = await room.way("coordinator").coordinator()
     room._ends.append(heir)
-    last = await heir.log_end()
+    last = (await heir.log()).last
     assert await heir.entries(last) == entries
     assert not any(entry == b"yes" or entry == b"fine" for entry in await heir.entries(last))
-    await heir.writer(last).append(b"heir")
+    await (await heir.writer(last)).append(b"heir")
     with pytest.raises(NetworkError, match="another coordinator has written"):
         await room.writer.append(b"too late")
     assert await room.entries() == [*entries, b"heir"]
@@ -202,10 +199,10 @@ async def test_a_flood_into_the_log_does_not_keep_the_coordinator_from_writing(r
 
 @hostile
 async def test_two_coordinators_at_once_beside_messages_of_others(room):
-    other = room.coordinator.writer(0)
+    other = await room.coordinator.writer(0)
     await room.reply_to("$JS.API.STREAM.NAMES", SUBJECTS.log)
     await room.mallory.flush()
-    while not await room.coordinator.log_end():
+    while not (await room.coordinator.log()).last:
         await asyncio.sleep(0.01)
     results = await asyncio.gather(room.writer.append(b"one"), other.append(b"other"), return_exceptions=True)
     assert sum(isinstance(result, NetworkError) for result in results) == 1
@@ -221,7 +218,7 @@ async def test_nobody_speaks_in_anothers_name(room):
     await until(lambda: len(room.rejected) == 2)
     # a broadcast that is none, and an answer to a question that was not asked
     heard = []
-    end = await room.way("honest").client("honest", print, lambda: None)
+    end = await room.way("honest").client("honest")
     room._ends.append(end)
     end.noted = room.noted.append
     await end.listen(heard.append)
@@ -349,8 +346,9 @@ async def test_what_others_write_into_a_store_takes_no_room_from_its_owner(room)
 
 @hostile
 async def test_who_is_together_with_whom_is_what_the_keys_say(room):
-    assert room.coordinator.together("bed1", "bed 2") and room.coordinator.together("honest", "honest")
-    assert not room.coordinator.together("mallory", "honest") and not room.coordinator.together("mallory", "nobody")
+    keys = room.coordinator.keys
+    assert len(keys["bed1"]) == 1 and keys["bed1"] == keys["bed 2"]
+    assert not keys["mallory"] & keys["honest"] and "nobody" not in keys
     ward = await room.client("bed1", "ward")
     await ward.send("bed 2", "update", b"x")
     await until(lambda: room.came)
@@ -390,7 +388,7 @@ async def test_a_flood_of_questions_is_answered_once_for_all(room):
 async def test_another_coordinator_is_answered_in_a_flood_of_questions(room):
     room.coordinator._questions._newest = (float("inf"), b"newest")
     room.coordinator._questions._answered = {str(number) for number in range(ANSWERS)}
-    other = await room.way("coordinator").coordinator(print)
+    other = await room.way("coordinator").coordinator()
     assert await other.status(SECONDS) == b"newest"
     await other.close()
 
@@ -460,7 +458,7 @@ async def test_so_many_messages_wait_and_no_more_and_others_take_turns_with_them
     assert hearing._turns.bytes <= PENDING_BYTES and len(hearing._turns) > 10_000
     assert set(room.rejected) == {("somebody as mallory", TOO_MANY)}
     await room.honest.send("honest", "beat", b"{}")
-    await room.honest.flush()
+    await room.honest.connection.flush()
     await until(lambda: len(hearing._turns._lines) == 2)
     go_on.set()
     await until(lambda: not len(hearing._turns))

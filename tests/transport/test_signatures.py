@@ -38,8 +38,6 @@ def test_each_side_knows_the_other(keys):
     for key in (a, read(keys, "again")):
         assert coordinator.of_client("a", "s", b"data", key.headers("s", b"data"))
     assert not coordinator.of_client("nobody", "s", b"data", a.headers("s", b"data"))
-    assert coordinator.together("b", "c d") and not coordinator.together("a", "b")
-    assert coordinator.together("nobody", "nobody") and not coordinator.together("nobody", "a")
 
 
 def test_a_signature_is_for_one_message_at_one_place(keys):
@@ -139,7 +137,7 @@ def test_messages_of_one_key_stand_in_one_line(keys):
 def test_without_keys_nothing_is_checked(tmp_path, keys):
     nothing = Signatures.read(None)
     assert nothing.headers("s", b"") is None and nothing.of_coordinator("s", b"", None)
-    assert nothing.of_client("a", "s", b"", None) and nothing.together("a", "b") and not Chain(nothing, "log").checks
+    assert nothing.of_client("a", "s", b"", None) and not Chain(nothing, "log").checks
     assert Chain(nothing, "log").take(b"", None)
     old = tmp_path / "old.nk"  # as `fedseed keys` wrote them before there were signatures
     old.write_text(seed_of(keys / "a.nk"))

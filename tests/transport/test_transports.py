@@ -35,8 +35,8 @@ def test_another_package_adds_one(monkeypatch):
     async def both():
         with pytest.raises(NetworkError, match="knows no run"):
             await ask(reach, "run")
-        end = await transport(reach, "run").coordinator(print)
-        await end.create_log(1)
+        end = await transport(reach, "run").coordinator()
+        await end.writer(None)
         assert await ask(reach, "run") == {"run": "run", "entries": 0, "ended": False}
         await end.close()
 
@@ -52,7 +52,7 @@ def test_a_coordinator_that_comes_back_meanwhile_is_heard(shared_server, monkeyp
     way = transport(Access(shared_server.url), "away")
 
     async def test():
-        watcher, coordinator = await way.watcher(), await way.coordinator(print)
+        watcher, coordinator = await way.watcher(), await way.coordinator()
         asked = asyncio.create_task(watcher.status(60))
         await asyncio.sleep(0)
         await watcher.connection.flush()  # the question has been sent, and nobody has heard it

@@ -28,13 +28,13 @@ SECONDS = 60
 def test_a_message_of_any_bytes_is_one_message(subject, reply, headers, shared_server):
     async def run():
         way = transport(Access(shared_server.url), "wire")
-        end, heard, asked = await way.coordinator(print), [], []
+        end, heard, asked = await way.coordinator(), [], []
 
         async def receive(sender, what, data):
             heard.append((sender, data))
 
         await end.listen(receive, lambda: asked.append(1) or b"{}", lambda who, why: heard.append((who, b"odd")))
-        bad = await way.client("client-1", print, lambda: None)
+        bad = await way.client("client-1")
         size = b"3" if headers is None else b"%d %d" % (len(headers), len(headers) + 3)
         command = b" ".join([b"PUB" if headers is None else b"HPUB", subject, *([reply] if reply else []), size])
         await bad.connection._send_command(command + b"\r\n" + (headers or b"") + b"odd\r\n")
@@ -50,7 +50,7 @@ def test_a_message_of_any_bytes_is_one_message(subject, reply, headers, shared_s
 
 def test_an_answer_that_nobody_waits_for_any_more_ends_no_connection(shared_server):
     async def run():
-        end = await transport(Access(shared_server.url), "wire").client("client-2", print, lambda: None)
+        end = await transport(Access(shared_server.url), "wire").client("client-2")
         connection, given_up = end.connection, asyncio.get_running_loop().create_future()
         given_up.cancel()
         await connection._send_ping(given_up)

@@ -272,9 +272,9 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
         answer = await end.status(STATUS_SECONDS)
         if answer is not None:
             return read_json(answer)
-        last = await end.log_end()
-        if last is None:
+        log = await end.log()
+        if log is None:
             raise NetworkError(f"the server knows no run {run}")
-        return {"run": run, "entries": last, "ended": await end.log_over()}
+        return {"run": run, "entries": log.last, "ended": log.over}
     finally:
         await end.close()

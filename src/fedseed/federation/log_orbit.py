@@ -28,7 +28,7 @@ async def write_log(end: End, run: str, path: Path) -> None:
         OrbitError: the steps do not follow each other, or there is a file.
     """
     entries: asyncio.Queue[bytes] = asyncio.Queue()
-    following = await end.follow(0, lambda number, data: entries.put_nowait(data))
+    stop = await end.follow(0, lambda number, data: entries.put_nowait(data))
     making = _Making(path)
     try:
         while not making.complete:
@@ -39,7 +39,7 @@ async def write_log(end: End, run: str, path: Path) -> None:
             f"the log of run {run} can't be read again for its orbit: {error or 'it is gone'}"
         ) from error
     finally:
-        await following.stop()
+        await stop()
         making.release()
 
 

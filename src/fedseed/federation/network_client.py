@@ -18,7 +18,7 @@ from fedseed.federation.log_orbit import write_log
 from fedseed.federation.protocol import read_json
 from fedseed.federation.replica import Replica
 from fedseed.reports.progress import Progress, Silent
-from fedseed.transport.base import Transport
+from fedseed.transport.base import Events, Transport
 
 
 class NetworkClient:
@@ -85,8 +85,7 @@ class NetworkClient:
             for one in introductions:
                 one.again()
 
-        end = await self.transport.client(host, refused, again)
-        end.noted, end.failed = self.progress.warn, self._fail
+        end = await self.transport.client(host, Events(refused, again, self.progress.warn, self._fail))
         if end.unproven is not None:
             self.progress.note(end.unproven)
         thread, progress, wake = self._thread, self.progress, self._wake.set
@@ -101,7 +100,6 @@ class NetworkClient:
             with progress.running(self.hosted.worker.method.name, self.rounds):
                 await self._work(replica, answers)
             await introduction.say("beat", {"done": True})
-            await end.flush()
             if self._orbit is not None and not self.hosted.worker.method.catch_up.replaces:
                 await write_log(end, self.run_name, self._orbit)
         finally:

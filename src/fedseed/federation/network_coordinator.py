@@ -90,13 +90,13 @@ class NetworkCoordinator:
         """
         end = self.session.end
         await self._be_the_only_one()
-        last = await end.log_end()
-        if fresh and last is not None:
+        there = await end.log()
+        if fresh and there is not None:
             await end.delete()
-            last = None
+            there = None
         await end.allow(None, None)
         await end.listen(self.receive, self._answer, self.session.rejected.add)
-        if last is None:
+        if there is None:
             if known:
                 self.session.progress.warn("the server has lost the run: it is put there again from the orbit")
             await self.reception.assemble()
@@ -106,7 +106,7 @@ class NetworkCoordinator:
             copies = self.session.settings.copies
             self.session.incarnation = await self.log.create(header, self.roster.names, self.total, copies)
         else:
-            self.session.incarnation = await self.log.read(last, self.run)
+            self.session.incarnation = await self.log.read(there.last, self.run)
             header = self.log.header
             assert header is not None
             self.reception.check(header)
@@ -126,7 +126,7 @@ class NetworkCoordinator:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                there = await self.session.end.log_end() is not None
+                there = await self.session.end.log() is not None
             except NetworkError:  # an interruption
                 continue
             if not there and not seen:
@@ -205,7 +205,7 @@ class NetworkCoordinator:
             if what == "hello":
                 return await self.reception.hello(sender, about, self.session.rejected.add)
             if what == "attach":
-                if not self.session.end.together(sender, str(about["host"])):
+                if not self._together(sender, str(about["host"])):
                     raise MessageError("it names a process that has another key")
                 self.reception.attach(sender, about)
             elif what in ("beat", "report"):
@@ -218,6 +218,11 @@ class NetworkCoordinator:
         except NetworkError as error:  # the server does not answer just now: no answer here, and it is asked again
             self.session.progress.warn(f"{sender} can't be answered now: {error}")
         return None
+
+    def _together(self, one: str, other: str) -> bool:
+        """Whether one key speaks for both clients, as far as keys are known: they may be in one process then."""
+        keys = self.session.end.keys
+        return keys is None or one == other or bool(keys.get(one, frozenset()) & keys.get(other, frozenset()))
 
     def tell(self, line: RoundLine) -> None:
         """A line of metrics is known, or more of it."""

@@ -13,7 +13,7 @@ from fedseed.federation.protocol import Entry, listed, read_header, read_mark, r
 from fedseed.orbit.file import scan
 from fedseed.orbit.record import LINK_BYTES, link
 from fedseed.reports.progress import Progress
-from fedseed.transport.base import ClientEnd, Following
+from fedseed.transport.base import ClientEnd, Stop
 
 MOST_REPAIRS = 3
 
@@ -25,13 +25,13 @@ class _Log:
     Args:
         link: of the last step that was taken from it.
         incarnation: as its header says; "": the header has not come.
-        following: hands out its entries.
+        following: ends that its entries are handed out.
         looking: whether no coordinator has said that it is this run's; None: it was looked at, and is another's.
     """
 
     link: bytes
     incarnation: str = ""
-    following: Following | None = None
+    following: Stop | None = None
     looking: bool | None = False
 
 
@@ -119,7 +119,7 @@ class Replica:
     async def stop(self) -> None:
         """Follow it no longer."""
         if self._log.following is not None:
-            await self._log.following.stop()
+            await self._log.following()
             self._log.following = None
 
     def _take(self, number: int, data: bytes) -> None:

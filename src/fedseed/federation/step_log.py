@@ -75,8 +75,7 @@ class StepLog:
     async def create(self, header: Header, names: Sequence[str], rounds: int, copies: int) -> str:
         """Make the log; returns its incarnation."""
         incarnation = secrets.token_hex(8)
-        await self.end.create_log(copies)
-        self._writer = self.end.writer(0)
+        self._writer = await self.end.writer(None, copies)
         about = {"epoch": incarnation, "names": list(names), "rounds": rounds}
         await self._writer.append(header_entry(about, begin(header)).encode())
         self._begin(header, names)
@@ -90,7 +89,7 @@ class StepLog:
             MessageError: it holds something else.
         """
         entries = [Entry.decode(data) for data in await self.end.entries(last)]
-        self._writer = self.end.writer(last)
+        self._writer = await self.end.writer(last)
         if not entries:
             raise NetworkError(f"the log of run {run} is empty: start again with --fresh")
         about, start = read_header(entries.pop(0))
@@ -165,7 +164,8 @@ class StepLog:
         if not self.ended:
             await self._append(Entry("E", b""))
             self.ended = True
-            await self.end.mark_over()
+            assert self._writer is not None
+            await self._writer.finish()
 
     @property
     def digest(self) -> str | None:

@@ -34,7 +34,7 @@ from fedseed.runs.result import RunResult
 from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import StepStore, step_store
-from fedseed.transport.base import LogLostError, Transport
+from fedseed.transport.base import Events, LogLostError, Transport
 
 T = TypeVar("T")
 MOST_TOLD = 50  # refusals by the server that are said
@@ -123,7 +123,7 @@ class NetworkBackend(Backend):
             () if self.spec.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
             weights_digest=wanted.weights_digest, secure=recipe.secure_sums,
         )  # fmt: skip
-        end = await transport.coordinator(self._refused)
+        end = await transport.coordinator(Events(refused=self._refused))
         if end.unproven is not None:
             self.progress.note(end.unproven)
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)

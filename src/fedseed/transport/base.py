@@ -1,27 +1,25 @@
-"""What carries a federation's bytes: one interface, which knows no rounds, no methods and no torch.
+"""What carries a federation's bytes: one interface, which knows no rounds, no methods, no members and no torch.
 
-A run on a transport has
+    messages     the coordinator's `broadcast`, a client's `send`; nothing keeps them
+    questions    a client's `ask`, anybody's `status`: the coordinator answers
+    a log        entries in order, numbered from 1, durable. Only the coordinator appends, and only if nobody else has
+                 since (`LogWriter`); anybody follows it, from any entry on
+    blobs        what is too large for a message: put by its owner, read by the other side
 
-    messages that are not kept    the coordinator's `broadcast`; a client's `send`, and its `ask`, which is answered;
-                                  anybody's question for the coordinator's `status`
-    a log                         entries in order, numbered from 1, durable. Only the coordinator appends, and only if
-                                  nobody else has since (`LogWriter`); anybody follows it, from any entry on
-    blobs                         what is too large for a message: put by its owner, read by the other side
-
-Messages may be lost when a connection is interrupted; an entry or blob that was stored is not. Who sent a message is
-told by the transport, which has made sure of it. Errors are fedseed's own, whatever library is underneath. What an
-implementation must do, tests/transport/test_contract.py says.
+Messages may be lost when a connection is interrupted; an entry or blob that was stored is not. The transport says who
+sent a message, and has made sure of it. Errors are fedseed's own, whatever library is underneath.
+tests/transport/test_contract.py is what every implementation must pass.
 """
 
 import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from fedseed.errors import NetworkError, RecipeError
 
@@ -31,6 +29,11 @@ _RUN = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 Receive = Callable[[str, str, bytes], Awaitable[bytes | None]]  # sender, what, data -> the answer to a question
 Rejected = Callable[[str, str], None]  # who, and what the transport did not let through
 Take = Callable[[int, bytes], None]  # an entry's number and bytes
+Stop = Callable[[], Awaitable[None]]  # ends what was begun; again is fine
+
+
+def _nothing(told: Any = None) -> None:
+    pass
 
 
 def check_run(name: str) -> str:
@@ -59,6 +62,33 @@ class Access:
     key: Path | None = None
     ca: Path | None = None
     server_log: Path | None = None
+
+
+@dataclass(frozen=True)
+class Events:
+    """Whom an end tells what happens to its connection.
+
+    Args:
+        refused: the other side does not let this end do something.
+        again: an interruption is over.
+        noted: what a person should know; each is said once.
+        failed: what is not waited for any longer.
+    """
+
+    refused: Callable[[str], None] = _nothing
+    again: Callable[[], None] = _nothing
+    noted: Callable[[str], None] = _nothing
+    failed: Callable[[NetworkError], None] = _nothing
+
+
+QUIET = Events()
+
+
+class Log(NamedTuple):
+    """How a run's log stands: the number of its last entry, and whether it was ended."""
+
+    last: int
+    over: bool
 
 
 class Interrupted(Exception):  # noqa: N818  # no error: it is tried again
@@ -115,6 +145,10 @@ class LogWriter(ABC):
                 ) from error
         self.last += 1
 
+    @abstractmethod
+    async def finish(self) -> None:
+        """Note that the log was ended, for those who may not read it (`Log.over`)."""
+
     async def _there(self) -> bytes | None:
         while True:
             with suppress(Interrupted):
@@ -136,73 +170,27 @@ class LogWriter(ABC):
         """The entry of a number, None if there is none. Raises Interrupted."""
 
 
-class Following(ABC):
-    """What follows a log, until it is stopped."""
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """No entry is handed out after this."""
-
-
 class End(ABC):
-    """One end of a run: what the coordinator's, a client's and a watcher's have in common.
-
-    Every method may raise NetworkError.
-    """
+    """One end of a run. Every method may raise NetworkError."""
 
     largest: int  # bytes of a message that need not become a blob
     lasting: ClassVar[bool] = True  # whether the log outlives the coordinator
-    noted: Callable[[str], None] = staticmethod(lambda text: None)  # told once of what a person should know
-    failed: Callable[[NetworkError], None] = staticmethod(lambda error: None)  # told what is not waited for longer
-
-    @property
-    def unproven(self) -> str | None:
-        """Why it is not proven here who sends a message, in a line; None: it is."""
-        return None
-
-    def now(self) -> float:
-        """Seconds on a clock that stands still while nothing can come from the other side."""
-        return time.monotonic()
+    unproven: str | None = None  # why it is not proven here who sends a message, in a line; None: it is
 
     @abstractmethod
     async def status(self, seconds: float) -> bytes | None:
-        """What the coordinator answers to a question for its status; None: none answers within so many seconds."""
+        """Ask for the coordinator's status; None: nobody answers within so many seconds."""
 
     @abstractmethod
-    async def log_end(self) -> int | None:
-        """The number of the log's last entry, None if there is no log."""
-
-    async def log_over(self) -> bool:
-        """Whether the log was ended; a transport that keeps no such mark says no."""
-        return False
-
-    async def entries(self, last: int) -> list[bytes]:
-        """The log's entries up to number `last`, from the first on."""
-        found: list[bytes] = []
-        done = asyncio.Event()
-
-        def take(number: int, data: bytes) -> None:
-            if number <= last:
-                found.append(data)
-            if number >= last:
-                done.set()
-
-        if last:
-            following = await self.follow(0, take)
-            await done.wait()
-            await following.stop()
-        return found
+    async def log(self) -> Log | None:
+        """How the log stands, None if there is none."""
 
     @abstractmethod
-    async def follow(self, after: int, take: Take) -> Following:
-        """Hand out every entry after a number once, in order, whatever happens to the connection.
+    async def follow(self, after: int, take: Take) -> Stop:
+        """Hand out every entry after a number once, in order, whatever happens to the connection, until it is stopped.
 
-        What others than the coordinator have written there is passed over, where that can be told; `noted` is told. It
-        is also told when the log was there and is not any more; `failed`, when it has not come back for very long.
-
-        Args:
-            after: the last entry that is known already.
-            take: called with each entry's number and bytes.
+        What others than the coordinator have written there is passed over, where that can be told; `Events.noted` is
+        told. It is also told when the log was lost; `Events.failed`, when it has not come back for very long.
         """
 
     @abstractmethod
@@ -211,7 +199,7 @@ class End(ABC):
 
     @abstractmethod
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
-        """A blob.
+        """Fetch a blob.
 
         Args:
             owner: the client whose it is; None: the coordinator's.
@@ -228,11 +216,29 @@ class End(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the connection; nothing is handed out after this."""
+        """Send what is on its way, and let go of the connection; nothing is handed out after this. Again is fine."""
+
+
+class ClientEnd(End):
+    """The end of a process that speaks for some clients."""
+
+    @abstractmethod
+    async def listen(self, take: Callable[[bytes], None]) -> None:
+        """Begin to take what the coordinator broadcasts; when this returns, everything that follows comes."""
+
+    @abstractmethod
+    async def send(self, client: str, what: str, data: bytes) -> None:
+        """Send to the coordinator, for a client of this process."""
+
+    @abstractmethod
+    async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
+        """Send, and wait for the answer; None: there is none within so many seconds."""
 
 
 class CoordinatorEnd(End):
     """The coordinator's end."""
+
+    keys: Mapping[str, frozenset[bytes]] | None = None  # public keys that speak for each client, if known
 
     @abstractmethod
     async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
@@ -246,15 +252,20 @@ class CoordinatorEnd(End):
 
     @abstractmethod
     async def broadcast(self, data: bytes) -> None:
-        """Send to every client that listens now; not kept."""
+        """Send to every client that listens now."""
 
     @abstractmethod
-    async def create_log(self, copies: int) -> None:
-        """Make the run's log, empty, on so many servers if there are several."""
+    async def entries(self, last: int) -> list[bytes]:
+        """The log's entries up to number `last`."""
 
     @abstractmethod
-    def writer(self, last: int) -> LogWriter:
-        """What appends to the log after entry `last`."""
+    async def writer(self, last: int | None, copies: int = 1) -> LogWriter:
+        """Make what appends to the log.
+
+        Args:
+            last: the number of the last entry; None: the log is made, empty.
+            copies: on how many servers, where there are several.
+        """
 
     @abstractmethod
     async def allow(self, owner: str | None, most: int | None) -> None:
@@ -264,35 +275,12 @@ class CoordinatorEnd(End):
     async def delete(self) -> None:
         """Delete the run: its log and all blobs."""
 
-    async def mark_over(self) -> None:
-        """Note that the log was ended, for those who may not read it (`log_over`)."""
-
-    def together(self, one: str, other: str) -> bool:
-        """Whether two clients may be in one process, as far as is known: they have the same key."""
-        return True
+    def now(self) -> float:
+        """Seconds on a clock that stands still while nothing can come from the other side."""
+        return time.monotonic()
 
     def poll(self) -> None:  # most transports have nothing
         """Look whether a server has refused something meanwhile; `rejected` is told."""
-
-
-class ClientEnd(End):
-    """The end of a process that speaks for some clients."""
-
-    @abstractmethod
-    async def listen(self, take: Callable[[bytes], None]) -> None:
-        """Begin to take what the coordinator broadcasts."""
-
-    @abstractmethod
-    async def send(self, client: str, what: str, data: bytes) -> None:
-        """Send to the coordinator, for a client of this process; not kept."""
-
-    @abstractmethod
-    async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
-        """Send, and wait for the answer; None: there is none within so many seconds."""
-
-    @abstractmethod
-    async def flush(self) -> None:
-        """What was sent is on its way when this returns."""
 
 
 class Transport(ABC):
@@ -304,22 +292,12 @@ class Transport(ABC):
     schemes: ClassVar[Sequence[str]] = ()  # what its addresses begin with, before "://"
 
     @abstractmethod
-    async def coordinator(self, refused: Callable[[str], None]) -> CoordinatorEnd:
-        """The coordinator's end.
-
-        Args:
-            refused: told when the other side does not let this end do something.
-        """
+    async def coordinator(self, events: Events = QUIET) -> CoordinatorEnd:
+        """The coordinator's end."""
 
     @abstractmethod
-    async def client(self, name: str, refused: Callable[[str], None], again: Callable[[], None]) -> ClientEnd:
-        """A client's end.
-
-        Args:
-            name: the client; the first of several in one process.
-            refused: told when the other side does not let this end do something.
-            again: told when an interruption is over.
-        """
+    async def client(self, name: str, events: Events = QUIET) -> ClientEnd:
+        """The end of a client, the first of several in one process."""
 
     @abstractmethod
     async def watcher(self) -> End:

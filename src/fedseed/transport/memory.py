@@ -8,48 +8,52 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.transport.base import (
+    QUIET,
     ClientEnd,
     CoordinatorEnd,
     End,
+    Events,
     Fenced,
-    Following,
     Interrupted,
+    Log,
     LogWriter,
     Receive,
     Rejected,
+    Stop,
     Take,
     Transport,
     end_task,
 )
 
 POLL_SECONDS = 0.01  # while an end is cut off
+E = TypeVar("E", bound="MemoryEnd")
+Reply = Callable[[bytes], None]
 
 
-@dataclass
 class _Run:
     """What a server would keep of a run, and who is connected."""
 
-    log: list[bytes] | None = None
-    blobs: dict[str | None, dict[str, bytes]] = field(default_factory=dict)
-    limits: dict[str | None, int | None] = field(default_factory=dict)
-    ends: list["MemoryEnd"] = field(default_factory=list)
-    over: bool = False
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.ends: list[MemoryEnd] = []
+        self.forget()
 
-    def coordinators(self) -> list["MemoryCoordinator"]:
-        """Those that listen and can be reached."""
-        with self.lock:
-            return [end for end in self.ends if isinstance(end, MemoryCoordinator) and end.hears]
+    def forget(self) -> None:
+        """Delete all that is kept."""
+        self.log: list[bytes] | None = None
+        self.over = False
+        self.blobs: dict[str | None, dict[str, bytes]] = {}
+        self.limits: dict[str | None, int | None] = {}
 
-    def clients(self) -> list["MemoryClient"]:
-        """Those that listen and can be reached."""
+    def listeners(self, kind: type[E]) -> list[E]:
+        """The ends of a kind that listen."""
         with self.lock:
-            return [end for end in self.ends if isinstance(end, MemoryClient) and end.hears]
+            return [end for end in self.ends if isinstance(end, kind) and end.hears]
 
 
 class Hub:
@@ -69,20 +73,16 @@ class MemoryTransport(Transport):
     """The way to a run at a hub."""
 
     def __init__(self, run: str, shared: _Run) -> None:
-        self._run = run
-        self._shared = shared
+        self._at = run, shared
 
-    async def coordinator(self, refused: Callable[[str], None]) -> "MemoryCoordinator":
-        """The coordinator's end; nothing is refused here."""
-        return MemoryCoordinator(self._run, self._shared, None)
+    async def coordinator(self, events: Events = QUIET) -> "MemoryCoordinator":
+        return MemoryCoordinator(*self._at, None, events)
 
-    async def client(self, name: str, refused: Callable[[str], None], again: Callable[[], None]) -> "MemoryClient":
-        """A client's end."""
-        return MemoryClient(self._run, self._shared, name, again)
+    async def client(self, name: str, events: Events = QUIET) -> "MemoryClient":
+        return MemoryClient(*self._at, name, events)
 
     async def watcher(self) -> "MemoryEnd":
-        """A watcher's end."""
-        return MemoryEnd(self._run, self._shared, None)
+        return MemoryEnd(*self._at, None, QUIET)
 
 
 class MemoryEnd(End):
@@ -92,19 +92,20 @@ class MemoryEnd(End):
         run: the run's name.
         shared: the run.
         owner: whose blobs are put here; None: the coordinator's.
-        again: told when an interruption is over.
+        events: told when an interruption is over.
     """
 
     largest = 256 * 1024
+    hears = False  # whether it listens
 
-    def __init__(self, run: str, shared: _Run, owner: str | None, again: Callable[[], None] | None = None) -> None:
+    def __init__(self, run: str, shared: _Run, owner: str | None, events: Events) -> None:
         self._run = run
         self._shared = shared
         self._owner = owner
-        self._again = again
+        self._events = events
         self._loop = asyncio.get_running_loop()
         self._stirred = asyncio.Event()  # the log has grown, or the connection is back
-        self._followers: list[MemoryFollowing] = []
+        self._following: list[asyncio.Task[None]] = []
         self._cut = False
         self._closed = False
         with shared.lock:
@@ -125,39 +126,41 @@ class MemoryEnd(End):
         """Put it back."""
         self._cut = False
         self.stir()
-        if self._again is not None:
-            self._again()
+        self._events.again()
 
-    def call(self, act: Callable[[], object]) -> None:
+    def stir(self) -> None:
+        """Let those who follow the log look again."""
+        self._call(self._stirred.set)
+
+    def _call(self, act: Callable[[], object]) -> None:
         """Do something in this end's event loop, from whatever thread."""
         with suppress(RuntimeError):  # its loop is closed: nobody is there any more
             self._loop.call_soon_threadsafe(act)
 
-    def stir(self) -> None:
-        """Let those who follow the log look again."""
-        self.call(self._stirred.set)
+    def _open(self) -> None:
+        if self._closed:
+            raise NetworkError(f"the connection to run {self._run} is closed")
 
-    async def _reach(self) -> None:
+    async def _reach(self) -> _Run:
         """Wait until the end is not cut off. Raises NetworkError if it is closed."""
         while self._cut and not self._closed:
             await asyncio.sleep(POLL_SECONDS)
-        if self._closed:
-            raise NetworkError(f"the connection to run {self._run} is closed")
+        self._open()
+        return self._shared
 
     # -- End -----------------------------------------------------------------------------------------------
 
     async def status(self, seconds: float) -> bytes | None:
-        """Ask the coordinators; the first answer counts."""
-        return await self._answer([one.tell_status for one in self._shared.coordinators()], seconds)
+        return await self._answer([one.tell_status for one in self._shared.listeners(MemoryCoordinator)], seconds)
 
-    async def _answer(self, asked: Sequence[Callable[[Callable[[bytes], None]], None]], seconds: float) -> bytes | None:
+    async def _answer(self, asked: Sequence[Callable[[Reply], None]], seconds: float) -> bytes | None:
         """Ask with a way to answer; the first answer, or None: at once where nobody is there who could give one."""
         if self.reached and not asked:
             return None
         answer: asyncio.Future[bytes] = self._loop.create_future()
 
         def reply(data: bytes) -> None:
-            self.call(lambda: None if answer.done() or not self.reached else answer.set_result(data))
+            self._call(lambda: None if answer.done() or not self.reached else answer.set_result(data))
 
         if self.reached:
             for ask in asked:
@@ -167,46 +170,38 @@ class MemoryEnd(End):
         except TimeoutError:
             return None
 
-    async def log_end(self) -> int | None:
-        """How many entries there are."""
-        await self._reach()
-        return None if self._shared.log is None else len(self._shared.log)
+    async def log(self) -> Log | None:
+        shared = await self._reach()
+        return None if shared.log is None else Log(len(shared.log), shared.over)
 
-    async def log_over(self) -> bool:
-        """Whether it was ended."""
-        await self._reach()
-        return self._shared.over
+    async def follow(self, after: int, take: Take) -> Stop:
+        task = asyncio.create_task(self._follow(after, take))
+        self._following.append(task)
+        return lambda: end_task(task)
 
-    async def follow(self, after: int, take: Take) -> "MemoryFollowing":
-        """Follow the log."""
-        following = MemoryFollowing(self, after, take)
-        self._followers.append(following)
-        return following
-
-    async def next_entry(self, after: int) -> bytes:
-        """Wait for the entry after a number."""
+    async def _follow(self, last: int, take: Take) -> None:
         while True:
             self._stirred.clear()
             log = self._shared.log
-            if self.reached and log is not None and len(log) > after:
-                return log[after]
-            await self._stirred.wait()
+            if self.reached and log is not None and len(log) > last:
+                last += 1
+                take(last, log[last - 1])
+                await asyncio.sleep(0)
+            else:
+                await self._stirred.wait()
 
     async def put(self, name: str, data: bytes) -> None:
-        """Store a copy, within the owner's limit."""
-        await self._reach()
-        with self._shared.lock:
-            if self._owner not in self._shared.limits:
-                raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: {self._owner} may store nothing")
-            mine, most = self._shared.blobs.setdefault(self._owner, {}), self._shared.limits[self._owner]
+        shared, owner = await self._reach(), self._owner
+        with shared.lock:
+            if owner not in shared.limits:
+                raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: {owner} may store nothing")
+            mine, most = shared.blobs.setdefault(owner, {}), shared.limits[owner]
             if most is not None and sum(len(blob) for key, blob in mine.items() if key != name) + len(data) > most:
                 raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: at most {most:,} bytes are kept")
             mine[name] = _copy(data)
 
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
-        """A blob of the right size."""
-        await self._reach()
-        blob = self._shared.blobs.get(owner, {}).get(name)
+        blob = (await self._reach()).blobs.get(owner, {}).get(name)
         if blob is None:
             raise MessageError(f"the object {name} can't be had: it is not there")
         if len(blob) != size:
@@ -214,90 +209,58 @@ class MemoryEnd(End):
         return blob
 
     async def drop(self, owner: str | None, name: str) -> None:
-        """Forget a blob."""
         with self._shared.lock:
             self._shared.blobs.get(owner, {}).pop(name, None)
 
     async def close(self) -> None:
-        """Leave the hub."""
-        for following in list(self._followers):
-            await following.stop()
+        for task in self._following:
+            await end_task(task)
         self._closed = True
-        with self._shared.lock:
-            if self in self._shared.ends:
-                self._shared.ends.remove(self)
-
-
-class MemoryFollowing(Following):
-    """Hands out the log's entries from a number on."""
-
-    def __init__(self, end: MemoryEnd, after: int, take: Take) -> None:
-        self._end = end
-        self._task = asyncio.create_task(self._keep_going(after, take))
-
-    async def _keep_going(self, last: int, take: Take) -> None:
-        while True:
-            entry = await self._end.next_entry(last)
-            last += 1
-            take(last, entry)
-            await asyncio.sleep(0)
-
-    async def stop(self) -> None:
-        """End; again is fine."""
-        await end_task(self._task)
+        with self._shared.lock, suppress(ValueError):
+            self._shared.ends.remove(self)
 
 
 class MemoryClient(MemoryEnd, ClientEnd):
     """A client's end."""
 
-    hears = False
-
     async def listen(self, take: Callable[[bytes], None]) -> None:
-        """Take what the coordinator broadcasts."""
         self._take = take
         self.hears = True
 
     def tell(self, data: bytes) -> None:
         """Something was broadcast."""
-        self.call(lambda: self._take(data) if self.reached else None)
+        self._call(lambda: self._take(data) if self.reached else None)
+
+    def _asked(self, client: str, what: str, data: bytes) -> list[Callable[[Reply | None], None]]:
+        """What tells each coordinator."""
+        copied = _copy(data)
+        return [partial(one.tell, client, what, copied) for one in self._shared.listeners(MemoryCoordinator)]
 
     async def send(self, client: str, what: str, data: bytes) -> None:
-        """Tell the coordinators."""
-        if self._closed:
-            raise NetworkError(f"the connection to run {self._run} is closed")
-        if self.reached:
-            for one in self._shared.coordinators():
-                one.tell(client, what, _copy(data), None)
+        self._open()
+        for tell in self._asked(client, what, data) if self.reached else ():
+            tell(None)
 
     async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
-        """Tell the coordinators, with a way to answer."""
-        copied = _copy(data)
-        asked = [partial(one.tell, client, what, copied) for one in self._shared.coordinators()]
-        return await self._answer(asked, seconds)
-
-    async def flush(self) -> None:
-        """Nothing waits here."""
+        return await self._answer(self._asked(client, what, data), seconds)
 
 
 class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
     """The coordinator's end."""
 
-    hears = False
-
     async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
-        """Take what clients send, one after the other."""
-        self._mail: asyncio.Queue[tuple[str, str, bytes, Callable[[bytes], None] | None]] = asyncio.Queue()
+        self._mail: asyncio.Queue[tuple[str, str, bytes, Reply | None]] = asyncio.Queue()
         self._status = status
         self._reading = asyncio.create_task(self._read_mail(receive))
         self.hears = True
 
-    def tell(self, sender: str, what: str, data: bytes, reply: Callable[[bytes], None] | None) -> None:
+    def tell(self, sender: str, what: str, data: bytes, reply: Reply | None) -> None:
         """A client has sent something."""
-        self.call(lambda: self._mail.put_nowait((sender, what, data, reply)) if self.reached else None)
+        self._call(lambda: self._mail.put_nowait((sender, what, data, reply)) if self.reached else None)
 
-    def tell_status(self, reply: Callable[[bytes], None]) -> None:
+    def tell_status(self, reply: Reply) -> None:
         """Somebody asks."""
-        self.call(lambda: reply(self._status()) if self.reached else None)
+        self._call(lambda: reply(self._status()) if self.reached else None)
 
     async def _read_mail(self, receive: Receive) -> None:
         while True:
@@ -307,46 +270,32 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
                 reply(_copy(answer))
 
     async def broadcast(self, data: bytes) -> None:
-        """Tell the clients that are there."""
-        if self._closed:
-            raise NetworkError(f"the connection to run {self._run} is closed")
-        if self.reached:
-            copied = _copy(data)
-            for client in self._shared.clients():
-                client.tell(copied)
+        self._open()
+        copied = _copy(data)
+        for client in self._shared.listeners(MemoryClient) if self.reached else ():
+            client.tell(copied)
 
-    async def create_log(self, copies: int) -> None:
-        """Make an empty log."""
-        await self._reach()
-        with self._shared.lock:
-            if self._shared.log is None:
-                self._shared.log = []
+    async def entries(self, last: int) -> list[bytes]:
+        return ((await self._reach()).log or [])[:last]
 
-    def writer(self, last: int) -> "MemoryLogWriter":
-        """What appends to it."""
-        return MemoryLogWriter(self._run, self, self._shared, last)
+    async def writer(self, last: int | None, copies: int = 1) -> "MemoryLogWriter":
+        shared = await self._reach()
+        with shared.lock:
+            if last is None and shared.log is None:
+                shared.log = []
+        return MemoryLogWriter(self._run, last or 0, self, shared)
 
     async def allow(self, owner: str | None, most: int | None) -> None:
-        """Note the owner's limit."""
-        await self._reach()
-        with self._shared.lock:
-            self._shared.limits.setdefault(owner, most)
-
-    async def mark_over(self) -> None:
-        """Note it."""
-        await self._reach()
-        self._shared.over = True
+        shared = await self._reach()
+        with shared.lock:
+            shared.limits.setdefault(owner, most)
 
     async def delete(self) -> None:
-        """Forget the run."""
-        await self._reach()
-        with self._shared.lock:
-            self._shared.log, self._shared.over = None, False
-            self._shared.blobs.clear()
-            self._shared.limits.clear()
+        shared = await self._reach()
+        with shared.lock:
+            shared.forget()
 
     async def close(self) -> None:
-        """Leave the hub."""
         await super().close()
         if self.hears:
             await end_task(self._reading)
@@ -355,7 +304,7 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
 class MemoryLogWriter(LogWriter):
     """Appends to a list if it is as long as it should be."""
 
-    def __init__(self, run: str, end: MemoryEnd, shared: _Run, last: int) -> None:
+    def __init__(self, run: str, last: int, end: MemoryEnd, shared: _Run) -> None:
         super().__init__(run, last)
         self._end = end
         self._shared = shared
@@ -378,6 +327,9 @@ class MemoryLogWriter(LogWriter):
             raise Interrupted("it is cut off")
         log = self._shared.log or []
         return log[number - 1] if len(log) >= number else None
+
+    async def finish(self) -> None:
+        self._shared.over = True
 
 
 def _copy(data: bytes) -> bytes:

@@ -4,12 +4,13 @@ Who has a key signs what it sends, and believes only what is signed (signatures.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from nats.aio.client import Client
 
 from fedseed.errors import FedseedError
-from fedseed.transport.base import Access, Transport
+from fedseed.transport.base import QUIET, Access, Events, Transport
 from fedseed.transport.nats_connection import connect
 from fedseed.transport.nats_coordinator import Lines, NatsCoordinator
 from fedseed.transport.nats_end import NatsClient, NatsWatcher
@@ -32,12 +33,12 @@ class NatsTransport(Transport):
         self._access = access
         self._subjects = Subjects(run)
 
-    async def coordinator(self, refused: Callable[[str], None]) -> "NatsCoordinator":
+    async def coordinator(self, events: Events = QUIET) -> NatsCoordinator:
         """The coordinator's end. Raises FedseedError also if the server's log can't be read."""
-        at = self._access
-        names = key_names(at.key.parent) if at.key is not None else {}
-        log = None if at.server_log is None else ServerLog(at.server_log, names)
-        end: list[NatsCoordinator] = []
+        at, end, made = self._access, list[NatsCoordinator](), list[Client]()
+        log = None
+        if at.server_log is not None:
+            log = ServerLog(at.server_log, key_names(at.key.parent) if at.key is not None else {})
 
         def reconnected() -> None:
             for one in end:
@@ -47,42 +48,33 @@ class NatsTransport(Transport):
             for one in end:
                 one.dropped(subject)
 
-        made: list[Client] = []
+        ways = (replace(events, again=reconnected), None), (events, dropped), (events, None)
         try:
-            made.append(await self._connect("coordinator", refused, reconnected))
-            made.append(await self._connect("coordinator", refused, None, dropped))
-            made.append(await self._connect("coordinator", refused))
+            for told, drop in ways:
+                made.append(await self._connect("coordinator", told, drop))
         except FedseedError:
             for connection in made:
                 await connection.close()
             raise
         signatures = Signatures.read(at.key, coordinating=True)
-        end.append(NatsCoordinator(Lines(*made), self._subjects, signatures, log))
+        end.append(NatsCoordinator(Lines(*made), self._subjects, signatures, events, log))
         return end[0]
 
-    async def client(self, name: str, refused: Callable[[str], None], again: Callable[[], None]) -> "NatsClient":
-        """A client's end."""
+    async def client(self, name: str, events: Events = QUIET) -> NatsClient:
         end: list[NatsClient] = []
 
         def reconnected() -> None:
             for one in end:
                 one.restart()
-            again()
+            events.again()
 
-        connection = await self._connect(name, refused, reconnected)
-        end.append(NatsClient(connection, self._subjects, name, Signatures.read(self._access.key)))
+        connection = await self._connect(name, replace(events, again=reconnected))
+        end.append(NatsClient(connection, self._subjects, name, Signatures.read(self._access.key), events))
         return end[0]
 
-    async def watcher(self) -> "NatsWatcher":
-        """A watcher's end."""
-        return NatsWatcher(await self._connect("watcher"), self._subjects, None, Signatures.read(self._access.key))
+    async def watcher(self) -> NatsWatcher:
+        signatures, events = Signatures.read(self._access.key), QUIET
+        return NatsWatcher(await self._connect("watcher", events), self._subjects, None, signatures, events)
 
-    async def _connect(
-        self,
-        name: str,
-        refused: Callable[[str], None] | None = None,
-        again: Callable[[], None] | None = None,
-        dropped: Callable[[str], None] | None = None,
-    ) -> Client:
-        at = self._access
-        return await connect(at.url, self._subjects, name, at.key, at.ca, refused, again, dropped)
+    async def _connect(self, name: str, events: Events, dropped: Callable[[str], None] | None = None) -> Client:
+        return await connect(self._access, self._subjects, name, events, dropped)

@@ -16,6 +16,7 @@ import nats.protocol.parser
 from nats.aio.client import Client
 
 from fedseed.errors import FedseedError, NetworkError, RecipeError
+from fedseed.transport.base import QUIET, Access, Events
 from fedseed.transport.signatures import seed_of
 from fedseed.transport.subjects import Subjects
 
@@ -83,31 +84,27 @@ def _as_text(data: bytes) -> bytes:
 
 
 async def connect(
-    url: str,
+    access: Access,
     subjects: Subjects,
     name: str,
-    key: Path | None = None,
-    ca: Path | None = None,
-    on_refusal: Callable[[str], None] | None = None,
-    on_reconnect: Callable[[], None] | None = None,
-    on_drop: Callable[[str], None] | None = None,
+    events: Events = QUIET,
+    dropped: Callable[[str], None] | None = None,
 ) -> Client:
     """Connect, and stay connected: later interruptions are bridged.
 
     Args:
-        url: such as "nats://host:4222"; "tls://": encrypted or not at all.
+        access: the URL, such as "nats://host:4222" ("tls://": encrypted or not at all), the key, and certificates to
+            trust, which make encryption compulsory.
         subjects: the run's.
         name: who connects; replies come to an inbox of this name.
-        key: the key file.
-        ca: file with the certificates to trust; makes encryption compulsory.
-        on_refusal: told when the server refuses a publication or subscription.
-        on_reconnect: told when an interruption is over.
-        on_drop: told the subject of a message for which too many wait.
+        events: told when the server refuses a publication or subscription, and when an interruption is over.
+        dropped: told the subject of a message for which too many wait.
 
     Raises:
         RecipeError: the URL or a file is wrong.
         NetworkError: not reachable, another certificate, or the key is refused; one line.
     """
+    url, key, ca = access.url, access.key, access.ca
     parts = urlsplit(url)
     try:
         port = parts.port or 4222
@@ -132,16 +129,15 @@ async def connect(
 
     async def failed(error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
-            if on_drop is not None:
-                on_drop(error.subject)
+            if dropped is not None:
+                dropped(error.subject)
             return
         seen[:] = [error]
-        if on_refusal is not None and "permissions violation" in str(error).lower():
-            on_refusal(str(error).removeprefix("nats: "))
+        if "permissions violation" in str(error).lower():
+            events.refused(str(error).removeprefix("nats: "))
 
     async def reconnected() -> None:
-        if on_reconnect is not None:
-            on_reconnect()
+        events.again()
 
     options: dict[str, Any] = {"allow_reconnect": False, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
     if context is not None:

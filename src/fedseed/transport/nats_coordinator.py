@@ -10,8 +10,8 @@ from nats.js import api
 from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
-from fedseed.transport.base import CoordinatorEnd, Interrupted, LogLostError, Receive, Rejected
-from fedseed.transport.nats_end import MORE, OVER, NatsEnd, explained
+from fedseed.transport.base import CoordinatorEnd, Events, Interrupted, LogLostError, Receive, Rejected
+from fedseed.transport.nats_end import MORE, NatsEnd, explained
 from fedseed.transport.nats_hearing import Answer, Hearing, Questions, room_to_send
 from fedseed.transport.nats_log import REQUEST_SECONDS, NatsLogWriter, is_missing
 from fedseed.transport.pulse import Pulse
@@ -43,11 +43,14 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         lines: to the server.
         subjects: the run's names there.
         signatures: sign what is sent, and check what comes.
+        events: told what happens.
         log: what the server itself refuses is read from here.
     """
 
-    def __init__(self, lines: Lines, subjects: Subjects, signatures: Signatures, log: ServerLog | None = None) -> None:
-        super().__init__(lines.log, subjects, None, signatures)
+    def __init__(
+        self, lines: Lines, subjects: Subjects, signatures: Signatures, events: Events, log: ServerLog | None = None
+    ) -> None:
+        super().__init__(lines.log, subjects, None, signatures, events)
         self._lines = lines
         self._log = log
         self._rejected: Rejected = lambda who, what: None
@@ -57,14 +60,12 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         self._head: tuple[int, bytes] | None = None  # of the log's chain, at an entry
         self._hearing: Hearing | None = None  # once it listens
         self._questions: Questions | None = None
-
-    @property
-    def unproven(self) -> str | None:
-        """Without the clients' public keys."""
-        if self.signatures.clients is not None:
-            return None
-        why = "the key file does not name the clients' keys" if self.signatures.own is not None else "no key"
-        return f"{why}: it is not proven who sends a message, and what stands in the log ({MORE})"
+        self.unproven, self.keys = None, None
+        if signatures.clients is not None:
+            self.keys = {name: frozenset(map(bytes, keys)) for name, keys in signatures.clients.items()}
+        else:
+            why = "the key file does not name the clients' keys" if signatures.own is not None else "no key"
+            self.unproven = f"{why}: it is not proven who sends a message, and what stands in the log ({MORE})"
 
     def now(self) -> float:
         """Stands still while the server is silent."""
@@ -100,10 +101,6 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         if self._hearing is not None:
             self._hearing.dropped(name)
 
-    def together(self, one: str, other: str) -> bool:
-        """Whether they have the same key."""
-        return self.signatures.together(one, other)
-
     def poll(self) -> None:
         """Read on in the server's log."""
         if self._log is not None:
@@ -114,33 +111,21 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         """Publish to everybody."""
         await self._publish(self.subjects.down, data)
 
-    async def create_log(self, copies: int) -> None:
-        """Make the stream."""
-        settings = api.StreamConfig(
-            name=self.subjects.stream,
-            subjects=[self.subjects.log],
-            storage=api.StorageType.FILE,
-            num_replicas=copies,
-            allow_direct=False,
-            deny_delete=True,
-            deny_purge=True,
-        )
-        with explained(f"the log of run {self.subjects.run} can't be made"):
-            await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
-
     async def entries(self, last: int) -> list[bytes]:
         """Those that count."""
         found: list[bytes] = []
         reader = self._reader(0, lambda number, data: found.append(data), last)
         if last:
-            following = self._follow(reader)
+            stop = self._follow(reader)
             await reader.complete.wait()
-            await following.stop()
+            await stop()
         self._head = last, reader.chain.head
         return found
 
-    def writer(self, last: int) -> "NatsLogWriter":
-        """What publishes to the stream."""
+    async def writer(self, last: int | None, copies: int = 1) -> "NatsLogWriter":
+        if last is None:
+            await self._create_log(copies)
+            last = 0
 
         async def chain() -> Chain:
             made = Chain(self.signatures, self.subjects.log)
@@ -152,6 +137,19 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             return made
 
         return NatsLogWriter(self.connection, self.subjects, last, chain, self._foreign)
+
+    async def _create_log(self, copies: int) -> None:
+        settings = api.StreamConfig(
+            name=self.subjects.stream,
+            subjects=[self.subjects.log],
+            storage=api.StorageType.FILE,
+            num_replicas=copies,
+            allow_direct=False,
+            deny_delete=True,
+            deny_purge=True,
+        )
+        with explained(f"the log of run {self.subjects.run} can't be made"):
+            await self.connection.jetstream(timeout=REQUEST_SECONDS).add_stream(settings)
 
     def _foreign(self) -> None:
         self._rejected("somebody", "a message in the log that is not the coordinator's")
@@ -176,14 +174,6 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         """Make a bucket, if there is none."""
         with explained(f"the object store {self.subjects.bucket(owner)} can't be made"):
             await self.objects.allow(owner, most)
-
-    async def mark_over(self) -> None:
-        """Describe the stream so; a run is no less over if that fails."""
-        with suppress(nats.errors.Error, TimeoutError, NetworkError):
-            info = await self._stream()
-            if info is not None:
-                settings = info.config.evolve(description=OVER)
-                await self.connection.jetstream(timeout=REQUEST_SECONDS).update_stream(settings)
 
     async def delete(self) -> None:
         """Delete the stream and the buckets."""

@@ -11,13 +11,12 @@ from nats.js import api
 from nats.js.errors import NotFoundError
 
 from fedseed.errors import NetworkError
-from fedseed.transport.base import ClientEnd, End, LogLostError, Take
-from fedseed.transport.nats_log import LOST_SECONDS, REQUEST_SECONDS, LogReader, NatsFollowing
+from fedseed.transport.base import ClientEnd, End, Events, Log, LogLostError, Stop, Take
+from fedseed.transport.nats_log import LOST_SECONDS, OVER, REQUEST_SECONDS, LogReader, NatsFollowing
 from fedseed.transport.nats_objects import Objects
 from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects
 
-OVER = "the run is over"
 AGAIN_SECONDS = 1.0  # after which a question is asked once more: it may have been one of too many
 NOBODY_LISTENS = "503"  # the server's own answer
 SILENCES = 2  # such answers, a second apart, after which there is no coordinator: one may be about to come back
@@ -41,26 +40,25 @@ class NatsEnd(End):
         subjects: the run's names there.
         owner: whose blobs are put here; None: the coordinator's.
         signatures: sign what is sent, and check what comes.
+        events: told what happens.
     """
 
     largest = 256 * 1024  # a server takes 1 MiB by default
 
-    def __init__(self, connection: Client, subjects: Subjects, owner: str | None, signatures: Signatures) -> None:
+    def __init__(
+        self, connection: Client, subjects: Subjects, owner: str | None, signatures: Signatures, events: Events
+    ) -> None:
         self.connection = connection
         self.subjects = subjects
         self.signatures = signatures
         self.objects = Objects(connection, subjects, signatures)
         self._owner = owner
         self._followers: list[NatsFollowing] = []
+        self._events = events
         self._told: set[str] = set()
-
-    @property
-    def unproven(self) -> str | None:
-        """Without the coordinator's public key."""
-        if self.signatures.coordinator is not None:
-            return None
-        why = "the key file does not name the coordinator's key" if self.signatures.own is not None else "no key"
-        return f"{why}: it is not proven that what comes is the coordinator's ({MORE})"
+        if signatures.coordinator is None:
+            why = "the key file does not name the coordinator's key" if signatures.own is not None else "no key"
+            self.unproven = f"{why}: it is not proven that what comes is the coordinator's ({MORE})"
 
     async def status(self, seconds: float) -> bytes | None:
         """What the coordinator answers."""
@@ -75,15 +73,14 @@ class NatsEnd(End):
             return None
         return answer.data if self.signatures.of_coordinator(answer.subject, answer.data, answer.headers) else None
 
-    async def log_end(self) -> int | None:
-        """The stream's last sequence number. Raises NetworkError if JetStream is missing, or this key may not ask."""
-        info = await self._stream()
-        return None if info is None else int(info.state.last_seq)
+    async def log(self) -> Log | None:
+        """The stream's last sequence number, and whether its description says that it was ended.
 
-    async def log_over(self) -> bool:
-        """Whether the stream's description says that it was ended. Raises as `log_end` does."""
+        Raises:
+            NetworkError: JetStream is missing, or this key may not ask.
+        """
         info = await self._stream()
-        return info is not None and info.config.description == OVER
+        return None if info is None else Log(int(info.state.last_seq), info.config.description == OVER)
 
     async def _stream(self) -> api.StreamInfo | None:
         try:
@@ -96,20 +93,19 @@ class NatsEnd(End):
                 f"({error})"
             ) from error
 
-    async def follow(self, after: int, take: Take) -> "NatsFollowing":
-        """Follow the stream."""
+    async def follow(self, after: int, take: Take) -> Stop:
         return self._follow(self._reader(after, take))
 
     def _reader(self, after: int, take: Take, until: int | None = None) -> LogReader:
         chain = Chain(self.signatures, self.subjects.log)
         return LogReader(self.subjects.run, chain, after, take, self._foreign, self._log_lost, until)
 
-    def _follow(self, reader: LogReader) -> NatsFollowing:
+    def _follow(self, reader: LogReader) -> Stop:
         following = NatsFollowing(
             self.connection, self.subjects.stream, reader, reader.first, stopped=self._followers.remove
         )
         self._followers.append(following)
-        return following
+        return following.stop
 
     def _foreign(self) -> None:
         """There is something in the log that the coordinator has not written."""
@@ -119,17 +115,19 @@ class NatsEnd(End):
         """The log was there."""
         lost = LogLostError(self.subjects.run)
         if for_good:
-            self.failed(
+            self._events.failed(
                 NetworkError(f"{lost}, and nobody has put it there again: start `fedseed serve`, then this again")
             )
         else:
-            self.noted(f"{lost}: waiting until it is put there again by `fedseed serve`, at most {LOST_SECONDS:.0f} s")
+            self._events.noted(
+                f"{lost}: waiting until it is put there again by `fedseed serve`, at most {LOST_SECONDS:.0f} s"
+            )
 
     def _note(self, text: str) -> None:
         """Say something once."""
         if text not in self._told:
             self._told.add(text)
-            self.noted(text)
+            self._events.noted(text)
 
     def restart(self) -> None:
         """The connection was interrupted: whatever consumers there were may be gone."""
@@ -181,7 +179,8 @@ class NatsClient(NatsEnd, ClientEnd):
                 self._note("somebody else than the coordinator writes to everybody: that is passed over")
 
         await self.connection.subscribe(self.subjects.down, cb=deliver)
-        await self.flush()  # what is broadcast from here on comes
+        with explained("the server does not answer"):
+            await self.connection.flush()  # what is broadcast from here on comes
 
     async def send(self, client: str, what: str, data: bytes) -> None:
         """Publish under the client's name."""
@@ -190,11 +189,6 @@ class NatsClient(NatsEnd, ClientEnd):
     async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
         """A request under the client's name."""
         return await self._request(self.subjects.up(client, what), data, seconds)
-
-    async def flush(self) -> None:
-        """A round trip to the server."""
-        with explained("the server does not answer"):
-            await self.connection.flush()
 
 
 class NatsWatcher(NatsEnd):

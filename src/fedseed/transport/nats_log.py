@@ -14,7 +14,7 @@ from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
-from fedseed.transport.base import Fenced, Following, Interrupted, LogLostError, LogWriter, Take, end_task
+from fedseed.transport.base import Fenced, Interrupted, LogLostError, LogWriter, Take, end_task
 from fedseed.transport.signatures import Chain
 from fedseed.transport.subjects import Subjects
 
@@ -26,6 +26,7 @@ LOST_SECONDS = 3600.0  # for which one that was lost is waited for, as interrupt
 READING_SECONDS = 60.0  # for what stands in a log already
 PENDING_BYTES = 32 * 1024 * 1024  # of messages that wait to be looked at; what a flood brings beyond is dropped
 WRONG_LAST_SEQUENCE = 10071
+OVER = "the run is over"  # the description of a stream that was ended
 STORED = "$JS.ACK."  # what the reply subject of a stream's message begins with; of control messages it does not
 
 
@@ -60,7 +61,7 @@ class Reader:
         """There is no such stream."""
 
 
-class NatsFollowing(Following):
+class NatsFollowing:
     """Reads a stream.
 
     An ephemeral consumer pushes messages to an inbox. A gap, or silence where heartbeats should be, makes a new one
@@ -353,6 +354,12 @@ class NatsLogWriter(LogWriter):
             return None
         except (TimeoutError, nats.errors.Error) as error:
             raise Interrupted(str(error)) from error
+
+    async def finish(self) -> None:
+        """Describe the stream so; a run is no less over if that fails."""
+        with suppress(nats.errors.Error, TimeoutError):
+            info = await self._stream.stream_info(self._subjects.stream)
+            await self._stream.update_stream(info.config.evolve(description=OVER))
 
 
 class _Ahead(Reader):

@@ -158,12 +158,6 @@ class Signatures:
         keys = (self.clients or {}).get(name, ())
         return min((bytes(key) for key in keys), default=None)
 
-    def together(self, one: str, other: str) -> bool:
-        """Whether one key speaks for both clients, as far as keys are known."""
-        if self.clients is None or one == other:
-            return True
-        return any(key in self.clients.get(other, ()) for key in self.clients.get(one, ()))
-
 
 def signature_in(headers: Headers) -> bytes | None:
     """The signature that a message carries, whosever it is; None: none."""

@@ -18,7 +18,7 @@ from fedseed.federation.large import attempt_of, frame_of, is_stored, round_of
 from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
 from fedseed.federation.protocol import read_json, read_plan, silent_message
 from fedseed.transport import transport
-from fedseed.transport.base import Access
+from fedseed.transport.base import Access, Events
 from fedseed.transport.keys import permissions
 from fedseed.transport.subjects import Subjects
 from support.hostile import doing, saying
@@ -106,7 +106,7 @@ class HostileClient:
 
     async def live(self):
         """Take part, until cancelled."""
-        self.end = await transport(self._access, self.run).client(self.name, lambda text: None, self._woken.set)
+        self.end = await transport(self._access, self.run).client(self.name, Events(again=self._woken.set))
         try:
             await self.end.listen(self._take)
             while not await self._introduce():
@@ -179,7 +179,7 @@ class HostileClient:
             left -= 1
             await self.act(number, attempt)
         with suppress(FedseedError):  # a server that it has kept busy
-            await self.end.flush()
+            await self.end.connection.flush()
         await self.wire.flush()
 
     async def act(self, number, attempt):
@@ -191,11 +191,11 @@ class HostileClient:
 
     async def early(self, count):
         """What nobody should believe, before the run begins."""
-        self.end = await transport(self._access, self.run).client(self.name, lambda text: None, lambda: None)
+        self.end = await transport(self._access, self.run).client(self.name)
         try:
             for _ in range(count):
                 await self.act(1, 0)
-            await self.end.flush()
+            await self.end.connection.flush()
             await self.wire.flush()
         finally:
             await self.end.close()

@@ -90,7 +90,7 @@ class Conversation:
         return self.loop.run_until_complete(work)
 
     async def _make(self):
-        end = await Hub().transport("run").coordinator(print)
+        end = await Hub().transport("run").coordinator()
         settings = CoordinatorSettings(deadline=3600.0, minimum=3, dead_after=3600.0, names=tuple(CLIENTS))
         return NetworkCoordinator(end, "run", self.method, GOLDEN["SEED"], 1000, settings, Silent())
 

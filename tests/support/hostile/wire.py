@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import nats.errors
 
+from fedseed.transport.base import Access, Events
 from fedseed.transport.nats_connection import connect
 
 
@@ -20,7 +21,7 @@ class Wire:
     """
 
     def __init__(self, server, subjects, name, key, ca):
-        self._how = (server, subjects, name, key, ca)
+        self._how = Access(server, key, ca), subjects, name
         self.violations = []
         self.inbox = f"{subjects.inbox(name)}.x"
         self.came = []  # what others sent here
@@ -30,7 +31,7 @@ class Wire:
         """The connection, a new one if the server has ended the last."""
         if self._connection is None or not self._connection.is_connected:
             await self.close()
-            self._connection = await connect(*self._how, self.violations.append)
+            self._connection = await connect(*self._how, Events(self.violations.append))
             self._connection.options["allow_reconnect"] = False
 
             async def take(message):

@@ -1,6 +1,7 @@
 """A transport over a folder that all sides can write to, without a server: `fedseed serve --nats folder:///srv/runs`.
 
     FOLDER/RUN/log/00000001         the entries; whoever links a number second is fenced off
+    FOLDER/RUN/over                 the log was ended
     FOLDER/RUN/blobs/OWNER/NAME     what is too large for a message
     FOLDER/RUN/limits/OWNER         how many bytes an owner may store
     FOLDER/RUN/inboxes/ROLE-ID/     one of each end that is connected: a file a message, sorted by time
@@ -25,15 +26,18 @@ from urllib.parse import urlsplit
 from fedseed.durable import write_whole
 from fedseed.errors import MessageError, NetworkError
 from fedseed.transport.base import (
+    QUIET,
     Access,
     ClientEnd,
     CoordinatorEnd,
     End,
+    Events,
     Fenced,
-    Following,
+    Log,
     LogWriter,
     Receive,
     Rejected,
+    Stop,
     Take,
     Transport,
     check_run,
@@ -57,11 +61,11 @@ class FolderTransport(Transport):
         self._run = run
         self._root = Path(urlsplit(access.url).path) / check_run(run)
 
-    async def coordinator(self, refused: Callable[[str], None]) -> "FolderCoordinator":
+    async def coordinator(self, events: Events = QUIET) -> "FolderCoordinator":
         """The coordinator's end; nobody refuses anything."""
         return FolderCoordinator(self._run, self._root, "coordinator", None)
 
-    async def client(self, name: str, refused: Callable[[str], None], again: Callable[[], None]) -> "FolderClient":
+    async def client(self, name: str, events: Events = QUIET) -> "FolderClient":
         """A client's end; it is never interrupted."""
         return FolderClient(self._run, self._root, "client", name)
 
@@ -89,7 +93,7 @@ class FolderEnd(End):
         self._inbox = root / "inboxes" / f"{role}-{uuid.uuid4().hex}"
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._questions = itertools.count()
-        self._followers: list[FolderFollowing] = []
+        self._following: list[asyncio.Task[None]] = []
         self._closed = False
         self._last = 0  # the time in the last message's name
         for folder in (self._inbox, root / "parts"):
@@ -150,15 +154,25 @@ class FolderEnd(End):
         """Ask the coordinators; the first answer counts."""
         return await self._ask("", "status", b"", seconds)
 
-    async def log_end(self) -> int | None:
-        """How many entries there are."""
+    async def log(self) -> Log | None:
+        """How many entries there are, and whether the last was the end."""
         log = self._root / "log"
-        return len(list(log.iterdir())) if log.is_dir() else None
+        return Log(len(list(log.iterdir())), (self._root / "over").exists()) if log.is_dir() else None
 
-    async def follow(self, after: int, take: Take) -> "FolderFollowing":
+    async def follow(self, after: int, take: Take) -> Stop:
         """Look for the next entry again and again."""
-        self._followers.append(FolderFollowing(self._root, after, take))
-        return self._followers[-1]
+        task = asyncio.create_task(self._follow(after + 1, take))
+        self._following.append(task)
+        return lambda: end_task(task)
+
+    async def _follow(self, number: int, take: Take) -> None:
+        while True:
+            with suppress(FileNotFoundError):
+                take(number, _entry(self._root, number).read_bytes())
+                number += 1
+                await asyncio.sleep(0)
+                continue
+            await asyncio.sleep(POLL_SECONDS)
 
     async def put(self, name: str, data: bytes) -> None:
         """Store a blob, within the owner's limit."""
@@ -191,29 +205,9 @@ class FolderEnd(End):
     async def close(self) -> None:
         """Stop, and take the inbox away; again is fine."""
         self._closed = True
-        for task in (self._reading, *(following.task for following in self._followers)):
+        for task in (self._reading, *self._following):
             await end_task(task)
         shutil.rmtree(self._inbox, ignore_errors=True)
-
-
-class FolderFollowing(Following):
-    """Hands out the log's entries from a number on."""
-
-    def __init__(self, root: Path, after: int, take: Take) -> None:
-        self.task = asyncio.create_task(self._keep_going(root, after + 1, take))
-
-    async def _keep_going(self, root: Path, number: int, take: Take) -> None:
-        while True:
-            with suppress(FileNotFoundError):
-                take(number, _entry(root, number).read_bytes())
-                number += 1
-                await asyncio.sleep(0)
-                continue
-            await asyncio.sleep(POLL_SECONDS)
-
-    async def stop(self) -> None:
-        """End; again is fine."""
-        await end_task(self.task)
 
 
 class FolderClient(FolderEnd, ClientEnd):
@@ -237,9 +231,6 @@ class FolderClient(FolderEnd, ClientEnd):
         """Tell the coordinators, and wait."""
         return await self._ask(client, what, data, seconds)
 
-    async def flush(self) -> None:
-        """Nothing waits here."""
-
 
 class FolderCoordinator(FolderEnd, CoordinatorEnd):
     """The coordinator's end."""
@@ -260,13 +251,15 @@ class FolderCoordinator(FolderEnd, CoordinatorEnd):
         """Tell the clients that are there."""
         self._tell("client", "", "broadcast", data)
 
-    async def create_log(self, copies: int) -> None:
-        """Make an empty log; a folder has no copies."""
-        (self._root / "log").mkdir(exist_ok=True)
+    async def entries(self, last: int) -> list[bytes]:
+        """The first entries."""
+        return [_entry(self._root, number).read_bytes() for number in range(1, last + 1)]
 
-    def writer(self, last: int) -> "FolderLogWriter":
-        """What appends to it."""
-        return FolderLogWriter(self._run, self._root, last)
+    async def writer(self, last: int | None, copies: int = 1) -> "FolderLogWriter":
+        """What appends to the log, which is made if need be; a folder has no copies."""
+        if last is None:
+            (self._root / "log").mkdir(exist_ok=True)
+        return FolderLogWriter(self._run, self._root, last or 0)
 
     async def allow(self, owner: str | None, most: int | None) -> None:
         """Note the owner's limit, once."""
@@ -279,6 +272,7 @@ class FolderCoordinator(FolderEnd, CoordinatorEnd):
         """Delete log, blobs and limits."""
         for name in ("log", "blobs", "limits"):
             shutil.rmtree(self._root / name, ignore_errors=True)
+        (self._root / "over").unlink(missing_ok=True)
 
 
 class FolderLogWriter(LogWriter):
@@ -303,6 +297,10 @@ class FolderLogWriter(LogWriter):
     async def _read(self, number: int) -> bytes | None:
         path = _entry(self._root, number)
         return path.read_bytes() if path.exists() else None
+
+    async def finish(self) -> None:
+        """Leave a mark beside the log."""
+        (self._root / "over").touch()
 
 
 def _entry(root: Path, number: int) -> Path:
