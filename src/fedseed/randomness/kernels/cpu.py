@@ -171,10 +171,11 @@ def _truncated(word, mass, bound):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _fill(v, words, kind, domain, k, key0, key1, block, blocks, mass, bound):  # type: ignore[no-untyped-def]
-    """v = the entries of `blocks` blocks of direction k from `block` on."""
-    fill_words(words, blocks, block, domain, k, key0, key1)
-    if kind == NORMAL:
+def _fill(v, words, unit, k, block, blocks):  # type: ignore[no-untyped-def]
+    """v = the entries of `blocks` blocks of a unit's direction k from `block` on."""
+    mass, bound = unit.mass, unit.bound
+    fill_words(words, blocks, block, unit.domain, k, unit.key0, unit.key1)
+    if unit.kind == NORMAL:
         for b in range(blocks):
             z0, z1 = _box_muller(words[0, b], words[1, b])
             z2, z3 = _box_muller(words[2, b], words[3, b])
@@ -235,26 +236,24 @@ def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[n
         total[i] = _ZERO
     for u in range(units.size):
         unit = units[u]
-        kind, domain, key0, key1 = unit.kind, unit.domain, unit.key0, unit.key1
-        begin, end = unit.begin, unit.end
+        kind, begin, end = unit.kind, unit.begin, unit.end
         if kind == TABLE:
             from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
-            fill_words(words, blocks, (base >> 7) + from_, domain, unit.first, key0, key1)
+            fill_words(words, blocks, (base >> 7) + from_, unit.domain, unit.first, unit.key0, unit.key1)
             column = begin + (base & (end - begin - 1)) + 128 * from_
             _add_table(total[128 * from_ :], words, blocks, payload[column:])
         elif kind == SIGNS:
             from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
             for j in range(end - begin):
                 if payload[begin + j] != _ZERO:
-                    fill_words(words, blocks, (base >> 7) + from_, domain, unit.first + j, key0, key1)
+                    fill_words(words, blocks, (base >> 7) + from_, unit.domain, unit.first + j, unit.key0, unit.key1)
                     _add_signed(total[128 * from_ :], words, blocks, payload[begin + j])
         else:
             from_, blocks = lo >> 2, ((hi + 3) >> 2) - (lo >> 2)
             for j in range(end - begin):
                 coefficient = payload[begin + j]
                 if coefficient != _ZERO:
-                    k, block = unit.first + j, (base >> 2) + from_
-                    _fill(v, words, kind, domain, k, key0, key1, block, blocks, unit.mass, unit.bound)
+                    _fill(v, words, unit, unit.first + j, (base >> 2) + from_, blocks)
                     _add_scaled(total[4 * from_ :], v, 4 * blocks, coefficient)
 
 
@@ -262,8 +261,8 @@ def _sum_chunk(total, v, words, base, lo, hi, units, payload):  # type: ignore[n
 def _fill_lone(total, words, unit, base, lo, hi, payload):  # type: ignore[no-untyped-def]
     """`_sum_chunk` of one direction, but for the sign of a zero, which `_store` and `_shift` do not mind."""
     from_, blocks = lo >> 2, ((hi + 3) >> 2) - (lo >> 2)
-    v, block, coefficient = total[4 * from_ :], (base >> 2) + from_, payload[unit.begin]
-    _fill(v, words, unit.kind, unit.domain, unit.first, unit.key0, unit.key1, block, blocks, unit.mass, unit.bound)
+    v, coefficient = total[4 * from_ :], payload[unit.begin]
+    _fill(v, words, unit, unit.first, (base >> 2) + from_, blocks)
     if coefficient != _ONE:
         for i in range(4 * blocks):
             v[i] *= coefficient
@@ -438,8 +437,9 @@ def _copy(out, source, count):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _move_run(out, to, source, at, start, count, half, units, payload, scale):  # type: ignore[no-untyped-def]
-    """`move` for `count` elements from index `start` on: out[to ...] of source[at ...]."""
+def _move_run(out, to, source, at, start, count, step):  # type: ignore[no-untyped-def]
+    """`move` for `count` elements from index `start` on: out[to ...] of source[at ...]; `step` is `_step`'s."""
+    units, payload, scale, half = step
     words = np.empty((4, _CHUNK // 4), np.uint32)
     v = np.empty(_CHUNK, np.float32)
     total = np.empty(_CHUNK, np.float32)
@@ -510,35 +510,35 @@ def _elements(_context, address, like):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _move_many(runs, like, half, units, payload, scale):  # type: ignore[no-untyped-def]
+def _move_many(runs, like, step):  # type: ignore[no-untyped-def]
     for i in range(runs.shape[0]):
         to, from_, start, count = runs[i]
         out, source = carray(_elements(to, like), (count,)), carray(_elements(from_, like), (count,))
-        _move_run(out, 0, source, 0, start, count, half, units, payload, scale)
+        _move_run(out, 0, source, 0, start, count, step)
 
 
 @njit(cache=True, parallel=True)
-def _move(out, source, start, half, units, payload, scale):  # type: ignore[no-untyped-def]
+def _move(out, source, start, step):  # type: ignore[no-untyped-def]
     stop = start + out.size
     first = start // _RUN
     for run in prange((stop + _RUN - 1) // _RUN - first):
         a = max(start, (first + run) * _RUN)
         b = min(stop, (first + run + 1) * _RUN)
-        _move_run(out, a - start, source, a - start, a, b - a, half, units, payload, scale)
+        _move_run(out, a - start, source, a - start, a, b - a, step)
 
 
 @njit(cache=True, parallel=True)
-def _move_rows(out, source, rows, width, start, half, units, payload, scale):  # type: ignore[no-untyped-def]
+def _move_rows(out, source, rows, width, start, step):  # type: ignore[no-untyped-def]
     for i in prange(rows.size):
         at = rows[i] * width
-        _move_run(out, i * width, source, at, start + at, width, half, units, payload, scale)
+        _move_run(out, i * width, source, at, start + at, width, step)
 
 
 @njit(cache=True)
-def _move_rows_serial(out, source, rows, width, start, half, units, payload, scale):  # type: ignore[no-untyped-def]
+def _move_rows_serial(out, source, rows, width, start, step):  # type: ignore[no-untyped-def]
     for i in range(rows.size):
         at = rows[i] * width
-        _move_run(out, i * width, source, at, start + at, width, half, units, payload, scale)
+        _move_run(out, i * width, source, at, start + at, width, step)
 
 
 # -- a product with a matrix that is moved in the cache --------------------------------------------------------------
@@ -548,17 +548,17 @@ def _tile(width):  # type: ignore[no-untyped-def]
     """A function that computes a tile of a product in registers, for inputs `width` registers wide."""
 
     @intrinsic
-    def tile(_context, sums, inputs, matrix, stride, columns, begin, bias, ahead):  # type: ignore[no-untyped-def]
+    def tile(_context, sums, inputs, matrix, stride, columns, bias, ahead):  # type: ignore[no-untyped-def]
         """sums[r, i] += matrix[r, k] * inputs[k, i] for _ROWS rows, one column k after the other, each sum fused.
 
         All arguments are integers. sums: address of _ROWS rows of _PANEL numbers. inputs: address of `columns` rows of
         `width` registers. matrix: address of the first row; `stride` elements from row to row. columns: a multiple of
-        _STEPS. begin: if not 0, sums begin with the numbers at address `bias`, one for each row. ahead: address of
-        memory that will be wanted soon; columns / _STEPS lines of it are fetched into the second-level cache.
+        _STEPS. bias: if not 0, sums begin with the numbers at this address, one for each row. ahead: address of memory
+        that will be wanted soon; columns / _STEPS lines of it are fetched into the second-level cache.
         """
 
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            sums, inputs, matrix, stride, columns, begin, bias, ahead = arguments
+            sums, inputs, matrix, stride, columns, bias, ahead = arguments
             index, single, short = ir.IntType(64), ir.FloatType(), ir.IntType(32)
             register = ir.VectorType(single, _REGISTER)
             byte = ir.IntType(8).as_pointer()
@@ -580,7 +580,7 @@ def _tile(width):  # type: ignore[no-untyped-def]
                 return builder.shuffle_vector(one, ir.Constant(register, ir.Undefined), chosen)
 
             places = [4 * (row * _PANEL + part * _REGISTER) for row in range(_ROWS) for part in range(width)]
-            with builder.if_else(builder.icmp_signed("!=", begin, ir.Constant(index, 0))) as (first, later):
+            with builder.if_else(builder.icmp_signed("!=", bias, ir.Constant(index, 0))) as (first, later):
                 with first:
                     biases = [everywhere(bias, 4 * row) for row in range(_ROWS) for _ in range(width)]
                     from_first = builder.block
@@ -629,7 +629,7 @@ def _tile(width):  # type: ignore[no-untyped-def]
                 builder.store(result, at(sums, place, register), align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), generate
+        return types.void(*[types.int64] * 7), generate
 
     return tile
 
@@ -710,13 +710,14 @@ def _multiply_slab(out, packed, slab, rows, n, sums, bias, ahead):  # type: igno
                 row = g * _ROWS
                 near = ahead[0] + 64 * max(0, min(line, lines - depth // _STEPS))
                 line += depth // _STEPS
-                tile, matrix, start = to + 4 * row * _PANEL, of + 4 * (row * columns + k), first + 4 * (n + row)
+                tile, matrix = to + 4 * row * _PANEL, of + 4 * (row * columns + k)
+                start = first + 4 * (n + row) if k == 0 else 0
                 if width == 3 * _REGISTER:
-                    _tile_3(tile, x, matrix, columns, depth, k == 0, start, near)
+                    _tile_3(tile, x, matrix, columns, depth, start, near)
                 elif width == 2 * _REGISTER:
-                    _tile_2(tile, x, matrix, columns, depth, k == 0, start, near)
+                    _tile_2(tile, x, matrix, columns, depth, start, near)
                 else:
-                    _tile_1(tile, x, matrix, columns, depth, k == 0, start, near)
+                    _tile_1(tile, x, matrix, columns, depth, start, near)
         whole, full = min(_PANEL, (count - m) // _REGISTER * _REGISTER), rows // _ROWS * _ROWS
         for i in range(0, whole, _REGISTER):
             for row in range(0, full, _ROWS):
@@ -739,8 +740,9 @@ def _ticket(_context: Any, address: Any) -> Any:
 
 
 @njit(cache=True, parallel=True)
-def _product(out, x, source, bias, start, units, payload, scale, packed, slabs, sums, taken):  # type: ignore[no-untyped-def]
+def _product(out, x, source, bias, start, step, room):  # type: ignore[no-untyped-def]
     """Slabs go to threads as they come for them: one that has to wait for its processor holds up nobody."""
+    packed, slabs, sums, taken = room
     count, columns = x.shape
     total = out.shape[1]
     panels, pieces = (count + _PANEL - 1) // _PANEL, (columns + 63) // 64  # pieces of a panel
@@ -754,7 +756,7 @@ def _product(out, x, source, bias, start, units, payload, scale, packed, slabs, 
             here = min(rows, total - n)
             begin = start + n * columns
             slab = slabs[thread]
-            _move_run(slab.reshape(-1), 0, source, n * columns, begin, here * columns, False, units, payload, scale)
+            _move_run(slab.reshape(-1), 0, source, n * columns, begin, here * columns, step)
             slab[here : (here + _ROWS - 1) // _ROWS * _ROWS] = _ZERO
             after = _ticket(taken.ctypes.data) * rows
             next_ = source.ctypes.data + 4 * min(after, total) * columns
@@ -832,8 +834,9 @@ def _write_typed(out, current, count):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _steps_run(out, start, begin, end, half, units, payload, ends, scales):  # type: ignore[no-untyped-def]
+def _steps_run(out, start, begin, end, half, prepared):  # type: ignore[no-untyped-def]
     """`move_steps` for elements begin..end of a vector whose element `start` is out[0]."""
+    units, payload, ends, scales = prepared
     words = np.empty((4, _CHUNK // 4), np.uint32)
     v = np.empty(_CHUNK, np.float32)
     total = np.empty(_CHUNK, np.float32)
@@ -864,13 +867,13 @@ def _steps_run(out, start, begin, end, half, units, payload, ends, scales):  # t
 
 
 @njit(cache=True, parallel=True)
-def _steps(out, start, half, units, payload, ends, scales):  # type: ignore[no-untyped-def]
+def _steps(out, start, half, prepared):  # type: ignore[no-untyped-def]
     stop = start + out.size
     first = start // _CHUNK
     for chunk in prange((stop + _CHUNK - 1) // _CHUNK - first):
         a = max(start, (first + chunk) * _CHUNK)
         b = min(stop, (first + chunk + 1) * _CHUNK)
-        _steps_run(out, start, a, b, half, units, payload, ends, scales)
+        _steps_run(out, start, a, b, half, prepared)
 
 
 # -- the sum alone ---------------------------------------------------------------------------------------------------
@@ -960,9 +963,9 @@ def _sum_products(lanes, v, chunk):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass, bound):  # type: ignore[no-untyped-def]
+def _project_task(sums, task, units, x, start):  # type: ignore[no-untyped-def]
     """One span's part of a group of directions' products."""
-    directions = sums.shape[1]
+    unit, directions = units[0], sums.shape[1]
     groups = (directions + _GROUP - 1) // _GROUP
     stop = start + x.size
     first_span = start // _SPAN
@@ -979,15 +982,14 @@ def _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass,
         lo, hi = max(start - base, 0), min(end - base, _CHUNK)
         _load(chunk, x, base, lo, hi, start)
         lanes[:count] = _ZERO
-        if kind == SIGNS:
+        if unit.kind == SIGNS:
             for j in range(count):
-                fill_words(words[j], _CHUNK // 128, base >> 7, domain, first_k + j0 + j, key0, key1)
+                fill_words(words[j], _CHUNK // 128, base >> 7, unit.domain, unit.first + j0 + j, unit.key0, unit.key1)
             _sum_signed(lanes, words, count, chunk)
         else:
             for j in range(count):
-                k = first_k + j0 + j
                 for part in range(0, _CHUNK, _PART):
-                    _fill(v, words[0], kind, domain, k, key0, key1, (base + part) >> 2, _PART // 4, mass, bound)
+                    _fill(v, words[0], unit, unit.first + j0 + j, (base + part) >> 2, _PART // 4)
                     _sum_products(lanes[j], v, chunk[part:])
         for j in range(count):
             total = 0.0
@@ -998,20 +1000,21 @@ def _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass,
 
 
 @njit(cache=True, parallel=True)
-def _project(sums, kind, domain, first_k, x, key0, key1, start, mass, bound):  # type: ignore[no-untyped-def]
+def _project(sums, units, x, start):  # type: ignore[no-untyped-def]
     """sums[s, j] = the part of <direction j, x> that lies in span s, in the order that `entries` fixes."""
     for task in prange(sums.shape[0] * ((sums.shape[1] + _GROUP - 1) // _GROUP)):
-        _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass, bound)
+        _project_task(sums, task, units, x, start)
 
 
 @njit(cache=True)
-def _project_serial(sums, kind, domain, first_k, x, key0, key1, start, mass, bound):  # type: ignore[no-untyped-def]
+def _project_serial(sums, units, x, start):  # type: ignore[no-untyped-def]
     for task in range(sums.shape[0] * ((sums.shape[1] + _GROUP - 1) // _GROUP)):
-        _project_task(sums, task, kind, domain, first_k, x, key0, key1, start, mass, bound)
+        _project_task(sums, task, units, x, start)
 
 
 @njit(cache=True)
-def _fold_span(sums, s, domain, number, x, key0, key1, start, from_span):  # type: ignore[no-untyped-def]
+def _fold_span(sums, s, units, x, start, from_span):  # type: ignore[no-untyped-def]
+    unit = units[0]
     width = sums.shape[1]
     stop = start + x.size
     words = np.empty((4, _CHUNK // 4), np.uint32)
@@ -1020,7 +1023,7 @@ def _fold_span(sums, s, domain, number, x, key0, key1, start, from_span):  # typ
     end = min(stop, (from_span + s + 1) * _SPAN)
     while base < end:
         lo, hi = max(start - base, 0), min(end - base, _CHUNK)
-        fill_words(words, _CHUNK // 128, base >> 7, domain, number, key0, key1)
+        fill_words(words, _CHUNK // 128, base >> 7, unit.domain, unit.first, unit.key0, unit.key1)
         if hi - lo == _CHUNK:
             _add_table(sums[s, base & (width - 1) :], words, _CHUNK // 128, x[base - start :])
         else:
@@ -1030,10 +1033,10 @@ def _fold_span(sums, s, domain, number, x, key0, key1, start, from_span):  # typ
 
 
 @njit(cache=True, parallel=True)
-def _fold(sums, domain, number, x, key0, key1, start, from_span):  # type: ignore[no-untyped-def]
+def _fold(sums, units, x, start, from_span):  # type: ignore[no-untyped-def]
     """sums[s, j] = sum of D[i] x[i] over the elements i of span from_span + s with i mod width = j, in order."""
     for s in prange(sums.shape[0]):
-        _fold_span(sums, s, domain, number, x, key0, key1, start, from_span)
+        _fold_span(sums, s, units, x, start, from_span)
 
 
 @njit(cache=True)
@@ -1201,13 +1204,18 @@ def combine(prepared: Prepared, start: int, stop: int) -> Floats:
     return out
 
 
+def _step(prepared: Prepared, scale: float, dtype: str) -> tuple[NDArray[Any], Floats, np.float32, bool]:
+    """What the loops that move weights take: units, payload, scale, whether weights are float16 (not bfloat16)."""
+    return prepared.units, prepared.payload, _F(scale), dtype == "float16"
+
+
 def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
     """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
-    half = dtype == "float16"
+    step = _step(prepared, scale, dtype)
     if len(out) <= _RUN:  # threads would take longer to start
-        _move_run(out, 0, source, 0, start, len(out), half, prepared.units, prepared.payload, _F(scale))
+        _move_run(out, 0, source, 0, start, len(out), step)
     else:
-        _move(out, source, start, half, prepared.units, prepared.payload, _F(scale))
+        _move(out, source, start, step)
 
 
 def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float) -> None:
@@ -1221,8 +1229,7 @@ def move_many(moves: Sequence[tuple[Stored, Stored, int]], dtype: str, prepared:
     """`move` for each (out, source, start), without threads: calls take longer than what they do for a small run."""
     runs = [(out.ctypes.data, source.ctypes.data, start, len(out)) for out, source, start in moves]
     if runs:
-        like, half = moves[0][0], dtype == "float16"
-        _move_many(np.array(runs), like, half, prepared.units, prepared.payload, _F(scale))
+        _move_many(np.array(runs), moves[0][0], _step(prepared, scale, dtype))
 
 
 class PreparedSteps(NamedTuple):
@@ -1254,18 +1261,17 @@ def move_steps(out: Stored, dtype: str, prepared: PreparedSteps, start: int) -> 
     """`move` in place for one step after the other, each rounded, in one pass over the weights."""
     half = dtype == "float16"
     if len(out) <= _CHUNK:
-        _steps_run(out, start, start, start + len(out), half, *prepared)
+        _steps_run(out, start, start, start + len(out), half, tuple(prepared))
     else:
-        _steps(out, start, half, *prepared)
+        _steps(out, start, half, tuple(prepared))
 
 
 def move_rows(
     out: Stored, source: Stored, rows: NDArray[np.int64], dtype: str, prepared: Prepared, scale: float, start: int
 ) -> None:
     """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
-    half, width = dtype == "float16", source.shape[1]
     act = _move_rows_serial if out.size <= _RUN else _move_rows
-    act(out.reshape(-1), source.reshape(-1), rows, width, start, half, prepared.units, prepared.payload, _F(scale))
+    act(out.reshape(-1), source.reshape(-1), rows, source.shape[1], start, _step(prepared, scale, dtype))
 
 
 def _multiply(
@@ -1295,11 +1301,9 @@ def _multiply(
     second = first + threads * rows * columns
     memory = room(second + threads * rows * _PANEL)
     packed, slabs, sums = memory[:first], memory[first:second], memory[second : second + threads * rows * _PANEL]
-    _product(
-        out, x, source.reshape(-1), biases, start, prepared.units, prepared.payload, _F(scale),
-        packed.reshape(copies, -1), slabs.reshape(threads, rows, columns), sums.reshape(threads, rows, _PANEL),
-        np.zeros(1, np.int64),
-    )  # fmt: skip
+    slabs, sums = slabs.reshape(threads, rows, columns), sums.reshape(threads, rows, _PANEL)
+    kept = packed.reshape(copies, -1), slabs, sums, np.zeros(1, np.int64)
+    _product(out, x, source.reshape(-1), biases, start, _step(prepared, scale, "float32"), kept)
 
 
 product = _multiply if _REGISTER else None
@@ -1312,27 +1316,28 @@ def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: i
 
 def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> NDArray[np.float64]:
     """What of a projection adds up over runs of elements (see the reference)."""
-    kind, domain, (key0, key1), mass, bound = _constants(spec, length)
+    kind, domain, keys, mass, bound = _constants(spec, length)
+    units = np.array([(kind, domain, *keys, first, 0, 0, mass, bound)], dtype=_UNIT)
     x = np.ascontiguousarray(x, dtype=np.float32)
     spans = -(-(start + x.size) // _SPAN) - start // _SPAN if x.size else 0
     if kind != TABLE:
         sums = np.zeros((spans, count))
         multiply = _project_serial if x.size * count <= _RUN else _project
-        multiply(sums, kind, domain, first, x, _L(key0), _L(key1), start, mass, bound)
+        multiply(sums, units, x, start)
         result = np.zeros(count)
         _add_rows(result, sums)
         return result
     width = max(spec.tile, _CHUNK)
     columns = []
     for number in range(first // spec.tile, -(-(first + count) // spec.tile)):
-        folded = np.zeros(width)
+        folded, units["first"] = np.zeros(width), number
         wave = max(1, (1 << 22) // width)  # spans at a time: bounds the memory for their sums by 16 MiB
         for from_span in range(0, spans, wave):
             sums = np.zeros((min(wave, spans - from_span), width), dtype=np.float32)
             if len(sums) == 1:
-                _fold_span(sums, 0, domain, number, x, _L(key0), _L(key1), start, start // _SPAN + from_span)
+                _fold_span(sums, 0, units, x, start, start // _SPAN + from_span)
             else:
-                _fold(sums, domain, number, x, _L(key0), _L(key1), start, start // _SPAN + from_span)
+                _fold(sums, units, x, start, start // _SPAN + from_span)
             _add_rows(folded, sums)
         column = np.zeros(spec.tile)
         _add_rows(column, folded.reshape(-1, spec.tile))

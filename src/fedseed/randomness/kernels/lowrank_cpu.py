@@ -372,7 +372,8 @@ def _sum_row(out, group, a, lefts, rights):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _move_some(out, source, first, last, lefts, rights, scale, half, same):  # type: ignore[no-untyped-def]
+def _move_some(out, source, first, last, how):  # type: ignore[no-untyped-def]
+    lefts, rights, scale, half, same = how
     columns = rights.shape[1]
     group, total = np.empty(columns, np.float32), np.empty(columns, np.float32)
     for a in range(first, last):
@@ -386,11 +387,11 @@ def _move_some(out, source, first, last, lefts, rights, scale, half, same):  # t
 
 
 @njit(cache=True, parallel=True)
-def _move_together(out, source, share, lefts, rights, scale, half, same):  # type: ignore[no-untyped-def]
-    rows = lefts.shape[1]
+def _move_together(out, source, share, how):  # type: ignore[no-untyped-def]
+    rows = how[0].shape[1]
     for task in prange((rows + share - 1) // share):
         last = min(rows, (task + 1) * share)
-        _move_some(out, source, task * share, last, lefts, rights, scale, half, same)
+        _move_some(out, source, task * share, last, how)
 
 
 def move(
@@ -421,9 +422,9 @@ def move(
     rights = _signed(_across(records, Domain.RIGHT, matrix.start, columns), _coefficients(records))
     how = lefts, rights, np.float32(scale), dtype == "float16", out.ctypes.data == source.ctypes.data
     if len(out) <= _FEW:
-        _move_some(out, source, 0, rows, *how)
+        _move_some(out, source, 0, rows, how)
     else:
-        _move_together(out, source, max(1, (1 << 14) // columns), *how)
+        _move_together(out, source, max(1, (1 << 14) // columns), how)
 
 
 def _move_by_table(
