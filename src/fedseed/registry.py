@@ -33,6 +33,7 @@ from fedseed.errors import RecipeError, did_you_mean
 
 T = TypeVar("T")
 BUILT_IN = "built in"
+COMMANDS = "fedseed.commands"  # entry points of packages that add commands, such as fedseed-papers
 
 _loading: ContextVar[str | None] = ContextVar("loading", default=None)  # the plug-in whose code runs just now
 _loaded: dict[str, str] = {}  # plug-ins that have run: path or module -> hash of the file's bytes

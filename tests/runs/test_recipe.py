@@ -5,7 +5,6 @@ import pytest
 
 from fedseed import Federation, FedMeZO, Orbit
 from fedseed.errors import RecipeError
-from fedseed.experiments.sweeps import packaged_sweeps, read_sweep
 from fedseed.models.loading import load_model
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import Recipe, packaged_recipes, read_recipe
@@ -354,23 +353,6 @@ def test_fedmezos_baseline_has_its_settings():
     training = sgd.method.training
     assert (training.optimizer, training.learning_rate, training.epochs, training.batch) == ("sgd", 1e-5, 1, 1)
     assert FedMeZO().weighting == "equal"
-
-
-def test_ferrets_cost_tables_have_its_settings():
-    for name, scenarios in (("ferret-tables-4-5", 2), ("ferret-table-10", 1)):
-        sweep = read_sweep(packaged_sweeps()[name])
-        assert len(sweep.scenarios) == scenarios
-        for scenario in sweep.scenarios:
-            for run in sweep.runs:
-                recipe = read_recipe(run.recipe, [*sweep.set, *scenario.set, *run.set])
-                training = getattr(recipe.method, "training", None)
-                if training is None:
-                    assert (recipe.method.batch, recipe.method.steps) == (1, 200)
-                else:  # ten local steps, not an epoch (Appendix C.2)
-                    assert (training.steps, training.epochs, training.step_examples) == (10, None, 1)
-                gsm8k = "GSM8K" in scenario.name
-                assert recipe.task.name == ("gsm8k" if gsm8k else "natural-instructions")
-                assert ("Llama-2" in recipe.model.base) == gsm8k
 
 
 @pytest.mark.long

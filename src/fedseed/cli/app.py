@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +111,20 @@ def run(
         answer({**summary, "folder": str(folder)})
 
 
+@dataclass(frozen=True)
+class Swept:
+    """What `compare` takes beside recipes: seeds, grids, ablations, runs at a time."""
+
+    seeds: Annotated[str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")] = None
+    grid: Annotated[
+        list[str] | None, typer.Option(help="Values to choose from on validation data: key=value,value, repeatable.")
+    ] = None
+    each: Annotated[
+        list[str] | None, typer.Option(help="Values to show side by side, a line each: key=value,value, repeatable.")
+    ] = None
+    jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1
+
+
 @app.command()
 @grouped
 def compare(
@@ -118,15 +133,8 @@ def compare(
         typer.Argument(help="Recipes to run one after the other, or one sweep.", autocompletion=complete_recipe),
     ],
     out: Annotated[Path, typer.Option(help="Folder; each run gets a folder in it. Run again, it goes on there.")],
-    seeds: Annotated[str | None, typer.Option(help="Seeds, such as 1,2,3: means and deviations.")] = None,
-    grid: Annotated[
-        list[str] | None, typer.Option(help="Values to choose from on validation data: key=value,value, repeatable.")
-    ] = None,
-    each: Annotated[
-        list[str] | None, typer.Option(help="Values to show side by side, a line each: key=value,value, repeatable.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1,
     *,
+    swept: Swept,
     reading: ReadingForDevice,
     running: Running,
     telling: Telling,
@@ -137,17 +145,19 @@ def compare(
 
     shown = telling.screen(console)
     file = find_sweep(recipes[0]) if len(recipes) == 1 else None
-    if file is not None or seeds is not None or grid or each:
-        lines = dict(parse_grid(text, "--each") for text in each or [])
-        numbers = None if seeds is None else parse_seeds(seeds)
-        typed = Typed(reading.changes, numbers, dict(map(parse_grid, grid or [])), lines)
-        how = How(jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite)
+    if file is not None or swept.seeds is not None or swept.grid or swept.each:
+        lines = dict(parse_grid(text, "--each") for text in swept.each or [])
+        numbers = None if swept.seeds is None else parse_seeds(swept.seeds)
+        typed = Typed(reading.changes, numbers, dict(map(parse_grid, swept.grid or [])), lines)
+        how = How(
+            swept.jobs, reading.plugins, reading.trust_plugins, running.workers, running.threads, running.overwrite
+        )
         with interruptible():
             _sweep(made_sweep(file, recipes, typed), out, how, shown)
         if telling.as_json:
             answer(json.loads((out / "compare.json").read_text(encoding="utf-8")))
         return
-    if jobs > 1:
+    if swept.jobs > 1:
         raise RecipeError(
             "--jobs goes with a sweep (or --seeds, --grid, --each): recipes alone run one after the other"
         )

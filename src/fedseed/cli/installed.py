@@ -7,8 +7,8 @@ import typer
 from typer.core import TyperGroup
 
 from fedseed.errors import PAPERS, RecipeError
+from fedseed.registry import COMMANDS
 
-GROUP = "fedseed.commands"
 IN_PAPERS = ("audit", "reproduce")  # commands of the package fedseed-papers
 
 
@@ -39,4 +39,4 @@ class InstalledCommands(TyperGroup):
 
 
 def _points() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return {point.name: point for point in entry_points(group=COMMANDS)}

@@ -22,6 +22,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from importlib.resources import files
 from itertools import product
 from math import inf, isfinite
@@ -35,7 +36,7 @@ from fedseed.errors import RecipeError, plural
 from fedseed.experiments.worker_pool import STOPPED, How, Job, WorkerPool
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.randomness.seed import Seed, check_seed
-from fedseed.registry import resolve
+from fedseed.registry import COMMANDS, resolve
 from fedseed.reports.comparison import Block, Compared, costs_sheet, results_sheet, write_comparison
 from fedseed.reports.results import read_lines, read_summary
 from fedseed.reports.tables import Sheet
@@ -222,9 +223,10 @@ def slug(text: str) -> str:
 
 
 def packaged_sweeps() -> dict[str, Path]:
-    """Sweeps that come with fedseed, by name."""
-    folder = Path(str(files("fedseed") / "recipes" / "sweeps"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    """Returns the sweeps that come with fedseed and, in a folder `sweeps`, with packages that add commands, by name."""
+    packages = sorted({point.module.partition(".")[0] for point in entry_points(group=COMMANDS)})
+    folders = [files("fedseed") / "recipes" / "sweeps", *(files(package) / "sweeps" for package in packages)]
+    return {path.stem: path for folder in folders for path in sorted(Path(str(folder)).glob("*.toml"))}
 
 
 def find_sweep(source: str) -> Path | None:
