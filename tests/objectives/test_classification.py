@@ -9,7 +9,8 @@ from fedseed import Basis, ParameterSpace
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
-from fedseed.objectives.classification import TextClasses, class_metrics, classes_of
+from fedseed.objectives.classification import TextClasses, classes_of
+from fedseed.objectives.evaluation import choice_metrics
 from fedseed.randomness import Domain, derive
 from fedseed.tasks.data import MASK, Choice, Cloze
 from fedseed.tasks.metrics import macro_f1
@@ -99,11 +100,11 @@ def test_metrics(folders):
     with torch.no_grad():
         found = objective.scores(model, objective.prepare(EXAMPLES)).argmax(1).tolist()
     gold = [example.gold for example in EXAMPLES]
-    metrics = class_metrics(model, objective, EXAMPLES, batch=3)
+    metrics = choice_metrics(model, objective, EXAMPLES, batch=3, classes=True)
     assert metrics["accuracy"] == 100 * np.mean([a == b for a, b in zip(found, gold, strict=True)])
     assert metrics["macro_f1"] == pytest.approx(100 * f1_score(gold, found, average="macro"))
     with pytest.raises(ValueError, match="none of 4 examples is usable"):
-        class_metrics(model, TextClasses(tokenizer, max_length=1), EXAMPLES)
+        choice_metrics(model, TextClasses(tokenizer, max_length=1), EXAMPLES)
     g = np.random.default_rng(0)
     for _ in range(20):
         right, said = g.integers(0, 5, 30), g.integers(0, 4, 30)

@@ -4,7 +4,8 @@ import torch
 
 from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
-from fedseed.objectives.images import Images, picture_metrics
+from fedseed.objectives.evaluation import choice_metrics
+from fedseed.objectives.images import Images
 from fedseed.tasks.data import Picture
 
 
@@ -70,15 +71,15 @@ def test_the_packaged_base_takes_one_channel():
 def test_accuracy_and_loss_against_torch(loaded):
     model, processor = loaded
     objective, items = Images(processor), pictures(11)
-    found = picture_metrics(model.train(), objective, items, batch=4)
+    found = choice_metrics(model.train(), objective, items, batch=4)
     assert not model.training
     with torch.no_grad():
         logits = model(pixel_values=objective.pixel_values(items)).logits
     labels = torch.tensor([item.label for item in items])
     assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
     assert found["accuracy"] == pytest.approx(100 * float((logits.argmax(1) == labels).float().mean()))
-    with pytest.raises(ValueError, match="no picture"):
-        picture_metrics(model, objective, [])
+    with pytest.raises(ValueError, match="no example"):
+        choice_metrics(model, objective, [])
 
 
 def test_pixel_values_take_the_models_dtype(image_base):

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
-from fedseed.objectives.evaluation import check_some
-from fedseed.objectives.seq2seq import right_padded
+from fedseed.objectives.losses import Scoring
+from fedseed.objectives.tokens import padded
 from fedseed.tasks.data import MASK, Choice, Cloze
-from fedseed.tasks.metrics import macro_f1
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ def _options(example: Choice | Cloze) -> tuple[str, ...]:
     return example.options if isinstance(example, Choice) else example.words
 
 
-class TextClasses:
+class TextClasses(Scoring):
     """Which class a text is of: cross-entropy of the logits of a classification head.
 
     The text is a `Choice`'s own, or its prompt if it has none; of a `Cloze` the text with the tokenizer's mask token in
@@ -55,7 +53,10 @@ class TextClasses:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.dropped = 0
-        self.pad = padding_of(tokenizer)
+        pads = [pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id) if pad is not None]
+        if not pads:
+            raise ValueError("its tokenizer has no token to pad with (pad_token)")
+        self.pad = int(pads[0])
 
     def prepare(self, examples: Sequence[Choice | Cloze]) -> list[ClassifiedText]:
         """Tokenise; drop what is longer than `max_length`."""
@@ -72,57 +73,9 @@ class TextClasses:
                 items.append(ClassifiedText(ids, example.gold))
         return items
 
-    def weight(self, item: ClassifiedText) -> int:
-        """Each text is one term."""
-        return 1
-
-    def scores(self, model: Any, items: Sequence[ClassifiedText]) -> torch.Tensor:
-        """The classes' logits: float32, shape (items, classes), differentiable."""
+    def scores(self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None) -> torch.Tensor:
+        """Returns the classes' logits."""
         device = next(model.parameters()).device
-        ids, mask = right_padded([item.ids for item in items], self.pad)
+        ids, mask = padded([item.ids for item in items], self.pad)
         logits: torch.Tensor = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
         return logits.float()
-
-    def losses_of(self, scores: torch.Tensor, items: Sequence[ClassifiedText]) -> torch.Tensor:
-        """Cross-entropy of each text's scores, shape (items,)."""
-        gold = torch.tensor([item.gold for item in items], device=scores.device)
-        return cross_entropy(scores, gold, reduction="none")
-
-    def losses(self, model: Any, items: Sequence[ClassifiedText]) -> torch.Tensor:
-        """-log p of each text's class."""
-        return self.losses_of(self.scores(model, items), items)
-
-
-def padding_of(tokenizer: Any) -> int:
-    """The token that shorter texts are filled up with.
-
-    Raises:
-        ValueError: there is none.
-    """
-    for found in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if found is not None:
-            return int(found)
-    raise ValueError("its tokenizer has no token to pad with (pad_token)")
-
-
-@torch.no_grad()
-def class_metrics(
-    model: Any, objective: TextClasses, examples: Sequence[Choice | Cloze], batch: int = 64
-) -> dict[str, float]:
-    """Loss; accuracy in percent: how often the right class has the highest score (the first of equal ones); macro F1.
-
-    Raises:
-        ValueError: no example is usable.
-    """
-    model.eval()
-    items = objective.prepare(examples)
-    check_some(items, examples, objective.max_length)
-    loss, found = 0.0, []
-    for at in range(0, len(items), batch):
-        part = items[at : at + batch]
-        scores = objective.scores(model, part)
-        loss += float(objective.losses_of(scores, part).sum())
-        found += [row.index(max(row)) for row in scores.tolist()]
-    gold = [item.gold for item in items]
-    right = sum(said == true for said, true in zip(found, gold, strict=True))
-    return {"loss": loss / len(items), "accuracy": 100.0 * right / len(items), "macro_f1": macro_f1(found, gold)}

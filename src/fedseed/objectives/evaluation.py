@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fedseed.models import adapters
-from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
+from fedseed.objectives.losses import CausalLM, Objective, Scoring
+from fedseed.objectives.tokens import padded
 from fedseed.tasks import metrics as scoring
 from fedseed.tasks.data import Example
 
@@ -82,7 +83,7 @@ def generate(
     texts = [""] * len(prompts)
     alone = adapters.has_virtual_tokens(model)
     for rows in _batches_with_room(encoded, room, max_new_tokens, batch, alone):
-        ids, mask = _left_padded([encoded[i] for i in rows], objective.pad)
+        ids, mask = padded([encoded[i] for i in rows], objective.pad, left=True)
         device = next(model.parameters()).device
         shown = nullcontext() if around is None else around(rows)
         with adapters.at_home(model, device), adapters.hushed(), shown:
@@ -116,38 +117,40 @@ def _batches_with_room(
     yield from ([i] for i in range(len(encoded)) if 0 < room[i] < wanted)
 
 
-def _left_padded(encoded: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = max(len(ids) for ids in encoded)
-    padded = torch.full((len(encoded), longest), pad, dtype=torch.long, device="cpu")
-    mask = torch.zeros_like(padded)
-    for row, ids in enumerate(encoded):
-        padded[row, longest - len(ids) :] = torch.tensor(ids, device="cpu")
-        mask[row, longest - len(ids) :] = 1
-    return padded, mask
-
-
 def language_metrics(
     model: torch.nn.Module,
-    objective: CausalLM,
+    objective: Any,
     examples: Sequence[Example],
     max_new_tokens: int = 32,
     scores: Sequence[str] = ("rouge_l",),
+    said: Callable[[Sequence[Example], Sequence[Any]], Sequence[str]] | None = None,
 ) -> dict[str, float]:
-    """Loss, perplexity and scores of greedy responses (names of `fedseed.tasks.metrics.REGISTRY`).
+    """Returns loss, perplexity and scores of greedy responses (names of `fedseed.tasks.metrics.REGISTRY`).
 
     Examples that are too long for the objective count for neither.
+
+    Args:
+        model: a language model.
+        objective: makes items of the examples, and losses.
+        examples: what is evaluated on.
+        max_new_tokens: of each response.
+        scores: which scores.
+        said: gives the responses to usable examples, from their last items; None: what a causal model writes.
 
     Raises:
         ValueError: no example is usable.
     """
-    prepared = [(example, objective.prepare([example])) for example in examples]
-    usable = [example for example, items in prepared if items]
+    prepared = [(example, items) for example in examples if (items := objective.prepare([example]))]
+    usable, last = [example for example, _ in prepared], [items[-1] for _, items in prepared]
     check_some(usable, examples, objective.max_length)
     loss = mean_loss(model, objective, [item for _, items in prepared for item in items])
     metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
     if scores:
-        prompts = [items[-1].ids[: items[-1].response_start] for _, items in prepared if items]
-        responses = responses_to(model, objective, usable, prompts, max_new_tokens)
+        if said is None:
+            prompts = [item.ids[: item.response_start] for item in last]
+            responses: Sequence[str] = responses_to(model, objective, usable, prompts, max_new_tokens)
+        else:
+            responses = said(usable, last)
         answers = [e.answers or (e.response,) for e in usable]
         metrics.update({name: scoring.REGISTRY.get(name)(responses, answers) for name in scores})
     return metrics
@@ -189,35 +192,40 @@ def _of_these(
     return around([rows[number] for number in numbers])
 
 
-@torch.no_grad()
 def choice_metrics(
-    model: torch.nn.Module, objective: Choices | MaskedLM, examples: Sequence[Any], batch: int = 32
+    model: torch.nn.Module, objective: Scoring, examples: Sequence[Any], batch: int = 32, classes: bool = False
 ) -> dict[str, float]:
-    """Loss, and accuracy in percent: how often a right option has the highest score (the first of equal ones).
+    """Returns loss, and accuracy in percent: how often a right option has the highest score (the first of equal ones).
 
     Args:
-        model: a language model.
+        model: what scores them.
         objective: scores the options.
         examples: of the kind that the objective takes.
-        batch: sequences in a batch; an option is one.
+        batch: sequences (options, texts, pictures) in a batch.
+        classes: the options are classes: give the mean of their F1, too ("macro_f1").
 
     Raises:
         ValueError: no example is usable.
     """
     model.eval()
     items = objective.prepare(examples)
-    check_some(items, examples, objective.max_length)
-    loss, right, weight = 0.0, 0, 0
+    check_some(items, examples, getattr(objective, "max_length", 0))
+    loss, found = 0.0, []
     for at in range(0, len(items), batch):
         part: list[Any] = list(items[at : at + batch])
-        scores = objective.scores(model, part, batch)
-        loss += float(objective.losses_of(scores, part).sum())
-        right += sum(int(row.index(max(row)) in item.right) for row, item in zip(scores.tolist(), part, strict=True))
-        weight += sum(objective.weight(item) for item in part)
-    return {"loss": loss / weight, "accuracy": 100.0 * right / len(items)}
+        with torch.no_grad():
+            scores = objective.scores(model, part, batch)
+            loss += float(objective.losses_of(scores, part).sum())
+        found += [row.index(max(row)) for row in scores.tolist()]
+    gold = [item.gold for item in items]
+    right = sum(said in (getattr(item, "right", ()) or (item.gold,)) for said, item in zip(found, items, strict=True))
+    metrics = {"loss": loss / sum(map(objective.weight, items)), "accuracy": 100.0 * right / len(items)}
+    return metrics | ({"macro_f1": scoring.macro_f1(found, gold)} if classes else {})
 
 
 def check_some(usable: Sequence[Any], examples: Sequence[Any], max_length: int) -> None:
     """Raises ValueError if none of the examples is usable."""
+    if not examples:
+        raise ValueError("no example to evaluate on")
     if not usable:
         raise ValueError(f"none of {len(examples)} examples is usable: all are longer than {max_length} tokens")

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from fedseed.errors import RecipeError
+from fedseed.objectives.losses import Scoring
 from fedseed.tasks.data import Picture
 
 KEPT = 1 << 30  # bytes of pixel values that are kept; beyond, a picture is processed each time it is used
 
 
-class Images:
+class Images(Scoring):
     """Which class a picture shows.
 
     Resizing, cropping and normalising are the processor's, with its own settings; nothing is random. Grey pictures are
@@ -46,10 +46,6 @@ class Images:
                 )
         return list(examples)
 
-    def weight(self, item: Picture) -> int:
-        """Each picture is one term."""
-        return 1
-
     def pixel_values(self, items: Sequence[Picture]) -> torch.Tensor:
         """What the model is given: float32, shape (items, channels, height, width)."""
         new = [item for item in dict.fromkeys(items) if item not in self._made]
@@ -71,40 +67,9 @@ class Images:
         values: torch.Tensor = batch["pixel_values"]
         return values.float()
 
-    def scores(self, model: torch.nn.Module, items: Sequence[Picture]) -> torch.Tensor:
-        """The classes' logits: float32, shape (items, classes), differentiable."""
+    def scores(self, model: Any, items: Sequence[Picture], at_once: int | None = None) -> torch.Tensor:
+        """Returns the classes' logits."""
         first = next(model.parameters())
         values = self.pixel_values(items).to(device=first.device, dtype=first.dtype)
         logits: torch.Tensor = model(pixel_values=values).logits
         return logits.float()
-
-    def losses_of(self, scores: torch.Tensor, items: Sequence[Picture]) -> torch.Tensor:
-        """Cross-entropy of each picture's scores, shape (items,)."""
-        labels = torch.tensor([item.label for item in items], device=scores.device)
-        return cross_entropy(scores, labels, reduction="none")
-
-    def losses(self, model: torch.nn.Module, items: Sequence[Picture]) -> torch.Tensor:
-        """-log p of each picture's class."""
-        return self.losses_of(self.scores(model, items), items)
-
-
-@torch.no_grad()
-def picture_metrics(
-    model: torch.nn.Module, objective: Images, examples: Sequence[Picture], batch: int = 64
-) -> dict[str, float]:
-    """Loss, and accuracy in percent: how often the right class has the highest score (the first of equal ones).
-
-    Raises:
-        ValueError: there is no picture.
-    """
-    model.eval()
-    items = objective.prepare(examples)
-    if not items:
-        raise ValueError("no picture to evaluate on")
-    loss, right = 0.0, 0
-    for at in range(0, len(items), batch):
-        part = items[at : at + batch]
-        scores = objective.scores(model, part)
-        loss += float(objective.losses_of(scores, part).sum())
-        right += int(sum(row.index(max(row)) == item.label for row, item in zip(scores.tolist(), part, strict=True)))
-    return {"loss": loss / len(items), "accuracy": 100.0 * right / len(items)}

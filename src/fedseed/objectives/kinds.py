@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from fedseed.models.architectures import Architecture
-from fedseed.objectives.classification import TextClasses, class_metrics, classes_of
+from fedseed.objectives.classification import TextClasses, classes_of
 from fedseed.objectives.evaluation import choice_metrics, language_metrics, mean_loss
-from fedseed.objectives.images import Images, picture_metrics
+from fedseed.objectives.images import Images
 from fedseed.objectives.losses import CausalLM, Choices, MaskedLM, Objective
 from fedseed.objectives.next_words import NextWords
 from fedseed.objectives.rewarded import Rewarded
@@ -44,75 +44,40 @@ class ExampleKind:
     bases: tuple[Architecture, ...] = ()
 
 
-def _language(tokenizer: Any, settings: EvaluationSettings) -> CausalLM:
-    return CausalLM(tokenizer, settings.max_length, settings.truncate)
-
-
-def _measure_language(objective: CausalLM, data: TaskData, settings: EvaluationSettings) -> Measure:
+def _measure_language(objective: Any, data: TaskData, settings: EvaluationSettings) -> Measure:
     scores = tuple(dict.fromkeys((*data.scores, *settings.metrics))) if settings.rouge else ()
-
-    def measure(model: torch.nn.Module, examples: Sequence[Example]) -> dict[str, float]:
-        return language_metrics(model, objective, examples, settings.max_new_tokens, scores)
-
-    return measure
+    measured: Any = seq2seq_metrics if isinstance(objective, Seq2SeqLM) else language_metrics
+    return lambda model, examples: measured(model, objective, examples, settings.max_new_tokens, scores)
 
 
-def _choices(tokenizer: Any, settings: EvaluationSettings) -> Choices:
-    return Choices(tokenizer, settings.max_length, settings.truncate)
+def _measure_choices(
+    objective: Any, data: TaskData, settings: EvaluationSettings, batch: int = 32, classes: bool = False
+) -> Measure:
+    return lambda model, examples: choice_metrics(model, objective, examples, batch, classes)
 
 
-def _masked(tokenizer: Any, settings: EvaluationSettings) -> MaskedLM:
-    return MaskedLM(tokenizer, settings.max_length)
+def _truncating(make: Any) -> Callable[[Any, EvaluationSettings], Objective]:
+    return lambda tokenizer, settings: make(tokenizer, settings.max_length, settings.truncate)
 
 
-def _next_words(tokenizer: Any, settings: EvaluationSettings) -> NextWords:
-    return NextWords(tokenizer, settings.max_length)
+def _dropping(make: Any) -> Callable[..., Objective]:
+    return lambda tokenizer, settings, **prefix: make(tokenizer, settings.max_length, **prefix)
 
 
-def _measure_choices(objective: Choices | MaskedLM, data: TaskData, settings: EvaluationSettings) -> Measure:
-    return lambda model, examples: choice_metrics(model, objective, examples)
-
-
-def _pictures(processor: Any, settings: EvaluationSettings) -> Images:
-    return Images(processor)
-
-
-def _measure_pictures(objective: Images, data: TaskData, settings: EvaluationSettings) -> Measure:
-    return lambda model, examples: picture_metrics(model, objective, examples)
-
-
-def _seq2seq(tokenizer: Any, settings: EvaluationSettings, prefix: str = "") -> Seq2SeqLM:
-    return Seq2SeqLM(tokenizer, settings.max_length, prefix)
-
-
-def _measure_seq2seq(objective: Seq2SeqLM, data: TaskData, settings: EvaluationSettings) -> Measure:
-    scores = tuple(dict.fromkeys((*data.scores, *settings.metrics))) if settings.rouge else ()
-    return lambda model, examples: seq2seq_metrics(model, objective, examples, settings.max_new_tokens, scores)
-
-
-def _seq2seq_choices(tokenizer: Any, settings: EvaluationSettings, prefix: str = "") -> Seq2SeqChoices:
-    return Seq2SeqChoices(tokenizer, settings.max_length, prefix)
-
-
-def _texts(tokenizer: Any, settings: EvaluationSettings) -> TextClasses:
-    return TextClasses(tokenizer, settings.max_length)
-
-
-def _measure_texts(objective: TextClasses, data: TaskData, settings: EvaluationSettings) -> Measure:
-    return lambda model, examples: class_metrics(model, objective, examples)
-
+_measure_texts = partial(_measure_choices, batch=64, classes=True)
+_measure_pictures = partial(_measure_choices, batch=64)
 
 # of a type's kinds, the first is what it is for where nothing says otherwise
 KINDS: tuple[ExampleKind, ...] = (
-    ExampleKind(Example, "causal", _language, _measure_language),
-    ExampleKind(Example, "seq2seq", _seq2seq, _measure_seq2seq),
-    ExampleKind(NextWord, "causal", _next_words, _measure_choices),
-    ExampleKind(Choice, "causal", _choices, _measure_choices),
-    ExampleKind(Choice, "seq2seq", _seq2seq_choices, _measure_choices),
-    ExampleKind(Choice, "classification", _texts, _measure_texts, bases=("masked",)),
-    ExampleKind(Cloze, "masked", _masked, _measure_choices),
-    ExampleKind(Cloze, "classification", _texts, _measure_texts),
-    ExampleKind(Picture, "image", _pictures, _measure_pictures),
+    ExampleKind(Example, "causal", _truncating(CausalLM), _measure_language),
+    ExampleKind(Example, "seq2seq", _dropping(Seq2SeqLM), _measure_language),
+    ExampleKind(NextWord, "causal", _dropping(NextWords), _measure_choices),
+    ExampleKind(Choice, "causal", _truncating(Choices), _measure_choices),
+    ExampleKind(Choice, "seq2seq", _dropping(Seq2SeqChoices), _measure_choices),
+    ExampleKind(Choice, "classification", _dropping(TextClasses), _measure_texts, bases=("masked",)),
+    ExampleKind(Cloze, "masked", _dropping(MaskedLM), _measure_choices),
+    ExampleKind(Cloze, "classification", _dropping(TextClasses), _measure_texts),
+    ExampleKind(Picture, "image", lambda processor, settings: Images(processor), _measure_pictures),
 )
 
 

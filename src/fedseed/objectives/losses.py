@@ -1,5 +1,6 @@
 """Objectives: from examples to a loss."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedseed.errors import RecipeError
 from fedseed.models import adapters
 from fedseed.objectives.encoding import Encoder
-from fedseed.objectives.tokens import Tokens, Truncate, fitted
+from fedseed.objectives.tokens import Tokens, Truncate, fitted, padded
 from fedseed.tasks.data import MASK, Choice, Cloze, Example
 
 IGNORE = -100  # label of a token without loss
@@ -36,6 +37,48 @@ class Objective(Protocol):
     def losses(self, model: torch.nn.Module, items: Sequence[Any]) -> torch.Tensor:
         """Each item's loss, summed over its terms: float32, shape (items,), differentiable."""
         ...
+
+
+class Scoring(ABC):
+    """What objectives share that score an item's options, words or classes, of which number `item.gold` is right.
+
+    The loss is the cross-entropy of the scores, the prediction the highest.
+
+    Attributes:
+        dropped: how many examples could not be used so far.
+    """
+
+    dropped: int = 0
+
+    @abstractmethod
+    def prepare(self, examples: Sequence[Any]) -> list[Any]:
+        """Turns examples into items; drops what is too long."""
+
+    @abstractmethod
+    def scores(self, model: Any, items: Sequence[Any], at_once: int | None = None) -> torch.Tensor:
+        """Returns the scores of every item's options.
+
+        Args:
+            model: what scores them.
+            items: prepared examples.
+            at_once: sequences in a batch; None: all in one.
+
+        Returns:
+            float32, shape (items, most options), differentiable; -inf where an item has fewer options.
+        """
+
+    def weight(self, item: Any) -> int:
+        """Returns how many terms the item's loss is a sum of: each choice is one."""
+        return 1
+
+    def losses_of(self, scores: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
+        """Returns each item's loss from its scores, summed over its terms, shape (items,)."""
+        gold = torch.tensor([item.gold for item in items], device=scores.device)
+        return cross_entropy(scores, gold, reduction="none")
+
+    def losses(self, model: Any, items: Sequence[Any]) -> torch.Tensor:
+        """Returns -log p of what is right, shape (items,)."""
+        return self.losses_of(self.scores(model, items), items)
 
 
 class CausalLM:
@@ -96,14 +139,9 @@ class CausalLM:
 
     def collate(self, items: Sequence[Tokens], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Right-padded (input_ids, attention_mask, labels), each (batch, longest)."""
-        longest = max(len(item.ids) for item in items)
-        ids = torch.full((len(items), longest), self.pad, dtype=torch.long, device="cpu")
-        mask = torch.zeros_like(ids)
+        ids, mask = padded([item.ids for item in items], self.pad)
         labels = torch.full_like(ids, IGNORE)
         for row, item in enumerate(items):
-            n = len(item.ids)
-            ids[row, :n] = torch.tensor(item.ids, device="cpu")
-            mask[row, :n] = 1
             for begin, end in item.learnt:
                 labels[row, begin:end] = ids[row, begin:end]
         return ids.to(device), mask.to(device), labels.to(device)
@@ -133,7 +171,7 @@ class Options:
     teacher_forcing: bool
 
 
-class Choices:
+class Choices(Scoring):
     """Which of an example's options follows its prompt (MeZO's classification and multiple choice).
 
     An option's score is its mean token log-probability after the prompt; the loss is the cross-entropy of the scores,
@@ -186,17 +224,8 @@ class Choices:
         """Each choice is one term; with teacher forcing, each token of the right option."""
         return self._language.weight(item.sequences[item.gold]) if item.teacher_forcing else 1
 
-    def scores(self, model: torch.nn.Module, items: Sequence[Options], at_once: int | None = None) -> torch.Tensor:
-        """Mean token log-probability of every option.
-
-        Args:
-            model: a causal language model.
-            items: prepared examples.
-            at_once: sequences in a batch; None: all in one.
-
-        Returns:
-            float32, shape (items, most options), differentiable; -inf where an item has fewer options.
-        """
+    def scores(self, model: Any, items: Sequence[Options], at_once: int | None = None) -> torch.Tensor:
+        """Returns the mean token log-probability of every option."""
         sequences = [sequence for item in items for sequence in item.sequences]
         size = at_once or len(sequences)
         parts = [self._language.losses(model, sequences[at : at + size]) for at in range(0, len(sequences), size)]
@@ -208,21 +237,19 @@ class Choices:
         return empty.index_put((rows, columns), -summed / lengths)
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Options]) -> torch.Tensor:
-        """Each item's loss from its options' scores, summed over its terms, shape (items,)."""
-        gold = torch.tensor([item.gold for item in items], device=scores.device)
-        chosen = cross_entropy(scores, gold, reduction="none")
+        chosen = super().losses_of(scores, items)
         if not any(item.teacher_forcing for item in items):
             return chosen
         weights = torch.tensor([self.weight(item) for item in items], device=scores.device)
+        gold = torch.tensor([item.gold for item in items], device=scores.device)
         spoken = -scores.gather(1, gold[:, None])[:, 0] * weights
         forced = torch.tensor([item.teacher_forcing for item in items], device=scores.device)
         return torch.where(forced, spoken, chosen)
 
-    def losses(self, model: torch.nn.Module, items: Sequence[Options]) -> torch.Tensor:
-        """-log p of each item's right option among its options; with teacher forcing, of the option's tokens."""
+    def losses(self, model: Any, items: Sequence[Options]) -> torch.Tensor:
         if all(item.teacher_forcing for item in items):  # the other options are not needed
             return self._language.losses(model, [item.sequences[item.gold] for item in items])
-        return self.losses_of(self.scores(model, items), items)
+        return super().losses(model, items)
 
 
 @dataclass(frozen=True)
@@ -234,13 +261,8 @@ class Blank:
     words: tuple[int, ...]
     gold: int
 
-    @property
-    def right(self) -> tuple[int, ...]:
-        """What counts as right: the one word."""
-        return (self.gold,)
 
-
-class MaskedLM:
+class MaskedLM(Scoring):
     """Which of an example's words fills its blank (prompt-based tuning of masked language models).
 
     Gao, Fisch, Chen, "Making Pre-trained Language Models Better Few-shot Learners", 2021, Section 4: the words' logits
@@ -300,48 +322,27 @@ class MaskedLM:
                 items.append(Blank(tuple(ids), ids.index(self.tokenizer.mask_token_id), words, example.gold))
         return items
 
-    def weight(self, item: Blank) -> int:
-        """Each blank is one term."""
-        return 1
-
-    def scores(self, model: torch.nn.Module, items: Sequence[Blank], at_once: int | None = None) -> torch.Tensor:
-        """The logits of each item's words at its mask.
-
-        Args:
-            model: a masked language model.
-            items: prepared examples.
-            at_once: sequences in a batch; None: all in one.
-
-        Returns:
-            float32, shape (items, most words), differentiable; -inf where an item has fewer words.
-        """
+    def scores(self, model: Any, items: Sequence[Blank], at_once: int | None = None) -> torch.Tensor:
+        """Returns the logits of each item's words at its blank."""
         size, most = at_once or len(items), max(len(item.words) for item in items)
         return torch.cat([self._scores(model, items[at : at + size], most) for at in range(0, len(items), size)])
 
+    def logits(self, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of a batch, (items, tokens, vocabulary)."""
+        logits: torch.Tensor = model(input_ids=ids, attention_mask=mask).logits
+        return logits
+
     def _scores(self, model: torch.nn.Module, items: Sequence[Blank], most: int) -> torch.Tensor:
-        longest = max(len(item.ids) for item in items)
-        ids = torch.full((len(items), longest), self.pad, dtype=torch.long, device="cpu")
-        mask = torch.zeros_like(ids)
-        for row, item in enumerate(items):
-            ids[row, : len(item.ids)] = torch.tensor(item.ids, device="cpu")
-            mask[row, : len(item.ids)] = 1
         device = next(model.parameters()).device
-        logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-        places = [(row, column) for row, item in enumerate(items) for column in range(len(item.words))]
-        rows, columns = torch.tensor(places, device=device).T
+        ids, mask = padded([item.ids for item in items], self.pad)
+        logits = self.logits(model, ids.to(device), mask.to(device))
         blanks = torch.tensor([item.mask for item in items], device=device)
-        words = torch.tensor([word for item in items for word in item.words], device=device)
-        empty = torch.full((len(items), most), -torch.inf, device=device)
-        return empty.index_put((rows, columns), logits[rows, blanks[rows], words].float())
-
-    def losses_of(self, scores: torch.Tensor, items: Sequence[Blank]) -> torch.Tensor:
-        """Cross-entropy of each item's scores, shape (items,)."""
-        gold = torch.tensor([item.gold for item in items], device=scores.device)
-        return cross_entropy(scores, gold, reduction="none")
-
-    def losses(self, model: torch.nn.Module, items: Sequence[Blank]) -> torch.Tensor:
-        """-log p of each item's right word among its words."""
-        return self.losses_of(self.scores(model, items), items)
+        words = torch.tensor([[*i.words, *[0] * (most - len(i.words))] for i in items], device=device)
+        found = logits[torch.arange(len(items), device=device)[:, None], blanks[:, None], words].float()
+        if all(len(item.words) == most for item in items):
+            return found
+        absent = torch.tensor([[column >= len(i.words) for column in range(most)] for i in items], device=device)
+        return found.masked_fill(absent, -torch.inf)
 
 
 class Supervised:

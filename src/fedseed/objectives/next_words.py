@@ -30,6 +30,7 @@ class NextWords(MaskedLM):
         self.max_length = max_length
         self.dropped = 0
         self._language = CausalLM(tokenizer, max_length)
+        self.pad = self._language.pad
         self._word_ids = {}
 
     def prepare(self, examples: Sequence[NextWord]) -> list[Blank]:  # type: ignore[override]
@@ -48,19 +49,7 @@ class NextWords(MaskedLM):
                 items.append(Prompted(tuple(ids), len(ids) - 1, words, example.gold))
         return items
 
-    def _scores(self, model: torch.nn.Module, items: Sequence[Blank], most: int) -> torch.Tensor:
-        longest = max(len(item.ids) for item in items)
-        rest = [longest - len(item.ids) for item in items]
-        pad = self._language.pad
-        device = next(model.parameters()).device
-        ids = torch.tensor([[*i.ids, *[pad] * n] for i, n in zip(items, rest, strict=True)], device="cpu").to(device)
-        mask = torch.tensor([[1] * (longest - n) + [0] * n for n in rest], device="cpu").to(device)
-        with adapters.at_home(model, device):
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -longest:]
-        last = torch.tensor([item.mask for item in items], device=device)
-        words = torch.tensor([[*i.words, *[0] * (most - len(i.words))] for i in items], device=device)
-        found = logits[torch.arange(len(items), device=device)[:, None], last[:, None], words].float()
-        if all(len(item.words) == most for item in items):
-            return found
-        absent = torch.tensor([[column >= len(i.words) for column in range(most)] for i in items], device=device)
-        return found.masked_fill(absent, -torch.inf)
+    def logits(self, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        with adapters.at_home(model, ids.device):
+            logits: torch.Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        return logits[:, -ids.shape[1] :]  # an adapter's virtual tokens stand before the prompt

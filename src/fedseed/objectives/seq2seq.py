@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedseed.objectives.evaluation import check_some, longest_input, mean_loss
+from fedseed.objectives.evaluation import language_metrics, longest_input
 from fedseed.objectives.losses import IGNORE, Choices, Options
-from fedseed.tasks import metrics as scoring
+from fedseed.objectives.tokens import padded
 from fedseed.tasks.data import Choice, Example
 
 
@@ -77,8 +76,8 @@ class Seq2SeqLM:
 
     def collate(self, items: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Right-padded input_ids and attention_mask, (batch, longest prompt), and labels, (batch, longest response)."""
-        ids, mask = right_padded([item.source for item in items], self.pad)
-        labels, _ = right_padded([item.target for item in items], IGNORE)
+        ids, mask = padded([item.source for item in items], self.pad)
+        labels, _ = padded([item.target for item in items], IGNORE)
         return ids, mask, labels
 
     def losses(self, model: Any, items: Sequence[Pair]) -> torch.Tensor:
@@ -126,17 +125,6 @@ class Seq2SeqChoices(Choices):
         return items
 
 
-def right_padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of ids filled up with `pad`, and a mask that is 1 where they are; int64, (rows, longest), on the CPU."""
-    longest = max(map(len, rows))
-    padded = torch.full((len(rows), longest), pad, dtype=torch.long, device="cpu")
-    mask = torch.zeros_like(padded)
-    for number, ids in enumerate(rows):
-        padded[number, : len(ids)] = torch.tensor(ids, device="cpu")
-        mask[number, : len(ids)] = 1
-    return padded, mask
-
-
 @torch.no_grad()
 def answers_of(
     model: Any, objective: Seq2SeqLM, prompts: Sequence[str], max_new_tokens: int, batch: int = 64
@@ -159,11 +147,11 @@ def answers_of(
     texts = [""] * len(prompts)
     for at in range(0, len(order), batch):
         rows = order[at : at + batch]
-        ids, mask = right_padded([encoded[i] for i in rows], objective.pad)
+        ids, mask = padded([encoded[i] for i in rows], objective.pad)
         output = model.generate(
-            input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=room, do_sample=False, num_beams=1,
-            pad_token_id=objective.pad,
-        )  # fmt: skip
+            **{"input_ids": ids.to(device), "attention_mask": mask.to(device), "pad_token_id": objective.pad},
+            **{"max_new_tokens": room, "do_sample": False, "num_beams": 1},
+        )
         for i, tokens in zip(rows, output.tolist(), strict=True):
             texts[i] = objective.tokenizer.decode(tokens, skip_special_tokens=True)
     return texts
@@ -176,20 +164,9 @@ def seq2seq_metrics(
     max_new_tokens: int = 32,
     scores: Sequence[str] = ("rouge_l",),
 ) -> dict[str, float]:
-    """Loss, perplexity and scores of greedy answers (names of `fedseed.tasks.metrics.REGISTRY`).
+    """Returns what `language_metrics` does, of the decoder's answers."""
 
-    Examples that are too long for the objective count for neither.
+    def said(usable: Sequence[Example], items: Sequence[Pair]) -> list[str]:
+        return answers_of(model, objective, [example.prompt for example in usable], max_new_tokens)
 
-    Raises:
-        ValueError: no example is usable.
-    """
-    prepared = [(example, objective.prepare([example])) for example in examples]
-    usable = [example for example, items in prepared if items]
-    check_some(usable, examples, objective.max_length)
-    loss = mean_loss(model, objective, [item for _, items in prepared for item in items])
-    metrics = {"loss": loss, "perplexity": exp(min(loss, 700.0))}
-    if scores:
-        said = answers_of(model, objective, [example.prompt for example in usable], max_new_tokens)
-        right = [example.answers or (example.response,) for example in usable]
-        metrics.update({name: scoring.REGISTRY.get(name)(said, right) for name in scores})
-    return metrics
+    return language_metrics(model, objective, examples, max_new_tokens, scores, said)

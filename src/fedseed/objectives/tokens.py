@@ -1,7 +1,10 @@
 """Tokenised examples: which tokens carry loss, and what is cut where there are too many."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+import torch
 
 Span = tuple[int, int]  # the number of its first token, and of the first one after it
 Truncate = Literal["drop", "left", "right", "split"]
@@ -88,3 +91,21 @@ def _moved(spans: tuple[Span, ...], by: int, first: int, end: int) -> tuple[Span
 
 def _with_loss(tokens: Tokens) -> list[Tokens]:
     return [tokens] if tokens.spans else []
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns rows filled up with `pad`, and a mask that is 1 where they are: int64, (rows, longest), on the CPU.
+
+    Args:
+        rows: at least one.
+        pad: what they are filled up with.
+        left: at their beginning; otherwise at their end.
+    """
+    longest = max(map(len, rows))
+    ids = torch.full((len(rows), longest), pad, dtype=torch.long, device="cpu")
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        place = slice(longest - len(row), None) if left else slice(len(row))
+        ids[number, place] = torch.tensor(row, device="cpu")
+        mask[number, place] = 1
+    return ids, mask
