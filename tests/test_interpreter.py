@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fedseed
 from fedseed.interpreter import command
-from fedseed.reports.apart import draw_apart
+from fedseed.reports.pictures import draw_apart
 
 SOURCE = Path(fedseed.__file__).parent
 PLANTED = ("json", "importlib", "matplotlib", "numpy", "peft", "torch", "fedseed", "sitecustomize")
@@ -27,8 +27,11 @@ def test_a_module_of_the_working_folder_is_not_run(tmp_path, monkeypatch):
     run.mkdir()
     lines = [{"round": number, "loss": 2.0 - number, "bytes_up": number} for number in range(2)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    draw_apart(run, "ferret", None)
-    assert (run / "metrics.png").stat().st_size and not (tmp_path / "ran").exists()
+    summary = {"method": "ferret", "parameters": 9, "clients": 2, "clients_per_round": 2, "baseline": {"loss": 2.0},
+               "final": {"loss": 1.0}, "payload_bytes_up": 1.0, "payload_bytes_down": 1.0}  # fmt: skip
+    draw_apart(run, [0.25, 0.75], summary)
+    left = {"metrics.jsonl", "metrics.png", "probabilities.png", "report.html"}
+    assert {path.name for path in run.iterdir()} == left and not (tmp_path / "ran").exists()
 
 
 def test_what_this_process_finds_the_other_finds(tmp_path, monkeypatch):

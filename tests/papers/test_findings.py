@@ -5,14 +5,13 @@ import io
 
 import pytest
 
-from fedseed.reports.charts import Axis, Series
+from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet
 from fedseed_papers.findings import (
     UNKNOWN,
     VERDICTS,
     Claim,
     Finding,
-    Panel,
     Subject,
     count_verdicts,
     data_csv,

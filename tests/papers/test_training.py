@@ -129,7 +129,7 @@ def test_curves_are_over_rounds_bytes_passes_and_seconds(tmp_path):
     assert [x for x, _ in ends] == [2, 90, 30, 6.0] and {y for _, y in ends} == {2.0}
     assert panels[0].series[0].band[-1] == (2, 1.0, 3.0)
     assert [panel.title for panel in panels] == [
-        "loss over rounds", "loss over payload bytes", "loss over passes", "loss over seconds"
+        f"held-out loss over {what}" for what in ("rounds", "payload bytes", "passes", "seconds")
     ]  # fmt: skip
 
 

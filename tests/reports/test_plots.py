@@ -1,15 +1,26 @@
-"""Pictures: what is on them, asked of Matplotlib before they are written."""
+"""Charts: what is on them, asked of Matplotlib, and what a page gets of them."""
 
+import math
+import re
 import warnings
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from fedseed.reports import fonts, plots
+from fedseed.reports.charts import Axis, Panel, Series, curves
 from fedseed.reports.partition import PartitionStatistics, draw_partition
-from fedseed.reports.plots import draw_runs, draw_sweep, line_style
+from fedseed.reports.plots import chart, draw, figure_of, line_style
 from fedseed.reports.results import RoundLine
+
+VALUES = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False).map(lambda v: round(v, 3))
+ROUND, LOSS = Axis("round", whole=True), Axis("loss")
 
 
 def lines(rate=0.1, payload=1000.0):
@@ -21,17 +32,11 @@ def lines(rate=0.1, payload=1000.0):
     ]  # fmt: skip
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that were written, still open; letters that no font has are errors."""
-    kept = []
-    monkeypatch.setattr(plots.plt, "close", kept.append)
+@pytest.fixture(autouse=True)
+def letters_that_no_font_has_are_errors():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        yield kept
-    monkeypatch.undo()
-    for figure in kept:
-        plots.plt.close(figure)
+        yield
 
 
 @pytest.fixture
@@ -47,50 +52,105 @@ def seen_ticks(axis):
     return [text for text in axis.get_major_formatter().format_ticks(at) if text]
 
 
-def test_every_axis_has_values(drawn, tmp_path):
+def test_every_axis_has_values(tmp_path):
     """Also where all bytes or passes lie within one power of ten, or over many."""
-    draw_runs({"a": lines(payload=1e5), "b": lines(0.2, 1.2e5)}, tmp_path / "runs.png")
-    draw_sweep({"iid": {"a": [lines()], "b": [lines(payload=1e9)]}, "skewed": {"a": [lines()]}}, tmp_path / "sweep.png")
-    for figure in drawn:
+    near, far = {"a": [lines(payload=1e5)], "b": [lines(0.2, 1.2e5)]}, {"a": [lines()], "b": [lines(payload=1e9)]}
+    for runs in (near, far):
+        figure, _ = figure_of(curves(runs), across=4)
+        assert len(figure.axes) == 2 * 4  # a row for each metric, of rounds, bytes, passes and seconds
         for axes in figure.axes:
-            for axis in (axes.xaxis, axes.yaxis):
-                assert len(set(seen_ticks(axis))) >= 2, (axes.get_xlabel(), axes.get_ylabel())
-                assert axis.get_tick_params()["labelleft" if axis is axes.yaxis else "labelbottom"]
-    assert len(drawn) == 2
-    grid = drawn[1].axes  # a row for each scenario and metric, of rounds, bytes, passes and seconds
-    assert len(grid) == 4 * 4 and [axes.get_ylabel() for axes in grid[::4]] == 2 * [
-        "held-out loss",
-        "held-out Rouge-L, %",
-    ]
-    assert list(grid[3].get_lines()[0].get_xdata()) == [sum(range(1, n + 1)) for n in range(1, 8)]  # no evaluations
+            assert 2 <= len(set(seen_ticks(axes.xaxis))) <= 9 and len(set(seen_ticks(axes.yaxis))) >= 2
+        assert [axes.get_ylabel() for axes in figure.axes[::4]] == ["held-out loss", "held-out Rouge-L, %"]
+        seconds = figure.axes[3].get_lines()[0].get_xdata()
+        assert list(seconds) == [sum(range(1, n + 1)) for n in range(1, 8)]  # no evaluations; nothing at zero
+        assert [text.get_text() for text in figure.axes[3].get_legend().get_texts()] == ["a", "b"]
+    draw(curves(near), tmp_path / "runs.png", across=4)
     with Image.open(tmp_path / "runs.png") as picture:
         assert picture.width > 1000
 
 
-def test_no_two_of_thirty_runs_look_the_same(drawn, tmp_path):
+def test_seeds_are_a_mean_and_a_band_where_all_were_measured():
+    short = lines(0.2)[:3]
+    panel = curves({"a": [lines(0.1), short]})[0]
+    (series,) = panel.series
+    assert [at for at, _ in series.points] == [0, 1, 2] and series.points[1][1] == pytest.approx((3.6 + 3.2) / 2)
+    assert series.band[1] == pytest.approx((1, 3.4 - 0.4 / 2**0.5, 3.4 + 0.4 / 2**0.5))
+
+
+def test_what_has_cost_nothing_is_not_on_a_logarithmic_axis():
+    """Nor is its band, which would be a bar to the edge."""
+    series = Series("a", [(0, 1.0), (10, 2.0), (100, 3.0)], [(0, 0.5, 1.5), (10, 1.5, 2.5), (100, 2.5, 3.5)])
+    (axes,) = figure_of([Panel("loss", [series], Axis("bytes", log=True, unit="bytes"), LOSS)])[0].axes
+    (band,) = axes.collections
+    assert min(x for path in band.get_paths() for x, _ in path.vertices) == 10
+    assert list(axes.lines[0].get_xdata()) == [10, 100]
+    assert "100 B" in seen_ticks(axes.xaxis)
+
+
+def test_a_picture_of_many_panels_stays_small(tmp_path):
+    panel = Panel("loss", [Series("a", [(0, 1.0), (1, 2.0)])], ROUND, LOSS)
+    sizes = []
+    for count in (3, 18):
+        draw([panel] * count, tmp_path / f"{count}.png")
+        with Image.open(tmp_path / f"{count}.png") as picture:
+            sizes.append(picture.size)
+    (wide, high), (width, height) = sizes
+    assert width < 0.9 * wide and height < 5.4 * high
+
+
+def test_no_two_of_48_lines_look_the_same():
     assert len({tuple(line_style(n).values()) for n in range(48)}) == 48
-    draw_runs({f"run-{n}": lines(0.01 * (n + 1)) for n in range(30)}, tmp_path / "runs.png")
-    looks = {
-        (line.get_color(), line.get_linestyle(), line.get_marker())
-        for line in drawn[0].axes[0].get_lines()
-        if line.get_label()[:1] != "_"
-    }
-    assert len(looks) == 30
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), VALUES), min_size=1, max_size=30), st.booleans())
+def test_a_pages_chart_has_ticks_whatever_the_values_are(points, log):
+    """Also one point, equal values, and (on a logarithmic axis) nothing that can be shown."""
+    drawn = chart(Panel("loss", [Series("a", points)], ROUND, Axis("loss", log=log)))
+    if drawn is None:
+        assert log and all(value <= 0 for _, value in points)
+        return
+    root = ElementTree.fromstring(drawn)
+    assert "nan" not in drawn and len([text for text in root.iter("text") if text.text]) >= 3
+    _, _, width, height = map(float, root.get("viewBox").split())
+    for x, y in re.findall(r"[ML] (-?[\d.]+) (-?[\d.]+)", " ".join(p.get("d") for p in root.iter("path"))):
+        assert -5 <= float(x) <= width + 5 and -5 <= float(y) <= height + 5
+
+
+def test_what_is_not_finite_is_left_out_and_nothing_is_no_chart():
+    holes = Panel("loss", [Series("a", [(0, math.nan), (1, 2.0), (2, math.inf), (3, 1.0)])], ROUND, LOSS)
+    drawn = chart(holes)
+    assert drawn is not None and "nan" not in drawn and "inf" not in drawn
+    assert chart(Panel("loss", [Series("a", [(0, math.nan)])], ROUND, LOSS)) is None
+
+
+def test_a_pages_chart_is_light_and_holds_no_markup_of_others():
+    long = [Series('"><script>', [(i, math.sin(i / 1000)) for i in range(100_000)])]
+    drawn = chart(Panel("<b>", long, Axis("a $ <i>"), Axis("l & l")))
+    assert len(drawn) < 25_000 and "<script" not in drawn and "url(" not in drawn and "var(--c0)" in drawn
+    assert ElementTree.fromstring(drawn).get("aria-label") == "<b>: l & l over a $ <i>"
 
 
 HELD = PartitionStatistics(("北病院", "south"), ("良い", "bad"), np.array([[10, 5], [3, 9]]))
 
 
 def texts(figure):
-    return " ".join(text.get_text() for text in figure.findobj(plots.matplotlib.text.Text))
+    return " ".join(text.get_text() for text in figure.findobj(Text))
 
 
-def test_names_that_no_font_has_are_shown_by_number(drawn, only_own_font, tmp_path):
+@pytest.fixture
+def held(monkeypatch, tmp_path):
+    """The picture of who holds what."""
+    kept = []
+    save = plots.save
+    monkeypatch.setattr(plots, "save", lambda figure, *rest: (kept.append(figure), save(figure, *rest)))
     draw_partition(HELD, "病院 held", tmp_path / "held.png")
-    draw_runs({"ferret": lines(), "北病院": lines(0.2)}, tmp_path / "runs.png")
-    draw_sweep({"病院": {"东": [lines()]}}, tmp_path / "sweep.png")
-    assert "?? held" in texts(drawn[0]) and "[1]" in texts(drawn[0]) and "no font of this machine" in texts(drawn[0])
-    assert "[2]" in texts(drawn[1]) and "北" not in "".join(map(texts, drawn))
+    return kept[0]
+
+
+def test_names_that_no_font_has_are_shown_by_number(only_own_font, held):
+    assert "?? held" in texts(held) and "??? [1]" in texts(held) and "no font of this machine" in texts(held)
+    figure, note = figure_of(curves({"ferret": [lines()], "北病院": [lines(0.2)]}, "病院"))
+    assert "??? [2]" in texts(figure) and "北" not in texts(figure) and note is not None
 
 
 def test_a_font_that_has_the_letters_is_taken(monkeypatch):
@@ -100,18 +160,11 @@ def test_a_font_that_has_the_letters_is_taken(monkeypatch):
     monkeypatch.setattr(fonts, "_others", lambda: (("DejaVu Serif", file),))
     real = fonts.letters_of
     monkeypatch.setattr(fonts, "letters_of", lambda f: real(f) - ({ord("Ж")} if f != file else set()))
-    assert fonts.prepare(["ЖЖ", "a\n北"]) == (["ЖЖ", "[2]"], fonts.prepare(["a", "北"])[1])
+    assert fonts.readable(["ЖЖ", "a\n北"]) == (["ЖЖ", "a ? [2]"], fonts.NOTE)
     assert fonts.rcParams["font.family"] == [fonts.OWN, "DejaVu Serif"]
-
-
-def test_the_last_resort_is_no_font():
-    """It comes with Matplotlib and has a box for every letter."""
     assert all("LastResort" not in file for _, file in fonts._others())
 
 
-def test_the_grid_is_behind_the_bars(drawn, tmp_path):
-    draw_partition(HELD, "held", tmp_path / "held.png")
-    for axes in drawn[0].axes:
-        assert axes.get_axisbelow() is True
-    counts = seen_ticks(drawn[0].axes[0].yaxis)
-    assert all("." not in text for text in counts)  # examples are whole
+def test_bars_are_before_the_grid_and_examples_whole(only_own_font, held):
+    assert isinstance(held, Figure) and all(axes.get_axisbelow() is True for axes in held.axes)
+    assert all("." not in text for text in seen_ticks(held.axes[0].yaxis))

@@ -211,7 +211,7 @@ def test_a_run_hands_over_the_files_that_it_leaves(problem, tmp_path, without_pi
     run = problem.federation(problem.ferret(), rounds=1, out=tmp_path / "run", trackers=[Keeping()], recipe_text="")
     run.run()
     (files,) = [content for what, content in told if what == "artefacts"]
-    assert files == ["recipe.toml", "metrics.jsonl", "model.orbit", "summary.json", "report.html"]
+    assert files == ["recipe.toml", "metrics.jsonl", "model.orbit", "summary.json"]
 
 
 def test_a_real_run_tells_what_metrics_jsonl_has(problem, tmp_path, without_pictures):

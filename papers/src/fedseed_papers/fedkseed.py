@@ -10,11 +10,11 @@ from math import pi, sqrt
 import numpy as np
 
 from fedseed.randomness import Basis
-from fedseed.reports.charts import Axis, Series
+from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet
 from fedseed.tasks.prompts import alpaca_prompt, prompt_with_context_said
 from fedseed_papers import payloads
-from fedseed_papers.findings import Claim, Finding, Panel, judged
+from fedseed_papers.findings import Claim, Finding, judged
 from fedseed_papers.reconstruction import over_seeds
 
 GIB = 2**30

@@ -16,11 +16,11 @@ from fedseed.methods import FeedSign
 from fedseed.methods.base import Answer, Answers
 from fedseed.methods.feedsign import Votes
 from fedseed.orbit.record import Record, packed
-from fedseed.reports.charts import Axis, Series
+from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed_papers import payloads
-from fedseed_papers.findings import Claim, Finding, Panel, judged
+from fedseed_papers.findings import Claim, Finding, judged
 
 Draws = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], Draws]

@@ -10,10 +10,10 @@ from statistics import fmean, stdev
 import numpy as np
 
 from fedseed.randomness import Basis
-from fedseed.reports.charts import Axis, Series
+from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet
 from fedseed_papers import fedkseed, payloads
-from fedseed_papers.findings import Claim, Finding, Panel, judged
+from fedseed_papers.findings import Claim, Finding, judged
 from fedseed_papers.reconstruction import (
     Vector,
     combined,

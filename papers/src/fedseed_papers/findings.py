@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fedseed.reports.charts import Axis, Series, line_chart, swatch
-from fedseed.reports.pages import framed_page
+from fedseed.reports.charts import Panel
+from fedseed.reports.pages import drawn, framed_page
 from fedseed.reports.tables import Sheet, human_seconds
 
 Verdict = Literal["holds", "holds in kind", "can't be judged at this scale", "does not hold here"]
@@ -32,23 +32,6 @@ class Claim:
     says: str
     here: str
     verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One part of a figure.
-
-    Args:
-        title: above it.
-        series: its lines.
-        x: the horizontal axis.
-        y: the vertical axis.
-    """
-
-    title: str
-    series: Sequence[Series]
-    x: Axis
-    y: Axis
 
 
 @dataclass(frozen=True)
@@ -155,12 +138,6 @@ def finding_json(subject: Subject, finding: Finding, seconds: float, finished: s
 
 def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
     """A page about an item: one file that asks for nothing."""
-    charts = [
-        (panel.title, line_chart(panel.title, panel.series, panel.x, panel.y), panel.y.label, [
-            (series.name, swatch(series.number)) for series in panel.series
-        ])
-        for panel in finding.panels
-    ]  # fmt: skip
     return framed_page(
         f"{subject.title} ({subject.scale})",
         "finding.html",
@@ -170,7 +147,7 @@ def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
         marks=MARKS,
         counted=count_verdicts(finding.claims),
         seeds=finding.seeds if isinstance(finding.seeds, str) else ", ".join(map(str, finding.seeds)),
-        charts=[chart for chart in charts if chart[1] is not None],
+        charts=drawn(finding.panels),
         took=human_seconds(seconds) if seconds >= 1 else "under a second",
     )
 

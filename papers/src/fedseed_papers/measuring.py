@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fedseed.randomness import Basis, kernels
 from fedseed.randomness.kernels.reference import Part
-from fedseed.reports.charts import Axis, Series
-from fedseed_papers.findings import Claim, Finding, Panel, judged
+from fedseed.reports.charts import Axis, Panel, Series
+from fedseed_papers.findings import Claim, Finding, judged
 from fedseed_papers.reconstruction import slope
 
 if TYPE_CHECKING:

@@ -196,10 +196,10 @@ def write_files(folder: Path, subject: Subject, found: Finding, seconds: float, 
     """Data, picture, tables and page of an item; result.json last, which says that all is there."""
     folder.mkdir(parents=True, exist_ok=True)
     if found.panels:
-        from fedseed_papers.panels import draw_panels  # matplotlib takes a while to import
+        from fedseed.reports.plots import draw  # matplotlib takes a while to import
 
         write_whole(folder / "data.csv", data_csv(found).encode())
-        draw_panels(found.panels, folder / "picture.png")
+        draw(found.panels, folder / "picture.png")
     for number, sheet in enumerate(found.sheets, start=1):
         write_whole(folder / f"table-{number}.csv", table_csv(sheet).encode())
     if found.sheets:

@@ -1,7 +1,6 @@
 """Figures and tables that need runs: a sweep's lines as curves, a table, and claims with verdicts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,11 +9,12 @@ from typing import Any
 from fedseed import metrics
 from fedseed.experiments.sweeps import Sweep, SweepLine, sheets
 from fedseed.metrics import shown_metrics
-from fedseed.reports.charts import Axis, Series
-from fedseed.reports.results import read_metrics, read_summary
+from fedseed.reports import charts
+from fedseed.reports.charts import Axis, Panel, Series
+from fedseed.reports.results import read_lines, read_metrics, read_summary
 from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed_papers.catalogue import Expected, Item
-from fedseed_papers.findings import UNKNOWN, Claim, Finding, Panel, Verdict, judged
+from fedseed_papers.findings import UNKNOWN, Claim, Finding, Verdict, judged
 
 CONVERGED = 0.95  # of the whole improvement of a run
 FEWEST = 3  # runs of a line, or differences between lines are no evidence
@@ -208,55 +208,15 @@ def _shown(metric: str, values: Sequence[float]) -> str:
 
 # -- curves ------------------------------------------------------------------------------------------------------------
 
-SPENT: dict[str, tuple[Axis, Callable[[Mapping[str, Any]], float]]] = {
-    "payload bytes": (
-        Axis("payload bytes of a client that takes part, both ways", log=True, unit="bytes"),
-        lambda line: (line.get("bytes_up", 0) + line.get("bytes_down", 0)) * line.get("rounds", 1),
-    ),
-    "passes": (
-        Axis("forward passes, a backward pass being two, all clients", log=True),
-        lambda line: line.get("forward_passes", 0) + 2 * line.get("backward_passes", 0),
-    ),
-    "seconds": (
-        Axis("seconds of the simulation without evaluations", log=True, unit="s"),
-        lambda line: sum(spent for phase, spent in line.get("seconds", {}).items() if phase != "evaluation"),
-    ),
-}
-
 
 def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel]:
     """A metric over rounds, bytes, passes and seconds: means over seeds, with their deviation."""
     runs = {
-        line.label: [read_metrics(folder) for folder in line.folders.values()]
+        line.label: [read_lines(folder) for folder in line.folders.values()]
         for line in lines
         if line.scenario == scenario and line.folders
     }
-    heading = f"{scenario}: {metric}" if scenario else metric
-    made = [Panel(f"{heading} over rounds", [], Axis("round", whole=True), Axis(metric))]
-    made += [Panel(f"{heading} over {name}", [], axis, Axis(metric)) for name, (axis, _) in SPENT.items()]
-    found: list[list[Series]] = [[] for _ in made]
-    for number, (label, seeds) in enumerate(runs.items()):
-        at = [[i for i, line in enumerate(run) if isfinite(line.get(metric, nan))] for run in seeds]
-        length = min(map(len, at))
-        for panel, series in enumerate(found):
-            points, band = [], []
-            for k in range(length):
-                values = [run[at[s][k]][metric] for s, run in enumerate(seeds)]
-                x = fmean(_spent(run, panel)[at[s][k]] for s, run in enumerate(seeds))
-                points.append((x, fmean(values)))
-                if len(values) > 1:
-                    band.append((x, fmean(values) - stdev(values), fmean(values) + stdev(values)))
-            series.append(Series(label, points, band, number))
-    return [Panel(p.title, series, p.x, p.y) for p, series in zip(made, found, strict=True) if any(
-        line.points for line in series)]  # fmt: skip
-
-
-def _spent(run: Sequence[Mapping[str, Any]], panel: int) -> list[float]:
-    """What the panel's horizontal axis shows, up to and with each line."""
-    if panel == 0:
-        return [float(line["round"]) for line in run]
-    each = list(SPENT.values())[panel - 1][1]
-    return [float(x) for x in accumulate(map(each, run))]
+    return charts.curves(runs, scenario, [metric])
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------

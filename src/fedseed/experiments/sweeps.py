@@ -586,7 +586,12 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[S
         if any(found.values())
     }
     if curves:
-        from fedseed.reports.plots import draw_sweep  # matplotlib takes a while to import
+        from fedseed.reports.charts import curves as curves_of
+        from fedseed.reports.plots import draw  # matplotlib takes a while to import
 
-        draw_sweep(curves, out / "compare.png")
+        draw(
+            [one for scenario, runs in curves.items() for one in curves_of(runs, scenario)],
+            out / "compare.png",
+            across=4,
+        )
     return made

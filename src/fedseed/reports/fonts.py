@@ -1,7 +1,7 @@
 """Text in pictures that Matplotlib's own font has no letters for: Chinese, Japanese, Korean names, say.
 
-Of the fonts of this machine those are taken that have what is missing. Where none has it, a name is shown by its
-number, with a line that says so: a row of empty boxes says nothing.
+Of the fonts of this machine those are taken that have what is missing. Where none has it, "?" stands for the letter
+and a name gets its number, with a line that says so: a row of empty boxes says nothing.
 """
 
 import logging
@@ -16,10 +16,11 @@ OWN = "DejaVu Sans"  # comes with Matplotlib
 # asked first: fonts that people read these scripts in, rather than whatever has a letter
 LIKED = ("Noto Sans CJK", "Noto Sans", "Source Han Sans", "WenQuanYi", "Droid Sans Fallback", "Microsoft YaHei",
          "PingFang", "Hiragino", "Yu Gothic", "Malgun Gothic", "Arial Unicode")  # fmt: skip
+NOTE = "a name with ? is known by its number: no font of this machine has its letters (fonts-noto-cjk has many)"
 
 
-def prepare(texts: Sequence[str]) -> tuple[list[str], str | None]:
-    """Choose fonts for some texts, for all pictures of this process from here on.
+def readable(texts: Sequence[str]) -> tuple[list[str], str | None]:
+    """Chooses fonts for some texts, for all pictures of this process from here on.
 
     Args:
         texts: what a picture will show.
@@ -27,28 +28,6 @@ def prepare(texts: Sequence[str]) -> tuple[list[str], str | None]:
     Returns:
         The texts as they can be shown, and a line about those that can't; None: all can.
     """
-    missing = _choose(texts)
-    shown = [
-        f"[{n}]" if missing & set(text) else "".join(c if c.isprintable() else " " for c in text)
-        for n, text in enumerate(texts, start=1)
-    ]
-    numbered = [text for text, was in zip(shown, texts, strict=True) if missing & set(was)]
-    if not numbered:
-        return shown, None
-    return shown, (
-        f"{numbered[0]}{' and the like' if len(numbered) > 1 else ''}: names by their places; no font of this machine "
-        "has their letters (fonts-noto-cjk has many)"
-    )
-
-
-def plain(text: str) -> str:
-    """A line of text as it can be shown: "?" for letters that no font of this machine has."""
-    missing = _choose([text])
-    return "".join("?" if c in missing else c if c.isprintable() else " " for c in text)
-
-
-def _choose(texts: Sequence[str]) -> set[str]:
-    """Take the fonts that some texts need; returns the letters that none has."""
     missing = {c for text in texts for c in text if c.isprintable() and ord(c) not in letters_of(_own_file())}
     families = []
     for family, file in _others() if missing else ():
@@ -60,12 +39,17 @@ def _choose(texts: Sequence[str]) -> set[str]:
             break
     known = [family for family in rcParams["font.family"] if family not in ("sans-serif", OWN)]
     rcParams["font.family"] = [OWN, *dict.fromkeys([*known, *families])]
-    return missing
+    shown = [
+        "".join("?" if c in missing else c if c.isprintable() else " " for c in text)
+        + (f" [{number}]" if missing & set(text) else "")
+        for number, text in enumerate(texts, start=1)
+    ]
+    return shown, NOTE if missing else None
 
 
 @cache
 def letters_of(file: str) -> frozenset[int]:
-    """The code points that a font has."""
+    """Returns the code points that a font has."""
     return frozenset(FT2Font(file).get_charmap())
 
 

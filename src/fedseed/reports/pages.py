@@ -1,7 +1,7 @@
 """Pages: report.html of a run, of several runs side by side, and the live page. Each is one file that asks for nothing.
 
-Made with Jinja from the templates beside this file; charts are SVG (`charts`). No torch, no Matplotlib, no scripts but
-the live page's few lines.
+Made with Jinja from the templates beside this file; charts are SVG by Matplotlib. No scripts but the live page's few
+lines.
 """
 
 import json
@@ -10,31 +10,24 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedseed.durable import write_whole
 from fedseed.metrics import metric_text, metric_title, shown_metrics
-from fedseed.reports.charts import Axis, Series, line_chart, swatch
-from fedseed.reports.style import COLOURS, DARK_COLOURS, DASHES
+from fedseed.reports.charts import ROUND, Axis, Panel, Series, curves
+from fedseed.reports.plots import COLOURS, DARK_COLOURS, chart, swatch
 from fedseed.reports.tables import Sheet, human_bytes, human_seconds
 from fedseed.reports.view import RunView, view_folder
 
 MOST_CLIENTS = 200  # rows of the table
-ROUND = Axis("round", whole=True)
 NUMBER = re.compile(r"[\d.,]+( ± [\d.,]+)?( [a-zA-Z]{1,3})?")  # as a table has it: 0.139 ± 0.025, 5.43 ms, 17.2 kB
-Cost = Literal["bytes", "passes", "seconds"]
-COSTS: dict[Cost, tuple[str, Axis]] = {
-    "bytes": ("payload bytes", Axis("payload bytes of a client that takes part", log=True, unit="bytes")),
-    "passes": ("passes", Axis("forward passes (a backward pass is two), all clients", log=True)),
-    "seconds": ("seconds", Axis("seconds of rounds, all clients", log=True, unit="s")),
-}
 # what a summary says of the machine and the session, where it says it
 SURROUNDINGS = ("versions", "host", "devices", "command", "started", "ended")
+Drawn = tuple[str, Markup, str, list[tuple[str, Markup]]]
 PHASE_NAMES = {"local": "local training", "projection": "projection", "aggregation": "aggregation",
                "rebuild": "rebuilding the weights", "evaluation": "evaluation"}  # fmt: skip
 
@@ -116,7 +109,10 @@ def comparison_page(
         title=title,
         count=sum(len(views) for runs in blocks.values() for views in runs.values()),
         legend=[(label, swatch(number)) for number, label in enumerate(labels)],
-        blocks=[(scenario, _comparison_charts(runs, labels)) for scenario, runs in blocks.items()],
+        blocks=[
+            (scenario, drawn(curves({label: [view.lines for view in runs.get(label, ())] for label in labels})))
+            for scenario, runs in blocks.items()
+        ],
         sheets=sheets,
         lines=lines,
         labels=list(firsts),
@@ -179,31 +175,27 @@ def _times(ratio: float) -> str:
     return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.2g} times"
 
 
-def _run_charts(view: RunView) -> list[tuple[str, Markup, list[tuple[str, Markup]]]]:
-    """The curves of a run: heading, chart, legend."""
-    made = []
-    for name in shown_metrics(dict.fromkeys(view.measured)):
+def _run_charts(view: RunView) -> list[Drawn]:
+    """The curves of a run."""
+    panels, local = [], view.curve("train_loss")
+    for name in shown_metrics(view.measured):
         lines = [Series(metric_title(name), view.curve(name))]
-        if name == "loss" and view.curve("train_loss"):
-            lines.append(Series("clients' local loss", view.curve("train_loss"), number=1))
-        made.append((metric_title(name), lines, Axis("", unit=""), view.before_and_after(name)[0]))
-    if not any(name == "loss" for name in view.measured) and view.curve("train_loss"):
-        made.append(("clients' local loss", [Series("local loss", view.curve("train_loss"))], Axis(""), None))
-    both = [Series("up", view.bytes_curve("up")), Series("down", view.bytes_curve("down"), number=1)]
+        if name == "loss" and local:
+            lines.append(Series("clients' local loss", local, number=1))
+        panels.append(Panel(metric_title(name), lines, ROUND, Axis(""), view.before_and_after(name)[0]))
+    if "loss" not in view.measured:
+        panels.append(Panel("clients' local loss", [Series("local loss", local)], ROUND, Axis("")))
     if view.payload() is not None:
-        what = "summed up" if view.status is None else "a round"
-        made.append((f"payload of a client that takes part, {what}", both, Axis("", unit="bytes"), None))
-    phases = list(dict.fromkeys(phase for line in view.lines for phase in line.seconds))
+        both = [Series("up", view.bytes_curve("up")), Series("down", view.bytes_curve("down"), number=1)]
+        title = f"payload of a client that takes part, {'summed up' if view.status is None else 'a round'}"
+        panels.append(Panel(title, both, ROUND, Axis("", unit="bytes")))
+    phases = dict.fromkeys(phase for line in view.lines for phase in line.seconds)
     spent = [
         Series(PHASE_NAMES.get(phase, phase), _phase_curve(view, phase), number=number)
         for number, phase in enumerate(phases)
     ]
-    made.append(("seconds a round, by phase", spent, Axis("", unit="s"), None))
-    return [
-        (heading, chart, [(s.name, swatch(s.number)) for s in lines] if len(lines) > 1 else [])
-        for heading, lines, axis, start in made
-        if (chart := line_chart(heading, lines, ROUND, Axis(heading, unit=axis.unit), start)) is not None
-    ]
+    panels.append(Panel("seconds a round, by phase", spent, ROUND, Axis("", unit="s")))
+    return drawn(panels)
 
 
 def _phase_curve(view: RunView, phase: str) -> list[tuple[float, float]]:
@@ -214,45 +206,13 @@ def _phase_curve(view: RunView, phase: str) -> list[tuple[float, float]]:
     ]
 
 
-def _comparison_charts(runs: Mapping[str, Sequence[RunView]], labels: Sequence[str]) -> list[tuple[str, Markup]]:
-    """Each metric over rounds, and over what they cost: means over seeds, over rounds with their deviation."""
-    measured = list(dict.fromkeys(name for views in runs.values() for view in views for name in view.measured))
-    made = []
-    for name in shown_metrics(dict.fromkeys(measured)):
-        by_round: list[Series] = []
-        by_cost: dict[Cost, list[Series]] = {what: [] for what in COSTS}
-        for label, views in runs.items():
-            if not views:
-                continue
-            number = labels.index(label)
-            points, band = _mean_curve([view.curve(name) for view in views])
-            by_round.append(Series(label, points, band, number))
-            for what, lines in by_cost.items():
-                spent = dict(views[0].spent_curve(what))
-                lines.append(Series(label, [(spent[at], value) for at, value in points if at in spent], number=number))
-        title = metric_title(name)
-        made.append((f"{title} over rounds", line_chart(title, by_round, ROUND, Axis(title))))
-        for what, (heading, axis) in COSTS.items():
-            made.append((f"{title} over {heading}", line_chart(title, by_cost[what], axis, Axis(title))))
-    return [(heading, chart) for heading, chart in made if chart is not None]
-
-
-def _mean_curve(
-    curves: Sequence[Sequence[tuple[float, float]]],
-) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
-    """The mean of several seeds' curves where all have a point, and a deviation to both sides."""
-    tables = [dict(curve) for curve in curves]
-    points, band = [], []
-    for at in tables[0] if tables else ():
-        values = [table[at] for table in tables if at in table]
-        if len(values) < len(tables) or not all(map(isfinite, values)):
-            continue
-        mean = sum(values) / len(values)
-        points.append((at, mean))
-        if len(values) > 1:
-            deviation = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
-            band.append((at, mean - deviation, mean + deviation))
-    return points, band
+def drawn(panels: Sequence[Panel]) -> list[Drawn]:
+    """Returns what a page shows of each chart that shows anything: title, SVG, vertical axis, legend."""
+    found = [
+        (panel.title, chart(panel), panel.y.label, [(line.name, swatch(line.number)) for line in panel.series])
+        for panel in panels
+    ]
+    return [(title, svg, label, legend) for title, svg, label, legend in found if svg is not None]
 
 
 def _differences(settings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -339,7 +299,7 @@ def _environment(package: str) -> Environment:
     )
     made.filters["unbroken"] = _unbroken
     made.globals.update(
-        colours=COLOURS, dark_colours=DARK_COLOURS, dashes=DASHES, human_seconds=human_seconds, number=metric_text,
+        colours=COLOURS, dark_colours=DARK_COLOURS, human_seconds=human_seconds, number=metric_text,
         metric_title=metric_title,
     )  # fmt: skip
     return made

@@ -136,24 +136,23 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
         title: above the picture.
         path: PNG file to write.
     """
-    from fedseed.reports import fonts
-    from fedseed.reports.plots import finish_axes, save  # chooses matplotlib's backend, takes a second to import
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    from matplotlib import pyplot as plt  # isort: skip
-    from matplotlib.ticker import MaxNLocator  # isort: skip
+    from fedseed.reports.fonts import readable
+    from fedseed.reports.plots import save  # takes a second to import
 
     many = len(held.clients) > SHOWN_CLIENTS
-    clients, no_font_for_clients = fonts.prepare(list(held.clients))
-    labels, no_font_for_labels = fonts.prepare(list(held.labels))
-    title = fonts.plain(title)
+    ((title,), _), (labels, unlabelled), (clients, unnamed) = map(readable, ([title], held.labels, held.clients))
     shares = held.counts / np.maximum(held.sizes, 1)[:, None]
     top = np.where(held.sizes > 0, shares.argmax(axis=1), len(held.labels))  # clients with nothing come last
     order = np.lexsort((-shares.max(axis=1), top)) if many else np.arange(len(held.clients))
     labelled = held.labels != ("",)
-    figure, axes = plt.subplots(2 if labelled else 1, 1, figsize=(8.5, 5.4 if labelled else 3), squeeze=False,
-                                sharex=True)  # fmt: skip
+    figure = Figure(figsize=(8.5, 5.4 if labelled else 3))
+    axes = figure.subplots(2 if labelled else 1, 1, squeeze=False, sharex=True)
     few = len(held.labels) <= len(LABEL_COLOURS)
-    colours = LABEL_COLOURS if few else plt.get_cmap("turbo")(np.linspace(0.02, 0.98, len(held.labels)))
+    colours = LABEL_COLOURS if few else colormaps["turbo"](np.linspace(0.02, 0.98, len(held.labels)))
     x = np.arange(len(held.clients))
     for row, (values, heading) in enumerate(((held.counts, "examples"), (100 * shares, "share, %"))[: len(axes)]):
         bottom = np.zeros(len(x))
@@ -162,7 +161,7 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
             # without a gap between many bars, and no edges: they would be wider than the bars
             axes[row][0].bar(x, each, 1.0 if many else 0.85, bottom, color=colours[i], label=label, linewidth=0)
             bottom += each
-        finish_axes(axes[row][0], "", heading)
+        axes[row][0].set_ylabel(heading)
         axes[row][0].yaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes[row][0].set_xlim(-0.6, len(x) - 0.4)
         axes[row][0].grid(axis="x", visible=False)
@@ -182,7 +181,7 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
                       bbox_to_anchor=(1.0, 0.5), fontsize=8)  # fmt: skip
     elif labelled:
         figure.text(1.0, 0.5, f"{len(held.labels):,} labels,\na colour each", fontsize=8, va="center")
-    save(figure, path, no_font_for_labels or (None if many else no_font_for_clients))
+    save(figure, path, unlabelled or (None if many else unnamed))
 
 
 def _short(text: str, length: int = 28) -> str:

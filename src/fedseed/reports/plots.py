@@ -1,39 +1,54 @@
-"""Pictures of runs."""
+"""Draws charts with Matplotlib: as PNG files, and as SVG for pages."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from io import BytesIO
-from itertools import accumulate
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from io import BytesIO, StringIO
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
 from PIL import Image
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from fedseed.reports.charts import Axis, Panel, Series
+from fedseed.reports.fonts import readable
 
-from fedseed.metrics import metric_title, shown_metrics
-from fedseed.reports import fonts
-from fedseed.reports.charts import Unit, log_ticks, short_number
-from fedseed.reports.results import RoundLine
-from fedseed.reports.style import COLOURS, look
-
+# twelve colours that stay apart also for colour-blind readers, and the same before a dark ground
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#44AA99", "#999933",
+           "#661100", "#6A6A6A")  # fmt: skip
+DARK_COLOURS = ("#4DA3DB", "#F0803C", "#35C79B", "#E29CC3", "#F0B840", "#7CC8F0", "#D0608C", "#9A8CE8", "#6CC9BC",
+                "#C6C664", "#C98A6C", "#A8A8A8")  # fmt: skip
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
+SOFT, FAINT = "#5a6472", "#dfe3e8"  # texts and axes; the grid
+MOST_POINTS = 600  # of a line; more can't be told apart
+MARKED = 60  # a line with at most so many points shows them
+ROWS = 4  # with more of them a picture is made of fewer pixels: thirty panels are 200 kB
+UNITS = {"": "", "bytes": "B", "s": "s"}
 SHADES = 256  # colours of a picture, which make it three times smaller than all that there could be
-Lines = Sequence[RoundLine]
+matplotlib.use("Agg")
+matplotlib.rcParams.update(
+    {
+        "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "fedseed", "axes.grid": True,
+        "axes.axisbelow": True, "axes.edgecolor": SOFT, "axes.labelcolor": SOFT, "axes.titlesize": 10,
+        "axes.spines.right": False, "axes.spines.top": False, "grid.color": FAINT, "xtick.color": SOFT,
+        "ytick.color": SOFT, "legend.frameon": False, "legend.fontsize": 8,
+    }
+)  # fmt: skip
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """How the line of this number looks: 48 lines look different, also without colours most neighbours do."""
-    colour, dashes = look(number)
+    """Returns how the line of this number looks: 48 lines look different, also without colours most neighbours do."""
+    dashes = number // len(COLOURS) % len(DASHES)
     return {
-        "color": COLOURS[colour],
+        "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[dashes],
         "marker": MARKERS[(number // 3 + dashes) % len(MARKERS)],  # a run that was evaluated once is a point
         "markersize": 3.5,
@@ -41,178 +56,164 @@ def line_style(number: int) -> dict[str, Any]:
     }
 
 
-def draw_runs(runs: Mapping[str, Lines], path: Path) -> None:
-    """Loss and scores over rounds, the bytes a client has sent and received, and forward passes.
+def draw(panels: Sequence[Panel], path: Path, across: int = 3) -> None:
+    """Draw charts side by side into a PNG file. Without one nothing is written.
 
     Args:
-        runs: name of each run and its lines of metrics.
-        path: PNG file to write.
+        panels: the charts.
+        path: the file.
+        across: how many stand in a row.
     """
-    metrics = shown_metrics(dict.fromkeys(name for lines in runs.values() for line in lines for name in line.metrics))
-    metrics = [name for name in metrics if name in next(iter(runs.values()))[0].metrics]
-    if not metrics:
-        return
-    names, note = fonts.prepare(list(runs))
-    figure, grid = plt.subplots(len(metrics), 3, figsize=(12.5, 3.2 * len(metrics)), squeeze=False, sharey="row")
-    for row, metric in zip(grid, metrics, strict=True):
-        for number, (name, lines) in enumerate(zip(names, runs.values(), strict=True)):
-            style = {**line_style(number), "label": name}
-            measured = [i for i, line in enumerate(lines) if metric in line.metrics]
-            if not measured:
+    if panels:
+        figure, note = figure_of(panels, across)
+        save(figure, path, note)
+
+
+def figure_of(panels: Sequence[Panel], across: int = 3) -> tuple[Figure, str | None]:
+    """Returns charts side by side, with a line about names that no font can show.
+
+    Args:
+        panels: at least one.
+        across: how many stand in a row.
+    """
+    names = list(dict.fromkeys(line.name for panel in panels for line in panel.series))
+    shown, note = readable([*names, *(panel.title for panel in panels)])
+    called = dict(zip(names, shown, strict=False))
+    across = min(across, len(panels))
+    rows = ceil(len(panels) / across)
+    figure = Figure(figsize=(4.6 * across, 3.5 * rows))
+    grid = list(figure.subplots(rows, across, squeeze=False).flat)
+    together = len(names) > 1 and all([line.name for line in panel.series] == names for panel in panels)
+    for number, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
+        plot(axes, replace(panel, series=[replace(line, name=called[line.name]) for line in panel.series]))
+        axes.set_title(shown[len(names) + number], loc="left")
+        if not together and len(panel.series) > 1:
+            axes.legend()
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    if together:  # one legend, beside the charts
+        grid[across - 1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure, note
+
+
+def plot(axes: Axes, panel: Panel) -> None:
+    """Draw a chart's lines, bands and axes.
+
+    Args:
+        axes: where to.
+        panel: the chart.
+    """
+    there = False
+    for series in panel.series:
+        points = _kept(series.points, panel)
+        style = {**line_style(series.number), **({} if len(points) <= MARKED else {"marker": None})}
+        axes.plot([x for x, _ in points], [y for _, y in points], label=series.name, clip_on=False, **style)
+        there = there or bool(points)
+        band = [(x, low, high) for x, low, high in series.band if _kept([(x, low), (x, high)], panel)[1:]]
+        if band:
+            at, low, high = zip(*band, strict=True)
+            axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0, clip_on=False)
+    if panel.start is not None and isfinite(panel.start):
+        axes.axhline(panel.start, color=SOFT, linewidth=0.8, linestyle=":")
+    axes.set_xlabel(panel.x.label)
+    axes.set_ylabel(panel.y.label)
+    for way, axis, about in (("x", axes.xaxis, panel.x), ("y", axes.yaxis, panel.y)):
+        if about.log and there:
+            axes.set(**{f"{way}scale": "log"})
+            first, last = axis.get_view_interval()
+            axis.set_major_locator(LogLocator(subs=(1.0,) if last > 100 * first else (1.0, 2.0, 5.0), numticks=7))
+            axis.set_minor_locator(NullLocator())
+            if first < 0.1 and not about.unit:
+                axis.set_major_formatter(StrMethodFormatter("{x:g}"))
                 continue
-            values = [lines[i].metrics[metric] for i in measured]
-            row[0].plot([lines[i].round for i in measured], values, **style)
-            for axes, spent in ((row[1], _payload(lines)), (row[2], _forward_passes(lines))):
-                paid = [(spent[i], value) for i, value in zip(measured, values, strict=True) if spent[i] > 0]
-                axes.plot([x for x, _ in paid], [y for _, y in paid], **style)
-                axes.axhline(values[0], color="0.6", linewidth=0.8, linestyle=":")
-            if number == 0:
-                row[1].annotate(
-                    "zero-shot", (0.01, values[0]), xycoords=("axes fraction", "data"), color="0.4", va="bottom"
-                )
-        finish_axes(row[0], "round", metric_title(metric, unit=True))
-        finish_axes(row[1], "payload of a client taking part, both ways", "")
-        finish_axes(row[2], "forward passes, all clients", "")
-        _finish_spent(row)
-    grid[0][2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    save(figure, path, note)
+        elif about.whole:
+            axis.set_major_locator(MaxNLocator(6, integer=True))
+        if about.unit or about.log:
+            axis.set_major_formatter(EngFormatter(UNITS[about.unit], sep=" " if about.unit else ""))
 
 
-def draw_sweep(curves: Mapping[str, Mapping[str, Sequence[Lines]]], path: Path) -> None:
-    """Held-out loss, Rouge-L and accuracy over rounds, bytes, passes and seconds: means over seeds, and deviations.
-
-    A row for each scenario and metric.
-
-    Args:
-        curves: by scenario and name, each seed's lines of metrics.
-        path: PNG file to write.
-    """
-    labels = list(dict.fromkeys(name for runs in curves.values() for name in runs))
-    names, note = fonts.prepare([*labels, *curves])
-    metrics = _measured(lines for runs in curves.values() for seeds in runs.values() for lines in seeds)
-    rows = [(scenario, runs, metric) for scenario, runs in curves.items() for metric in metrics]
-    headings = dict(zip(curves, names[len(labels) :], strict=True))
-    figure, grid = plt.subplots(len(rows), 4, figsize=(18, 3.6 * len(rows)), squeeze=False, sharey="row")
-    for row, (scenario, runs, metric) in zip(grid, rows, strict=True):
-        for label, seeds in runs.items():
-            style = line_style(labels.index(label))
-            measured = [[i for i, line in enumerate(lines) if metric in line.metrics] for lines in seeds]
-            length = min(map(len, measured))  # a run may have stopped early
-            pairs = zip(seeds, measured, strict=True)
-            values = np.array([[lines[i].metrics[metric] for i in at[:length]] for lines, at in pairs])
-            mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else 0
-            first, at = seeds[0], measured[0][:length]
-            costs = (
-                list(accumulate(line.passes() for line in first)),
-                list(accumulate(line.own_seconds() for line in first)),
-            )
-            spent: tuple[list[float], ...] = ([line.round for line in first], _payload(first), *costs)
-            for column, axes in enumerate(row):
-                x = np.array([spent[column][i] for i in at], dtype=float)
-                where = x > (-1 if column == 0 else 0)  # nothing is spent yet: not on a logarithmic axis
-                axes.plot(x[where], mean[where], label=names[labels.index(label)], **style)
-                band = (mean - deviation)[where], (mean + deviation)[where]
-                axes.fill_between(x[where], *band, color=style["color"], alpha=0.15, linewidth=0)
-        finish_axes(row[0], "round", metric_title(metric, unit=True))
-        finish_axes(row[1], "payload of a client taking part, both ways", "")
-        finish_axes(row[2], "forward passes (a backward pass is two), all clients", "")
-        finish_axes(row[3], "seconds of rounds, all clients", "")
-        _finish_spent(row)
-        row[0].set_title(headings[scenario], fontsize=10, loc="left")
-    grid[0][3].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    save(figure, path, note)
+def _kept(points: Sequence[tuple[float, float]], panel: Panel) -> list[tuple[float, float]]:
+    """The points that can be shown; of very many an even choice, with the last one."""
+    kept = [
+        (x, y) for x, y in points
+        if isfinite(x) and isfinite(y) and (x > 0 or not panel.x.log) and (y > 0 or not panel.y.log)
+    ]  # fmt: skip
+    every = ceil(len(kept) / MOST_POINTS)
+    return [*kept[:-1:every], kept[-1]] if every > 1 else kept
 
 
-def _measured(runs: Iterable[Lines]) -> list[str]:
-    """The metrics to be drawn that every run has measured."""
-    every = [lines[0].metrics for lines in runs if lines]
-    return [name for name in shown_metrics(every[0]) if all(name in metrics for metrics in every)] if every else []
-
-
-def draw_probabilities(probabilities: NDArray[np.floating], path: Path) -> None:
-    """FedKSeed-Pro's probabilities of its candidates, from the most to the least likely (FedKSeed, Fig. 13).
-
-    Args:
-        probabilities: shape (K,), adding up to 1.
-        path: PNG file to write.
-    """
-    figure, axes = plt.subplots(figsize=(6, 3.4))
-    relative = np.sort(np.asarray(probabilities, dtype=np.float64))[::-1] * len(probabilities)
-    axes.plot(np.arange(1, len(relative) + 1), relative, color=COLOURS[0], linewidth=1.8)
-    axes.axhline(1, color="0.6", linewidth=0.8, linestyle=":")
-    axes.annotate("uniform", (0.01, 1), xycoords=("axes fraction", "data"), color="0.4", va="bottom")
-    axes.set_title(f"most to least likely: {relative[0] / relative[-1]:.2f} times", fontsize=10)
-    finish_axes(axes, "candidate, by rank", "probability times K")
-    save(figure, path)
-
-
-def _payload(lines: Lines) -> list[float]:
-    """Bytes up and down of a client that takes part, up to and with each line."""
-    each = ((line.bytes_up + line.bytes_down) * line.rounds for line in lines)
-    return list(accumulate(each))
-
-
-def _forward_passes(lines: Lines) -> list[int]:
-    return list(accumulate(line.forward_passes for line in lines))
-
-
-def finish_axes(axes: Axes, x: str, y: str) -> None:
-    """The house style: two spines, a faint grid behind what is drawn, ticks with their values.
-
-    Args:
-        axes: to be finished.
-        x: what the horizontal axis shows.
-        y: what the vertical axis shows.
-    """
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    axes.grid(alpha=0.25)
-    axes.tick_params(labelleft=True)  # also where a row shares its axis
-
-
-def log_axis(axes: Axes, unit: Unit = "") -> None:
-    """Make the horizontal axis logarithmic, with several ticks that have their values, however few decades there are.
-
-    Args:
-        axes: what it shows is on it already, above zero.
-        unit: how its numbers are written.
-    """
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    apart = 0.14 * np.log10(high / low)  # or their values would touch
-    ticks: list[float] = []
-    for tick in log_ticks(low, high):
-        if not ticks or np.log10(tick / ticks[-1]) >= apart:
-            ticks.append(tick)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value, unit)))
-
-
-def save(figure: Figure, path: Path, note: str | None = None, dpi: float = 110) -> None:
-    """Write a picture, and forget it.
+def save(figure: Figure, path: Path, note: str | None = None) -> None:
+    """Write a picture.
 
     Args:
         figure: what was drawn.
-        path: PNG file to write.
+        path: the PNG file.
         note: a line below it.
-        dpi: pixels an inch.
     """
     figure.tight_layout()
     if note is not None:
-        figure.text(0.01, 0.0, note, fontsize=8, va="top", color="0.4")
+        figure.text(0.01, 0.0, note, fontsize=8, va="top", color=SOFT)
+    rows = figure.get_figheight() / 3.5
     with BytesIO() as drawn:
+        dpi = 110 * min(1.0, (ROWS / rows) ** 0.5)
         figure.savefig(drawn, dpi=dpi, bbox_inches="tight", format="png")
         Image.open(drawn).convert("RGB").quantize(SHADES).save(path, format="PNG", optimize=True)
-    plt.close(figure)
 
 
-def _finish_spent(row: Sequence[Axes]) -> None:
-    """Rounds are whole numbers; what was spent stands on logarithmic axes, if anything was."""
-    row[0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    units: tuple[Unit, ...] = ("bytes", "", "s")
-    for axes, unit in zip(row[1:], units, strict=False):
-        if any(np.size(line.get_xdata()) and not str(line.get_label()).startswith("_") for line in axes.get_lines()):
-            log_axis(axes, unit)
+def chart(panel: Panel) -> Markup | None:
+    """Returns a chart as SVG for a page, whose style sheet has its colours; None if there is nothing to show.
+
+    Its title, its legend and what its vertical axis shows stand beside it on the page.
+
+    Args:
+        panel: the chart.
+    """
+    if not any(_kept(series.points, panel) for series in panel.series):
+        return None
+    figure = Figure(figsize=(4.6, 2.5), layout="constrained")
+    axes = figure.subplots()
+    plot(axes, panel)
+    axes.set_ylabel("")
+    with StringIO() as drawn:
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(drawn, format="svg", transparent=True, metadata=nothing)
+        text = drawn.getvalue()
+    return Markup(_slim(text, f"{panel.title}: {panel.y.label} over {panel.x.label}"))
+
+
+UNUSED = re.compile(
+    r' id="[\w.]*_\d+"| clip-path="[^"]*"|font-family: [^;"]*;? ?| transform="rotate\(-0 [^"]*"|'
+    r'<defs>\s*<(style|clipPath).*?</defs>|<path d="[^"]*" style="fill: none"/>', re.DOTALL
+)  # fmt: skip
+
+
+def _slim(text: str, said: str) -> str:
+    """An SVG without what a page does not need, its colours those of the page."""
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box is not None
+    head = f'<svg {box[0]} role="img" aria-label="{escape(said)}">'
+    text = head + UNUSED.sub("", text[text.index("<svg") :].partition(">")[2])
+    text = re.sub(r"\s*\n\s*", " ", text).replace("xlink:href", "href").replace("> <", "><")
+    for number, colour in enumerate(COLOURS):
+        text = text.replace(colour.lower(), f"var(--c{number})")
+    return text.replace(SOFT, "var(--soft)").replace(FAINT, "var(--faint)")
+
+
+def swatch(number: int) -> Markup:
+    """Returns a short line with the look of a number, for a legend."""
+    style = line_style(number)
+    dashes = {"-": "", "--": "6 3", ":": "2 2", "-.": "7 2 2 2"}[style["linestyle"]]
+    drawn = f'<path d="M1 6H27" style="stroke: var(--c{number % len(COLOURS)}); stroke-dasharray: {dashes or 0}"/>'
+    return Markup(f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{drawn}</svg>')
+
+
+def probabilities(found: NDArray[np.floating]) -> Panel:
+    """Returns FedKSeed-Pro's probabilities of its candidates, from the most to the least likely (FedKSeed, Fig. 13).
+
+    Args:
+        found: shape (K,), adding up to 1.
+    """
+    relative = np.sort(np.asarray(found, dtype=np.float64))[::-1] * len(found)
+    title = f"most to least likely: {relative[0] / relative[-1]:.2f} times"
+    points = [(float(rank), float(value)) for rank, value in enumerate(relative, start=1)]
+    return Panel(title, [Series("", points)], Axis("candidate, by rank"), Axis("probability times K"), 1.0)

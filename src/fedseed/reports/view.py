@@ -106,17 +106,6 @@ class RunView:
         each = [(line.bytes_up if direction == "up" else line.bytes_down) * line.rounds for line in self.lines]
         return list(zip((line.round for line in self.lines), accumulate(each), strict=True))
 
-    def spent_curve(self, what: Literal["bytes", "passes", "seconds"]) -> list[tuple[float, float]]:
-        """(round, what was spent up to and with it): payload bytes of a client both ways, passes or seconds of all.
-
-        A backward pass counts as two forward passes. Seconds are those of rounds, without evaluations.
-        """
-        if what == "bytes":
-            down = dict(self.bytes_curve("down"))
-            return [(at, up + down[at]) for at, up in self.bytes_curve("up")]
-        each = accumulate(map(RoundLine.passes if what == "passes" else RoundLine.own_seconds, self.lines))
-        return list(zip((line.round for line in self.lines), each, strict=True))
-
     def payload(self) -> tuple[float, float] | None:
         """Mean payload bytes of a client and round, up and down; None before the first round."""
         if self.summary is not None:

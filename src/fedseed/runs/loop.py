@@ -10,10 +10,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from fedseed.durable import replacing
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.cost import rounding_warning
@@ -25,6 +23,7 @@ from fedseed.privacy import mechanism_of
 from fedseed.registry import one_line
 from fedseed.reports.log import Logged, first_stamp, stamp
 from fedseed.reports.machine import command, host, versions
+from fedseed.reports.pictures import draw_run
 from fedseed.reports.progress import Progress, Silent, describe
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import stopping
@@ -74,9 +73,10 @@ class Backend(ABC):
         """The last round is over: end the orbit; its bytes, None for a method without one."""
         return None
 
-    def draw(self, folder: RunFolder, metrics: list[RoundLine]) -> None:
-        """Draw the run's pictures into its folder."""
-        draw_here(folder.path, metrics, self.coordinator)
+    def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
+        """Draw the run's pictures and write its page."""
+        found = self.coordinator.figures().get("probabilities")
+        draw_run(folder.path, None if found is None else found.tolist(), summary)
 
     def release(self) -> None:  # noqa: B027
         """Close files and connections as they are."""
@@ -206,8 +206,10 @@ class Loop:
         orbit_bytes = self.backend.complete()
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if folder is not None:
-            self.backend.draw(folder, metrics)
-            self._report(folder, summary)
+            try:
+                self.backend.draw(folder, summary)
+            except Exception as error:  # the run's results do not depend on pictures
+                self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
             folder.finish(summary)
             self._trackers.artefacts(folder.left())
         self._trackers.finish(summary)
@@ -297,15 +299,6 @@ class Loop:
 
     # -- at the end ----------------------------------------------------------------------------------
 
-    def _report(self, folder: RunFolder, summary: dict[str, Any]) -> None:
-        """Write report.html; whatever is wrong with a page, the run's results do not depend on it."""
-        from fedseed.reports.pages import write_report  # Jinja takes a while to import
-
-        try:
-            write_report(folder.path, summary)
-        except Exception as error:
-            self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
-
     def _summary(self, metrics: list[RoundLine], seconds: float, orbit_bytes: int | None) -> dict[str, Any]:
         rounds, settings, header = metrics[1:], self.spec, self.backend.header
         measured = list(metrics[0].metrics)
@@ -367,16 +360,3 @@ class Loop:
             "ended": stamp(),
             **self.backend.about(),
         }
-
-
-def draw_here(folder: Path, metrics: list[RoundLine], coordinator: Coordinator) -> None:
-    """Draw a run's pictures: its metrics, and what of the coordinator's state a person would like to see."""
-    # matplotlib takes a while to import
-    from fedseed.reports.plots import draw_probabilities, draw_runs
-
-    if metrics[0].metrics:
-        with replacing(folder / "metrics.png") as picture:
-            draw_runs({coordinator.method.name: metrics}, picture)
-    for name, values in coordinator.figures().items():
-        with replacing(folder / f"{name}.png") as picture:
-            draw_probabilities(values, picture)

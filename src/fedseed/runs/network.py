@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedseed.errors import FedseedError, NetworkError
+from fedseed.errors import NetworkError
 from fedseed.federation.cost import Cost
 from fedseed.federation.messages import EVERYBODY, FRAME_BYTES, Message, MessageKind
 from fedseed.federation.network_coordinator import NetworkCoordinator
@@ -20,9 +20,9 @@ from fedseed.federation.rounds import Gathered
 from fedseed.federation.session import CoordinatorSettings
 from fedseed.methods.content import Content
 from fedseed.orbit import NO_DIGEST
-from fedseed.reports.apart import draw_apart
 from fedseed.reports.log import Logged
 from fedseed.reports.memory import resident_memory
+from fedseed.reports.pictures import draw_apart
 from fedseed.reports.progress import Progress, Silent
 from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import RoundLine
@@ -217,14 +217,11 @@ class NetworkBackend(Backend):
         self._wait(self.talk.log.finish())
         return size
 
-    def draw(self, folder: RunFolder, metrics: list[RoundLine]) -> None:
+    def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
         """Draw in a process of its own, so that this one stays small and answers meanwhile."""
         found = self.coordinator.figures().get("probabilities")
         probabilities = None if found is None else found.tolist()
-        try:
-            self._wait(asyncio.to_thread(draw_apart, folder.path, self.spec.method.name, probabilities))
-        except FedseedError as error:  # the run's results do not depend on it
-            self.progress.warn(str(error))
+        self._wait(asyncio.to_thread(draw_apart, folder.path, probabilities, summary))
 
     def release(self) -> None:
         """Close the files as they are."""

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from fedseed.errors import plural
-from fedseed.reports.charts import Axis, Series
+from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet
 from fedseed_papers.audits.canary import CONFIDENCE, CanaryTest
 from fedseed_papers.audits.guessing import epsilon_at_least, first_guesses, most_right, shares_found
 from fedseed_papers.audits.page import Answer, Audit
-from fedseed_papers.findings import Panel
 
 CHANCE = 0.05  # what is at least as likely by blind guessing counts as chance
 HAS = {

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedseed.reports.charts import line_chart, swatch
-from fedseed.reports.pages import framed_page
+from fedseed.reports.charts import Panel
+from fedseed.reports.pages import drawn, framed_page
 from fedseed.reports.tables import Sheet, human_seconds
-from fedseed_papers.findings import Panel
 
 Mark = Literal["good", "warn", "soft"]
 
@@ -60,18 +59,12 @@ class Audit:
 
 def audit_page(audit: Audit, seconds: float) -> str:
     """A page about an audit: one file that asks for nothing."""
-    charts = [
-        (panel.title, line_chart(panel.title, panel.series, panel.x, panel.y), panel.y.label, [
-            (series.name, swatch(series.number)) for series in panel.series
-        ])
-        for panel in audit.panels
-    ]  # fmt: skip
     return framed_page(
         audit.title,
         "audit.html",
         "fedseed_papers",
         audit=audit,
-        charts=[chart for chart in charts if chart[1] is not None],
+        charts=drawn(audit.panels),
         took=human_seconds(seconds) if seconds >= 1 else "under a second",
     )
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from fedseed.errors import plural
-from fedseed.reports.charts import Axis, Series
+from fedseed.reports.charts import Axis, Panel, Series
 from fedseed.reports.tables import Sheet, human_bytes
 from fedseed_papers.audits.page import Answer, Audit, embedded
 from fedseed_papers.audits.reconstruct import COUNTED, Attempt, Reconstruction
-from fedseed_papers.findings import Panel
 
 NAMES = {"ferret": "Ferret", "fedkseed": "FedKSeed", "feedsign": "FeedSign", "fedsgd": "FedSGD", "fedavg": "FedAvg"}
 LIMITS = (

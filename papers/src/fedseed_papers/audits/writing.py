@@ -56,12 +56,12 @@ def write_audit(out: Path, audit: Audit, numbers: Mapping[str, Any], seconds: fl
     Returns:
         What audit.json holds.
     """
-    from fedseed_papers.panels import draw_panels  # matplotlib takes a while to import
+    from fedseed.reports.plots import draw  # matplotlib takes a while to import
 
     out.mkdir(parents=True, exist_ok=True)
     result = audit_json(audit, numbers, seconds)
     write_whole(out / "data.csv", data_csv(Finding([], "", audit.panels)).encode())
-    draw_panels(audit.panels, out / "picture.png")
+    draw(audit.panels, out / "picture.png")
     for number, sheet in enumerate(audit.sheets, start=1):
         write_whole(out / f"table-{number}.csv", table_csv(sheet).encode())
     write_whole(out / "page.html", audit_page(audit, seconds).encode())

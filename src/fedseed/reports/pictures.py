@@ -1,0 +1,60 @@
+"""What a run's folder shows people at the end: metrics.png, probabilities.png, report.html."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedseed.durable import replacing
+from fedseed.errors import FedseedError
+from fedseed.interpreter import command
+
+
+def draw_run(folder: Path, probabilities: Sequence[float] | None, summary: Mapping[str, Any]) -> None:
+    """Draw a run's pictures and write its page.
+
+    Args:
+        folder: the run's, with metrics.jsonl.
+        probabilities: of FedKSeed-Pro's candidates; None: the method has none.
+        summary: what summary.json will hold.
+    """
+    import numpy as np
+
+    from fedseed.reports.charts import curves
+    from fedseed.reports.pages import write_report
+    from fedseed.reports.plots import draw
+    from fedseed.reports.plots import probabilities as panel
+    from fedseed.reports.results import read_lines
+
+    if made := curves({summary["method"]: [read_lines(folder)]}):
+        with replacing(folder / "metrics.png") as picture:
+            draw(made, picture, across=4)
+    if probabilities is not None:
+        with replacing(folder / "probabilities.png") as picture:
+            draw([panel(np.asarray(probabilities))], picture)
+    write_report(folder, summary)
+
+
+def draw_apart(folder: Path, probabilities: Sequence[float] | None, summary: Mapping[str, Any]) -> None:
+    """Do the same in a process of its own: Matplotlib takes more memory than a whole coordinator.
+
+    Args:
+        folder: the run's, with metrics.jsonl.
+        probabilities: of FedKSeed-Pro's candidates; None: the method has none.
+        summary: what summary.json will hold.
+
+    Raises:
+        FedseedError: it can't be drawn; the text says why.
+    """
+    given = json.dumps([probabilities, summary])
+    words = command(__name__, "main", str(folder))
+    done = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FedseedError((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+
+
+def main(place: str) -> None:
+    """What the other process does."""
+    draw_run(Path(place), *json.load(sys.stdin))
