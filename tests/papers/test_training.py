@@ -174,7 +174,7 @@ def test_a_small_item_is_made_of_runs_and_taken_up_again(here, monkeypatch, tmp_
     assert sum(training.probabilities(here[0].folder)) == pytest.approx(1, rel=1e-5)
     rows = (folder / "data.csv").read_text().splitlines()
     assert sum(row.startswith("Probabilities") for row in rows) == 16
-    assert len([row for row in rows if row.startswith("loss over passes,")]) == 3
+    assert len([row for row in rows if row.startswith("held-out loss over passes,")]) == 3
     # all is there; more seeds add runs; other settings run anew
     making.make(item, "small")
     assert len(here) == 1 and said[-1].endswith("(there already)")
