@@ -238,7 +238,7 @@ def without_pictures(monkeypatch):
 @pytest.fixture
 def quickly(without_pictures):
     """Without pictures, and without threads that such small networks only wait for."""
-    from fedseed.runs.threads import limited
+    from fedseed.runs.learner import limited
 
     with limited(1):
         yield

@@ -9,7 +9,7 @@ from fedseed import FedAvg, FedKSeed, FeedSign, Orbit
 from fedseed.errors import OrbitError, RecipeError
 from fedseed.orbit import edit
 from fedseed.reports.results import read_metrics, read_summary
-from fedseed.runs.extending import extend
+from fedseed.runs.folder import extend
 from support.tiers import mark
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -67,7 +67,7 @@ def test_an_extension_that_is_interrupted_is_done_again(problem, tmp_path, monke
     def fails(*words):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedseed.runs.extending.sync_folder", fails)
+    monkeypatch.setattr("fedseed.runs.folder.sync_folder", fails)
     with pytest.raises(KeyboardInterrupt):
         extend(longer.spec)
     monkeypatch.undo()

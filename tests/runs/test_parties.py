@@ -15,9 +15,9 @@ from fedseed.reports.progress import Silent
 from fedseed.runs.assembly import build
 from fedseed.runs.joining import joining
 from fedseed.runs.keeping import keep, orbit_place
+from fedseed.runs.learner import limited
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
-from fedseed.runs.threads import limited
 from fedseed.tasks.data import OwnData
 from fedseed.transport import transport as transport_at
 from fedseed.transport.base import Access

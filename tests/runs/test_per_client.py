@@ -5,8 +5,8 @@ import pytest
 from fedseed import FeedSign
 from fedseed.methods.content import Content
 from fedseed.reports.results import RoundLine
+from fedseed.runs.costs import exchanged, mean_exchanged, seconds_per_client
 from fedseed.runs.loop import merge_rounds
-from fedseed.runs.per_client import exchanged, mean_exchanged, seconds_per_client
 
 
 def line(number, seconds, **more):

@@ -4,7 +4,7 @@ import numba
 import pytest
 import torch
 
-from fedseed.runs.threads import limited
+from fedseed.runs.learner import limited
 
 
 @pytest.fixture

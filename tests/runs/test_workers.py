@@ -17,8 +17,8 @@ from safetensors import safe_open
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.runs import workers as workers_module
 from fedseed.runs.assembly import build
+from fedseed.runs.learner import limited
 from fedseed.runs.recipe import read_recipe, stored_recipe
-from fedseed.runs.threads import limited
 from fedseed.runs.workers import MOST_DEATHS, Team, Workers
 from support.network import until
 from support.tiers import mark

@@ -92,8 +92,7 @@ def evaluate(
     trust_plugins: TrustOption = False,
 ) -> None:
     """Measure a model on held-out examples: its run's, another recipe's or task's, or lm-evaluation-harness'."""
-    from fedseed.runs.evaluating import evaluate, evaluate_by_harness, recipe_for
-    from fedseed.runs.tuned import find_source
+    from fedseed.runs.tuned import evaluate, evaluate_by_harness, find_source, recipe_for
 
     if harness is not None and (recipe or task or set_):
         raise RecipeError("--lm-eval goes without --recipe, --task and --set: the harness has tasks of its own")

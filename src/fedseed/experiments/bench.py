@@ -16,7 +16,7 @@ from fedseed.methods import Method
 from fedseed.reports.memory import available_memory
 from fedseed.reports.tables import human_bytes, human_seconds
 from fedseed.runs.assembly import build
-from fedseed.runs.measuring import peak_memory
+from fedseed.runs.learner import peak_memory
 from fedseed.runs.recipe import Recipe
 
 FEW_STEPS = 3  # local steps that are timed; the recipe's number is reckoned from them

@@ -10,9 +10,9 @@ from fedseed.reports.log import Logged
 from fedseed.reports.progress import Progress, Shown
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.reports.screen import Screen
+from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import compare_recipes
 from fedseed.runs.loop import Loop
-from fedseed.runs.result import RunResult
 
 OUT = "runs/flower"
 

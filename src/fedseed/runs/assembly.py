@@ -13,9 +13,8 @@ from fedseed.attacks.updates import SINGLE
 from fedseed.errors import RecipeError
 from fedseed.federation.hosted import Hosted
 from fedseed.reports.progress import Progress, shown_by
-from fedseed.runs.equipment import Equipment, equip, evaluation_of, evaluation_of_parties
+from fedseed.runs.equipment import Equipment, Evaluation, equip, evaluation_of, evaluation_of_parties
 from fedseed.runs.learner import check_examples, make_learner
-from fedseed.runs.measuring import Evaluation
 from fedseed.runs.parties import joined, load_data, load_parties
 from fedseed.runs.recipe import Recipe, read_recipe, stored_recipe
 from fedseed.runs.simulation import Simulation

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 from fedseed.errors import RecipeError
 from fedseed.federation.held_out import HELD_OUT, VALIDATION, averaged
 from fedseed.objectives.settings import EvaluationSettings
-from fedseed.runs.measuring import Evaluation
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import TaskData
 
 if TYPE_CHECKING:
     from fedseed.objectives.kinds import ExampleKind
     from fedseed.objectives.losses import Objective
+
+
+Evaluation = Callable[[Any], dict[str, Any]]  # measures a model: numbers by name; parties' own by client
 
 
 @dataclass(frozen=True)

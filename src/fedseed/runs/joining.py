@@ -19,8 +19,7 @@ from fedseed.privacy import mechanism_of
 from fedseed.privacy.secure.settings import identity_text
 from fedseed.reports.progress import Progress, Silent
 from fedseed.runs.assembly import check_per_round, host
-from fedseed.runs.equipment import Equipment, evaluation_of, evaluation_of_parties
-from fedseed.runs.measuring import Evaluation
+from fedseed.runs.equipment import Equipment, Evaluation, evaluation_of, evaluation_of_parties
 from fedseed.runs.parties import load_site
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.simulation import Simulation

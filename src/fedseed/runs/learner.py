@@ -1,18 +1,28 @@
-"""A model and what is known of it before the first step: the worker that trains it, and the orbit's header."""
+"""The side of a simulation that has the model: the worker that trains, the orbit's header, threads, memory, losses."""
 
-from collections.abc import Mapping, Sequence
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedseed.errors import RecipeError
+from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.worker import Worker
 from fedseed.methods import Method
 from fedseed.models import adapters
+from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.losses import Objective
 from fedseed.orbit import AdapterStart, Header
 from fedseed.privacy import settings_of
+from fedseed.reports.memory import resident_memory
+from fedseed.runs.equipment import Evaluation
+from fedseed.runs.folder import MEMORY
 from fedseed.runs.spec import RunSpec
+from fedseed.training.memory import Memory
+from fedseed.weights.devices import peak_on
 from fedseed.weights.digest import base_digest
 
 
@@ -72,3 +82,69 @@ def make_learner(
         classes=tuple(spec.classes), digest_kind=spec.digest,
     )  # fmt: skip
     return worker, header
+
+
+def loss_of(objective: Objective, sets: Mapping[str, Sequence[Any]]) -> Evaluation:
+    """Measures mean losses on sets of held-out examples, by their prefixes. Raises RecipeError if one has none."""
+    prepared = {prefix: objective.prepare(examples) for prefix, examples in sets.items()}
+    for prefix, items in prepared.items():
+        if not items:
+            raise RecipeError(f'none of the {len(sets[prefix])} examples of the evaluation set "{prefix}" is usable')
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        return {f"{prefix}loss": mean_loss(model, objective, items) for prefix, items in prepared.items()}
+
+    return evaluate
+
+
+def peak_memory(devices: Sequence[torch.device] = ()) -> int:
+    """The process' peak memory in bytes: on the GPUs among some devices, otherwise resident memory."""
+    held = peak_on(devices)
+    return resident_memory(peak=True) if held is None else held
+
+
+def memory_of(run: object, method: Method, out: Path | None, shared: bool) -> Memory:
+    """In the run's folder; without one in this process, or, for its workers, in a temporary folder.
+
+    Args:
+        run: a temporary folder goes when this does.
+        method: the method.
+        out: the run's folder.
+        shared: whether several processes are to find it.
+    """
+    if not method.remembers or (out is None and not shared):
+        return Memory()
+    if out is not None:
+        return Memory(out / MEMORY)
+    folder = tempfile.TemporaryDirectory(prefix="fedseed-memory-")
+    weakref.finalize(run, folder.cleanup)
+    return Memory(Path(folder.name))
+
+
+def check_memory(memory: Memory, method: Method, rounds: int) -> None:
+    """Raise FedseedError if clients have kept something in `rounds` earlier rounds, and it is not there."""
+    if method.remembers and rounds and memory.folder is not None and not memory.folder.is_dir():
+        raise FedseedError(
+            f"{memory.folder} is missing, and with it what clients had yet to send: the run can't go on; begin anew "
+            "with --overwrite, or choose another folder with --out"
+        )
+
+
+@contextmanager
+def limited(threads: int | None) -> Iterator[None]:
+    """Inside, torch and numba compute with so many threads each; None: with as many as torch had before.
+
+    Sums in torch are split by threads, so their last bits depend on the number. numba's kernels have the same bits with
+    any number; with more threads than torch they would have two on a core, which halves its cache, where torch has one.
+    """
+    import numba
+
+    before = torch.get_num_threads(), numba.get_num_threads()
+    wanted = before[0] if threads is None else threads
+    torch.set_num_threads(wanted)
+    numba.set_num_threads(min(wanted, numba.config.NUMBA_NUM_THREADS))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        numba.set_num_threads(before[1])

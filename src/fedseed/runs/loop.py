@@ -27,12 +27,10 @@ from fedseed.reports.pictures import draw_run
 from fedseed.reports.progress import Progress, Silent, describe
 from fedseed.reports.results import RoundLine, best_rounds, read_metrics, read_summary
 from fedseed.runs import stopping
+from fedseed.runs.costs import RunResult, by_client, exchanged, mean_exchanged, merge_rounds, seconds_per_client
 from fedseed.runs.downloads import Downloads, restored
-from fedseed.runs.extending import extend as extended
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.lines import by_client, merge_rounds
-from fedseed.runs.per_client import exchanged, mean_exchanged, seconds_per_client
-from fedseed.runs.result import RunResult
+from fedseed.runs.folder import extend as extended
 from fedseed.runs.spec import RunSpec
 from fedseed.tracking import Start, Trackers
 

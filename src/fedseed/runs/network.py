@@ -27,10 +27,10 @@ from fedseed.reports.progress import Progress, Silent
 from fedseed.reports.prometheus import Exporter
 from fedseed.reports.results import RoundLine
 from fedseed.runs import stopping
+from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.loop import Backend, Loop
 from fedseed.runs.recipe import Recipe
-from fedseed.runs.result import RunResult
 from fedseed.runs.roster import ROSTER_FILE, check_counts, names_beforehand, read_names, write_names
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import StepStore, step_store

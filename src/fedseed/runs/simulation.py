@@ -29,18 +29,15 @@ from fedseed.orbit.card import Facts, card
 from fedseed.orbit.file import begin
 from fedseed.reports.progress import Progress, shown_by
 from fedseed.reports.results import RoundLine
+from fedseed.runs.costs import RunResult
+from fedseed.runs.equipment import Evaluation
 from fedseed.runs.folder import RunFolder
-from fedseed.runs.learner import check_examples, make_learner
+from fedseed.runs.learner import check_examples, check_memory, limited, loss_of, make_learner, memory_of, peak_memory
 from fedseed.runs.loop import Backend, Loop
-from fedseed.runs.measuring import Evaluation, loss_of, peak_memory
-from fedseed.runs.orders import Evaluate, Train, Work
-from fedseed.runs.remembering import check_memory, memory_of
-from fedseed.runs.result import RunResult
 from fedseed.runs.secure import SecureRounds
 from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import StepStore, step_store
-from fedseed.runs.threads import limited
-from fedseed.runs.workers import Team, Workers
+from fedseed.runs.workers import Evaluate, Team, Train, Work, Workers
 from fedseed.tasks.data import ClientData
 
 

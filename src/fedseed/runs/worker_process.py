@@ -15,7 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from fedseed.runs.orders import Apply, CatchUp, Done, Evaluate, Failed, Load, Loaded, Order, Reply, Train
+from fedseed.runs.workers import Apply, CatchUp, Done, Evaluate, Failed, Load, Loaded, Order, Reply, Train
 
 if TYPE_CHECKING:
     from fedseed.federation.hosted import Hosted
@@ -64,8 +64,10 @@ def _listen(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
 def _serve(connection: Connection, orders: "queue.SimpleQueue[bytes]") -> None:
     """Load, then carry out one order after the other."""
     first: Load = pickle.loads(orders.get())
-    from fedseed.runs.measuring import peak_memory  # all that follows needs torch, which takes its time
-    from fedseed.runs.threads import limited
+    from fedseed.runs.learner import (
+        limited,
+        peak_memory,  # all that follows needs torch, which takes its time
+    )
     from fedseed.training.memory import Memory
 
     with limited(first.threads):

@@ -21,8 +21,8 @@ from fedseed import Orbit
 from fedseed.errors import NetworkError
 from fedseed.federation.protocol import read_json
 from fedseed.runs.joining import part_of
+from fedseed.runs.learner import limited
 from fedseed.runs.recipe import Recipe
-from fedseed.runs.threads import limited
 from fedseed.runs.weights_file import KEPT
 from fedseed.transport import transport
 from fedseed.transport.base import Access, end_task

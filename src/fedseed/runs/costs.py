@@ -1,0 +1,137 @@
+"""What a run has cost and found: lines of metrics that become one, what a round costs a client, the run's result.
+
+Seconds in lines of metrics are sums over a round's clients; of those, local work and projection are a client's own, so
+they are divided by the clients. The coordinator combines the answers once a round. Rebuilding, the step's change of the
+weights, is done by every client for itself: a simulation does it once for all of them, on a network each process does.
+"Local update" in Ferret's Tables 4, 5 and 10 is local work and projection; "global aggregation" is the other two.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedseed.errors import FedseedError
+from fedseed.methods.content import NUMBERS, Content, total
+from fedseed.reports.results import PHASES, RoundLine
+
+Lines = Sequence[RoundLine]
+PASSES = ("forward_passes", "backward_passes")
+
+
+def exchanged(
+    clients: int, updates: int, received: Sequence[Content], planned: Content, fetched: Sequence[Content]
+) -> dict[str, float]:
+    """Numbers that one client sends and receives in a round: means over those who take part.
+
+    Args:
+        clients: how many take part.
+        updates: how many sent an update, also one within another's message, or one that was refused.
+        received: what each message that counts held.
+        planned: what a plan held.
+        fetched: what each client caught up on.
+    """
+    up, down = total(received), total(fetched)
+    sent, many = updates / max(1, len(received)), max(1, clients)  # updates that are not known are like the others
+    numbers = {f"{name}_up": getattr(up, name) * sent / many for name in NUMBERS}
+    plan = clients / many
+    return numbers | {f"{n}_down": getattr(down, n) / many + getattr(planned, n) * plan for n in NUMBERS}
+
+
+def mean_exchanged(lines: Lines) -> dict[str, float]:
+    """The mean over the rounds of some lines; nothing if none is known, as in lines of an earlier fedseed."""
+    known = [(line.exchanged, line.rounds) for line in lines if line.exchanged]
+    rounds = sum(count for _, count in known)
+    names = known[0][0] if known else ()
+    return {name: sum(found[name] * count for found, count in known) / rounds for name in names}
+
+
+def seconds_per_client(lines: Lines) -> dict[str, float]:
+    """Mean seconds by phase of one client in a round in which it takes part.
+
+    Args:
+        lines: of metrics, without round 0.
+    """
+    rounds = sum(line.rounds for line in lines)
+    taking_part = sum(line.taking_part for line in lines)
+    found = {}
+    for phase in PHASES:
+        own = phase in ("local", "projection")
+        spent = sum(line.seconds.get(phase, 0.0) / _processes(phase, line) for line in lines)
+        found[phase] = spent / max(1, taking_part if own else rounds)
+    return found
+
+
+def _processes(phase: str, line: RoundLine) -> int:
+    """How many have rebuilt the weights; what else takes time is told apart by the clients."""
+    return max(1, line.processes or 1) if phase == "rebuild" else 1
+
+
+def merge_rounds(lines: Sequence[RoundLine]) -> RoundLine:
+    """Makes one line of metrics for several rounds: counts and seconds add up; bytes, numbers and losses are means."""
+    if len(lines) == 1:
+        return lines[0]
+
+    def together(key: str) -> Any:
+        return sum(getattr(line, key) for line in lines)
+
+    losses = [line.train_loss for line in lines if line.train_loss is not None]
+    phases = sorted({phase for line in lines for phase in line.seconds})
+    return replace(
+        lines[-1],
+        rounds=len(lines),
+        clients=sorted({name for line in lines for name in line.clients}),
+        attacked=sorted({name for line in lines for name in line.attacked}),
+        skipped=[{**one, "round": line.round} for line in lines for one in line.skipped],
+        not_taken=[one for line in lines for one in line.not_taken],
+        exchanged=mean_exchanged(lines),
+        train_loss=sum(losses) / len(losses) if losses else None,
+        seconds={phase: sum(line.seconds.get(phase, 0.0) for line in lines) for phase in phases},
+        metrics={name: value for line in lines for name, value in line.metrics.items()},
+        **{key: together(key) for key in ("taking_part", "refused", "skipped_steps", *PASSES)},
+        **{key: together(key) / len(lines) for key in ("bytes_up", "bytes_down")},
+    )
+
+
+def by_client(lines: Sequence[RoundLine]) -> dict[str, Any]:
+    """Returns, of parties that each evaluate on what they hold out, their figures before and after the run, by name."""
+    evaluated = [line.by_client for line in lines if line.by_client is not None]
+    if not evaluated:
+        return {}
+    last: dict[str, Any] = {}
+    for figures in evaluated:  # of one that was away at the end: what it found last
+        last |= figures
+    return {"by_client": {name: {"baseline": evaluated[0].get(name), "final": last[name]} for name in last}}
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run returns.
+
+    Args:
+        summary: what summary.json holds.
+        metrics: what metrics.jsonl holds, a line a round, round 0 first.
+        folder: where the files are, None if the run wrote none.
+        tuned: returns the tuned model where it is in memory; None: it is made of the files.
+    """
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    folder: Path | None
+    tuned: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def model(self) -> Any:
+        """The tuned model: the one that was trained, with its adapter if it has one; or made of the run's files.
+
+        Raises:
+            FedseedError: no file of the run can be made a model of.
+        """
+        if self.tuned is not None:
+            return self.tuned()
+        if self.folder is None:
+            raise FedseedError("the run wrote no files, and its model is not in this process")
+        from fedseed.runs.tuned import find_source, open_tuned  # torch's side
+
+        return open_tuned(find_source(str(self.folder))).model
