@@ -185,7 +185,7 @@ def test_compare_hands_on_how_many(monkeypatch, tmp_path):
         raise RecipeError("enough")
 
     def swept(self):
-        asked.append((self.workers, self.threads))
+        asked.append((self.how.workers, self.how.threads))
         raise RecipeError("enough")
 
     monkeypatch.setattr(assembly, "build", built)
