@@ -16,7 +16,7 @@ QUICKSTART := runs/quickstart
 GPU_PYTHON ?= python3
 
 # workers take from each other what is left; each has one thread (tests/conftest.py). One more than there are cores, as a
-# third of the time is waiting for processes and servers; forks of one that has imported torch (tests/support/preloaded.py)
+# third of the time is waiting for processes and servers
 WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 1) + 1)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15
 

@@ -39,13 +39,6 @@ def pytest_sessionstart(session):
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config, specs):
-    from support.preloaded import preload
-
-    config.add_cleanup(preload(specs))
-
-
 # No deadline: a busy machine is no bug. The same examples each time, so that it takes a change to make a test fail; the
 # slow tier looks at others. A failure prints what repeats it.
 settings.register_profile("fedseed", deadline=None, derandomize=not SLOW, print_blob=True)

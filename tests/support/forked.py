@@ -7,12 +7,9 @@ needs a new one.
 import contextlib
 import multiprocessing
 import os
-import select
-import signal
-import socket
 import sys
 import tempfile
-from multiprocessing import connection, forkserver
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -31,44 +28,6 @@ def start(target, *args, daemon=False):
     process = CONTEXT.Process(target=_begin, args=(target, *args), daemon=daemon)
     process.start()
     return process
-
-
-def plant():
-    """Make a fork of this process the server that others are forked from, for as long as this one lives.
-
-    For a process that has imported all and does nothing yet: a server of its own would import it again, for seconds.
-    Nothing of it is needed: where it can't be done, the server is a new process.
-    """
-    server = getattr(forkserver, "_forkserver", None)
-    if sys.version_info >= (3, 14) or not hasattr(server, "_forkserver_pid"):  # a newer one wants a key
-        return
-    with socket.socket(socket.AF_UNIX) as listener:
-        address = connection.arbitrary_address("AF_UNIX")
-        listener.bind(address)
-        listener.listen()
-        ends, alive = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(alive)
-                _grow(listener.fileno(), ends)
-            finally:
-                os._exit(0)
-        os.close(ends)
-    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, alive, pid
-
-
-def _grow(listener, ends):
-    """The server's life, which ends with those that it serves. What they do not ask for is not imported."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)  # standard output is the pytest worker's way to talk
-    os.close(null)
-    if listener in select.select([listener, ends], [], [])[0]:
-        os.environ["FORKED_PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
-        with contextlib.suppress(SystemExit):
-            forkserver.main(listener, ends, ["support.forked_ready"])
 
 
 def _begin(target, *args):
