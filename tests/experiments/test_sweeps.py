@@ -421,26 +421,6 @@ def test_runs_that_do_not_measure_what_is_chosen_by_say_how(monkeypatch, tmp_pat
         sweep(metric="validation_loss", choose_set=["evaluation.rouge=false"], run=[GRID])
 
 
-@pytest.mark.slow
-def test_what_scores_answers_is_imported_once_for_the_runs_that_follow(tmp_path):
-    plugin = tmp_path / "look.py"
-    plugin.write_text(
-        "import sys, fedseed\nfedseed.register_metric('length', lambda said, right: 0.0)\n"
-        "print('imported before:', 'rouge_score.rouge_scorer' in sys.modules)\n"
-    )
-    tiny = ("rounds=1", "task.examples=4", "task.unseen=0", "method.training.steps=1", "evaluation.max_new_tokens=2")
-    helpers = WorkerPool(1)
-    said = []
-    try:
-        for name, settings in (("losses", ("evaluation.rouge=false",)), ("first", ()), ("second", ())):
-            job = Job(name, tmp_path / name, "quickstart-fedavg", (*tiny, *settings), How(plugins=(str(plugin),)))
-            assert helpers.run(job) is None
-            said.append("imported before: True" in (tmp_path / name / "log.txt").read_text())
-    finally:
-        helpers.stop()
-    assert said == [False, False, True]  # nobody imports it for losses alone
-
-
 def test_workers_and_threads_are_each_runs_own(monkeypatch, tmp_path):
     played = Played(monkeypatch, lambda recipe: 1.0)
     Sweeping(sweep(seeds=[1]), tmp_path, str, How(jobs=2, workers=3, threads=1)).run()

@@ -56,7 +56,7 @@ def test_data_and_pages_have_what_was_found():
     series = [Series("a, b", [(1, 2.5), (2, 3.0)], [(1, 2.0, 3.0)]), Series("c", [(1, 0.5)], number=1)]
     found = made("holds", panels=[Panel("loss", series, Axis("round"), Axis("loss"))], seeds=(1, 2),
                  sheets=[Sheet("All", ("k", "v"), [["x,y", "1"]])], deviations=["Fewer <things>."])  # fmt: skip
-    rows = list(csv.DictReader(io.StringIO(data_csv(found))))
+    rows = list(csv.DictReader(io.StringIO(data_csv(found.panels))))
     assert [(row["series"], row["x"], row["y"], row["low"]) for row in rows] == [
         ("a, b", "1", "2.5", "2.0"), ("a, b", "2", "3.0", ""), ("c", "1", "0.5", "")
     ]  # fmt: skip

@@ -136,7 +136,7 @@ class _Audited:
     """
 
     def __init__(self, kind: str, recipe: str, keeping: Keeping, telling: Telling) -> None:
-        from fedseed_papers.audits.writing import check_free
+        from fedseed_papers.audits.page import check_free
 
         self._began = time.perf_counter()
         self._screen = telling.screen(Screen())
@@ -161,13 +161,13 @@ class _Audited:
 
     def facts(self, recipe: "Recipe", changes: list[str]) -> dict[str, str]:
         """Returns where the page's numbers come from."""
-        from fedseed_papers.audits.writing import facts_of
+        from fedseed_papers.audits.page import facts_of
 
         return facts_of(self.name, recipe, changes)
 
     def write(self, page: "Audit", numbers: Mapping[str, Any]) -> None:
         """Write the files, and say what was found."""
-        from fedseed_papers.audits.writing import write_audit
+        from fedseed_papers.audits.page import write_audit
 
         result = write_audit(self.folder, page, numbers, time.perf_counter() - self._began)
         for found in page.answers:

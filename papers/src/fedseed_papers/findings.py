@@ -1,15 +1,17 @@
-"""What came of making a paper's figure or table again: claims with verdicts, curves, tables; as files and as a page.
-
-Free of torch and Matplotlib.
-"""
+"""What came of making a paper's figure or table again: claims with verdicts, curves, tables; as files and as a page."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
+from fedseed.durable import write_whole
+from fedseed.errors import RecipeError
 from fedseed.reports.charts import Panel
+from fedseed.reports.machine import command, host, versions
 from fedseed.reports.pages import drawn, framed_page
 from fedseed.reports.tables import Sheet, human_seconds
 
@@ -99,17 +101,47 @@ def count_verdicts(claims: Sequence[Claim]) -> str:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def data_csv(finding: Finding) -> str:
+def data_csv(panels: Sequence[Panel]) -> str:
     """All points of all curves, a line each: panel, series, x, y, low and high (of a band; empty without)."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["panel", "series", "x", "y", "low", "high"])
-    for panel in finding.panels:
+    for panel in panels:
         for series in panel.series:
             band = {x: (low, high) for x, low, high in series.band}
             for x, y in series.points:
                 writer.writerow([panel.title, series.name, x, y, *band.get(x, ("", ""))])
     return out.getvalue()
+
+
+def write_parts(folder: Path, panels: Sequence[Panel], sheets: Sequence[Sheet]) -> None:
+    """Write data.csv and picture.png of curves, table-1.csv and so on, and tables.txt, into a folder."""
+    if panels:
+        from fedseed.reports.plots import draw  # matplotlib takes a while to import
+
+        write_whole(folder / "data.csv", data_csv(panels).encode())
+        draw(panels, folder / "picture.png")
+    for number, sheet in enumerate(sheets, start=1):
+        write_whole(folder / f"table-{number}.csv", table_csv(sheet).encode())
+    if sheets:
+        write_whole(folder / "tables.txt", "\n".join(sheet.text() for sheet in sheets).encode())
+
+
+def surroundings() -> dict[str, str]:
+    """Returns what a page says of where its numbers come from."""
+    made = host()
+    return {
+        "command": command(),
+        "machine": f"{made['processor'] or made['machine']}, {made['cores']} cores, {made['system']}",
+        "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+    }
+
+
+def check_folder(out: Path) -> None:
+    """Raises RecipeError if files can't be written to a folder of that name."""
+    if out.exists() and not out.is_dir():
+        raise RecipeError(f"--out {out}: this is a file; name a folder")
 
 
 def table_csv(sheet: Sheet) -> str:
@@ -136,8 +168,14 @@ def finding_json(subject: Subject, finding: Finding, seconds: float, finished: s
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
+def shown(panels: Sequence[Panel], sheets: Sequence[Sheet], seconds: float) -> dict[str, Any]:
+    """Returns what templates are given of curves (SVG), tables, and the time that they took."""
+    took = human_seconds(seconds) if seconds >= 1 else "under a second"
+    return {"charts": drawn(panels), "sheets": sheets, "took": took}
+
+
 def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
-    """A page about an item: one file that asks for nothing."""
+    """Returns a page about an item: one file that asks for nothing."""
     return framed_page(
         f"{subject.title} ({subject.scale})",
         "finding.html",
@@ -147,8 +185,7 @@ def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
         marks=MARKS,
         counted=count_verdicts(finding.claims),
         seeds=finding.seeds if isinstance(finding.seeds, str) else ", ".join(map(str, finding.seeds)),
-        charts=drawn(finding.panels),
-        took=human_seconds(seconds) if seconds >= 1 else "under a second",
+        **shown(finding.panels, finding.sheets, seconds),
     )
 
 

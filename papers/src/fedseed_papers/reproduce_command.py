@@ -56,12 +56,13 @@ def reproduce(
     several = len(items) > 1 or what.strip("/") in ("all", items[0].paper)
     wanted = None if several else scale_of(items[0], scale)
     numbers = None if seeds is None else parse_seeds(seeds)
-    from fedseed_papers.reproducing import Making, check_out
+    from fedseed_papers.findings import check_folder
+    from fedseed_papers.reproducing import Making
 
     def say(text: str) -> None:
         shown.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    check_out(out)
+    check_folder(out)
     making = Making(out, say, jobs, set_ or [], numbers, overwrite)
     with interruptible():
         if wanted is None:

@@ -16,24 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from fedseed.durable import write_whole
-from fedseed.errors import FedseedError, RecipeError
+from fedseed.errors import FedseedError
 from fedseed.experiments.sweeps import Sweep, Sweeping, SweepLine, SweepRun, find_sweep, read_sweep
 from fedseed.experiments.worker_pool import How
-from fedseed.reports.machine import command, host, versions
 from fedseed.reports.results import read_summary
 from fedseed.runs.folder import discard
 from fedseed.runs.recipe import read_recipe
 from fedseed_papers import fedkseed, feedsign, ferret
 from fedseed_papers.catalogue import SCALES, Item, Scale, catalogue
-from fedseed_papers.findings import (
-    Finding,
-    Subject,
-    data_csv,
-    finding_json,
-    finding_page,
-    index_page,
-    table_csv,
-)
+from fedseed_papers.findings import Finding, Subject, finding_json, finding_page, index_page, surroundings, write_parts
 from fedseed_papers.measuring import SMALL_MAKERS, made_small
 from fedseed_papers.training import as_mapping, finding
 
@@ -95,7 +86,10 @@ class Making:
         seconds = extra.pop("runs took", time.perf_counter() - began)
         subject = Subject(item.name, item.title, item.shows, scale, _facts(item, scale, self.settings))
         result = {**finding_json(subject, found, seconds, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"), **wanted, **extra}
-        write_files(folder, subject, found, seconds, result)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_parts(folder, found.panels, found.sheets)
+        write_whole(folder / "page.html", finding_page(subject, found, seconds).encode())
+        write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())  # last: all is there
         self.say(f"{item.name} ({scale}): {found.verdict} ({seconds:.0f} s); {folder / 'page.html'}")
         return result
 
@@ -192,35 +186,15 @@ def load_data(sweep: Sweep) -> None:
     read_recipe(first.recipe, settings).task.load()
 
 
-def write_files(folder: Path, subject: Subject, found: Finding, seconds: float, result: Mapping[str, Any]) -> None:
-    """Data, picture, tables and page of an item; result.json last, which says that all is there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if found.panels:
-        from fedseed.reports.plots import draw  # matplotlib takes a while to import
-
-        write_whole(folder / "data.csv", data_csv(found).encode())
-        draw(found.panels, folder / "picture.png")
-    for number, sheet in enumerate(found.sheets, start=1):
-        write_whole(folder / f"table-{number}.csv", table_csv(sheet).encode())
-    if found.sheets:
-        write_whole(folder / "tables.txt", "\n".join(sheet.text() for sheet in found.sheets).encode())
-    write_whole(folder / "page.html", finding_page(subject, found, seconds).encode())
-    write_whole(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
-
-
 def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
     """What a page says of where its numbers come from."""
-    made = host()
     facts = {
         "paper wants": "-" if scale == "exact" else item.wants,
         "sweep or recipe": (item.small if scale == "small" else item.published if scale == "published" else None)
         or "-",
         "settings": " ".join(settings) or "-",
-        "command": command(),
-        "machine": f"{made['processor'] or made['machine']}, {made['cores']} cores, {made['system']}",
-        "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
         "load": f"{getloadavg()[2]:.1f} over the last quarter of an hour, this included" if getloadavg else "-",
-        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        **surroundings(),
     }
     return {name: value for name, value in facts.items() if value not in ("-", "nothing")}
 
@@ -232,9 +206,3 @@ def _read(path: Path) -> Result | None:
     except (OSError, ValueError):
         return None
     return found
-
-
-def check_out(out: Path) -> None:
-    """Raises RecipeError if results can't be written to a folder of that name."""
-    if out.exists() and not out.is_dir():
-        raise RecipeError(f"--out {out}: this is a file; name a folder")

@@ -141,7 +141,7 @@ class WorkerPool:
 
 
 def _ask(helper: subprocess.Popen[str], order: str) -> int | None:
-    """The exit code of a run, None if the helper is gone."""
+    """Returns the exit code of a run; None if the helper is gone."""
     assert helper.stdin is not None and helper.stdout is not None
     try:
         helper.stdin.write(order + "\n")
@@ -174,26 +174,12 @@ def _help() -> None:
 
     fedseed.models.adapters.library()
     fedseed.models.loading.quiet()
-    scored = False
     for line in sys.stdin:
-        order = json.loads(line)
-        if scored:
-            import rouge_score.rouge_scorer  # noqa: F401  # takes seconds: once for all runs that follow
         child = os.fork()
         if child == 0:
-            _run(order)
+            _run(json.loads(line))
         _, status = os.waitpid(child, 0)
-        scored = scored or _scored(Path(order["folder"]))
         print(os.waitstatus_to_exitcode(status), flush=True)
-
-
-def _scored(folder: Path) -> bool:
-    """Whether a run had answers scored, as those after it are likely to."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it failed
-        return False
-    return any(name.endswith("rouge_l") for name in summary["final"])
 
 
 def _run(order: dict[str, Any]) -> None:
@@ -204,8 +190,9 @@ def _run(order: dict[str, Any]) -> None:
         os._exit(3)  # the sweep is gone: the run resumes with the next one
 
     code = 1
+    folder = Path(order["folder"])
     try:
-        log = os.open(Path(order["folder"]) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
         threading.Thread(target=watch, daemon=True).start()
@@ -217,13 +204,11 @@ def _run(order: dict[str, Any]) -> None:
         job = Job(**{**order, "how": How(**order["how"])})
         checked = job.read()  # plug-ins are loaded here, in the process that runs them
         shown = Shown(Screen(width=120, force_terminal=False))
-        build(checked, Path(order["folder"]), shown, job.how.workers, job.how.threads).run(resume=True)
+        build(checked, folder, shown, job.how.workers, job.how.threads).run(resume=True)
         code = 0
-    except RecipeError as error:
-        print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
-        code = 2
     except (FedseedError, OSError) as error:
         print(f"fedseed: {' '.join(str(error).split())}", file=sys.stderr)
+        code = 2 if isinstance(error, RecipeError) else 1
     except BaseException:
         import traceback
 

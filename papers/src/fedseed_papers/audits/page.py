@@ -1,15 +1,21 @@
-"""What an audit found, as a page: answers in a sentence, curves, pictures, tables. Free of torch and Matplotlib."""
+"""What an audit found, as files and as a page: answers in a sentence, curves, pictures, tables."""
 
+import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fedseed.durable import write_whole
+from fedseed.errors import FedseedError
 from fedseed.reports.charts import Panel
-from fedseed.reports.pages import drawn, framed_page
-from fedseed.reports.tables import Sheet, human_seconds
+from fedseed.reports.pages import framed_page
+from fedseed.reports.tables import Sheet
+from fedseed.runs.recipe import Recipe
+from fedseed_papers.findings import check_folder, shown, surroundings, write_parts
 
+RESULT = "audit.json"
 Mark = Literal["good", "warn", "soft"]
 
 
@@ -64,8 +70,7 @@ def audit_page(audit: Audit, seconds: float) -> str:
         "audit.html",
         "fedseed_papers",
         audit=audit,
-        charts=drawn(audit.panels),
-        took=human_seconds(seconds) if seconds >= 1 else "under a second",
+        **shown(audit.panels, audit.sheets, seconds),
     )
 
 
@@ -85,3 +90,41 @@ def audit_json(audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict
     answers = [{"asks": a.asks, "says": a.says, "short": a.short} for a in audit.answers]
     facts = {"answers": answers, "limits": list(audit.limits), "facts": dict(audit.facts)}
     return {"audit": audit.kind, "title": audit.title, **numbers, **facts, "seconds": round(seconds, 2)}
+
+
+def check_free(out: Path, overwrite: bool) -> None:
+    """Whether an audit may be written there.
+
+    Raises:
+        RecipeError: it is a file.
+        FedseedError: an audit is there, and it is not to be replaced.
+    """
+    check_folder(out)
+    if (out / RESULT).exists() and not overwrite:
+        raise FedseedError(f"{out} holds an audit; name another folder with --out, or --overwrite replaces it")
+
+
+def facts_of(name: str, recipe: Recipe, settings: list[str]) -> dict[str, str]:
+    """Returns what a page says of where its numbers come from."""
+    about = {"recipe": name, "settings": " ".join(settings) or "as the recipe has them"}
+    return {**about, "method": recipe.method.name, "rounds": str(recipe.rounds), **surroundings()}
+
+
+def write_audit(out: Path, audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Write an audit's files: page.html, data.csv, picture.png, table-1.csv, ..., and audit.json, last.
+
+    Args:
+        out: the folder.
+        audit: the audit.
+        numbers: what was measured, for audit.json.
+        seconds: how long it took.
+
+    Returns:
+        What audit.json holds.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    result = audit_json(audit, numbers, seconds)
+    write_parts(out, audit.panels, audit.sheets)
+    write_whole(out / "page.html", audit_page(audit, seconds).encode())
+    write_whole(out / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+    return result
