@@ -8,8 +8,9 @@ import torch
 from fedseed import FedMeZO, Orbit, ParameterSpace
 from fedseed.errors import MessageError
 from fedseed.methods.payload import Nothing
-from fedseed.methods.personal import Signals, phi
-from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned
+from fedseed.methods.personal import Rate, Signals, phi
+from fedseed.methods.traces import Branch, Branches, Trace
+from fedseed.methods.traces import Tensored as Tuned
 from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers, apply, plan

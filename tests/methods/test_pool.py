@@ -5,8 +5,8 @@ import pytest
 
 from fedseed import FedKSeed
 from fedseed.errors import MessageError
+from fedseed.methods.fedkseed import Accumulated, Pairs, probabilities
 from fedseed.methods.payload import About
-from fedseed.methods.pool import Accumulated, Pairs, probabilities
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("w", (8,), "float32"),), (0, 8))

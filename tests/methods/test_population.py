@@ -12,8 +12,8 @@ from fedseed.attacks.updates import alone
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.federation.messages import Message
 from fedseed.federation.worker import Worker
+from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.payload import About
-from fedseed.methods.pool import Pairs
 from fedseed.methods.traces import Trace
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.objectives.losses import Choices

@@ -7,9 +7,9 @@ import pytest
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret
 from fedseed.errors import NonFiniteError
+from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.payload import About, Nothing
-from fedseed.methods.pool import Accumulated, Pairs, Pool
 from fedseed.methods.zeroth import Projection
 from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, protection_of
 from fedseed.privacy.sign import private_sign

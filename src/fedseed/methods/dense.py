@@ -37,11 +37,10 @@ COORDINATOR = 0xFFFFFFFF  # no client's number: whose numbers an average is roun
 _PIECE = 1 << 20
 
 
-@dataclass(frozen=True)
-class Weights(Payload):
-    """All trainable tensors in order, in their own dtypes; no bytes: unchanged (nobody answered)."""
+class Tuned(Payload):
+    """What holds a client's weights, or the next ones, in `data`."""
 
-    data: Annotated[bytes, Tensors()]
+    data: Any
 
     def size(self, about: About) -> float:
         """How far they are from the weights before."""
@@ -54,7 +53,14 @@ class Weights(Payload):
 
     def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
         """Weights so far from those before."""
-        return replace(self, data=unflat(about.state.layout, vector, about.lookup("weights")))
+        return replace(self, data=unflat(about.state.layout, vector, about.lookup("weights")))  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Weights(Tuned):
+    """All trainable tensors in order, in their own dtypes; no bytes: unchanged (nobody answered)."""
+
+    data: Annotated[bytes, Tensors()]
 
 
 def flat(layout: Layout, data: bytes, before: Weights | None = None) -> Floats:

@@ -20,25 +20,93 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from fedseed.errors import MessageError
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.catch_up import CatchUp, NextPlan
+from fedseed.methods.catch_up import NextPlan
 from fedseed.methods.client import Client
-from fedseed.methods.payload import State
-from fedseed.methods.pool import Accumulated, Pairs, Pool, probabilities
-from fedseed.methods.population import Population, is_usable
-from fedseed.randomness import Domain, derive
+from fedseed.methods.payload import About, Array, Payload, Scalar, State
+from fedseed.methods.population import Population
+from fedseed.methods.summands import Scalars
 from fedseed.randomness.basis import MAX_SIZE
-from fedseed.randomness.stream import uniform_integers
-from fedseed.weights.change import Add, Change, Rebuild, Term
+from fedseed.randomness.stream import draws
+from fedseed.weights.change import Change, Rebuild, Term
 from fedseed.weights.layout import Layout
+
+Uses = NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Pool(Payload):
+    """The plan: one integer that names the candidate directions, the accumulator A, and for Pro the probabilities."""
+
+    seed: Annotated[int, Scalar("u4")]
+    accumulator: Annotated[NDArray[np.float32], Array("f4", "candidates")]
+    probabilities: Annotated[NDArray[np.float32] | None, Array("f4", "candidates", when="importance")]
+
+
+@dataclass(frozen=True)
+class Pairs(Scalars):
+    """An update: (candidate, rho) of each local step, n of them with a population of n. 8 bytes each."""
+
+    indices: Annotated[Uses, Array("u4", "n")]
+    scalars: Annotated[NDArray[np.float32], Array("f4", "n")]
+
+    def check(self, about: About) -> None:
+        """At most T n, candidates of the pool, possible scalars."""
+        most, candidates = about.lookup("steps") * about.lookup("population"), about.lookup("candidates")
+        if not 1 <= len(self.indices) <= most:
+            raise MessageError(f"{8 * len(self.indices)} bytes of pairs: from 8 to {8 * most}, 8 for each")
+        if int(self.indices.max()) >= candidates:
+            raise MessageError(f"candidate {int(self.indices.max())}: the pool has {candidates}")
+        super().check(about)
+
+    @classmethod
+    def words(cls, about: About) -> int:
+        """K."""
+        return int(about.lookup("candidates"))
+
+    def vector(self, about: About) -> NDArray[np.float64]:
+        """What they add to the accumulator: of each candidate the sum of its scalars."""
+        sums = np.zeros(self.words(about))
+        np.add.at(sums, self.indices, self.scalars.astype(np.float64))
+        return sums
+
+    @classmethod
+    def of(cls, vector: NDArray[np.float64], about: About) -> "Pairs":
+        """Every candidate once."""
+        return cls(np.arange(len(vector), dtype=np.uint32), vector)  # type: ignore[arg-type]  # in full precision
+
+    def with_vector(self, vector: NDArray[Any], about: About) -> "Pairs":
+        """The largest of its entries: as many as a client may send."""
+        most = about.lookup("steps") * about.lookup("population")
+        chosen = np.sort(np.argsort(-np.abs(vector), kind="stable")[:most]).astype(np.uint32)
+        return Pairs(chosen, vector[chosen].astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Accumulated(Payload):
+    """A step: the accumulator after the round; for Pro also each candidate's sum of |rho| and how often it was used."""
+
+    accumulator: Annotated[NDArray[np.float32], Array("f4", "candidates")]
+    sums: Annotated[NDArray[np.float32] | None, Array("f4", "candidates", when="importance")] = None
+    uses: Annotated[Uses | None, Array("u4", "candidates", when="importance")] = None
+
+    def size(self, about: About) -> float:
+        """That of what has been added: the largest sum of projections, with the weights multiplied in."""
+        added = self.accumulator.astype(np.float64) - about.lookup("step").accumulator
+        return max(1.0, float(np.abs(added).max())) if added.any() else 0.0
 
 
 @dataclass(frozen=True)
 class FedKSeedState(State):
-    """The last step, and the integer that names the pool."""
+    """The last step."""
 
-    pool: int = 0
     step: Accumulated = field(default_factory=lambda: Accumulated(np.zeros(0, dtype=np.float32)))
+
+    @property
+    def pool(self) -> int:
+        """The integer that names the pool."""
+        return self.round_seed() & 0xFFFFFFFF
 
 
 class FedKSeed(Population):
@@ -73,8 +141,7 @@ class FedKSeed(Population):
         """An empty accumulator."""
         zeros = np.zeros(self.candidates, dtype=np.float32)
         counted = (zeros, zeros.astype(np.uint32)) if self.importance else (None, None)
-        pool = derive(seed, Domain.ROUND_SEED) & 0xFFFFFFFF
-        return FedKSeedState(layout, seed, pool, Accumulated(zeros, *counted))
+        return FedKSeedState(layout, seed, Accumulated(zeros, *counted))
 
     def plan(self, state: FedKSeedState, round: Round) -> Pool:
         """Everything a client needs: with the base it knows the model, whatever it missed."""
@@ -83,13 +150,13 @@ class FedKSeed(Population):
     def train(self, state: FedKSeedState, plan: Pool, client: Client) -> Pairs:
         """T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining)."""
         basis = self.directions(plan.seed)
-        order = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
+        order = state.client_seed(client.round, client.number)
         own = plan.accumulator.copy()
         pairs: list[tuple[int, float]] = []
         factor, n = self.factor(client.round), self.population
         draws = self.draw(plan, order).reshape(-1, n).tolist()
         for along, found in self.local_steps(client, draws, lambda k, items: client.estimates(self, basis, k, items)):
-            usable = [(j, one.rho) for j, one in zip(along, found, strict=True) if is_usable(one)]
+            usable = [(j, one.rho) for j, one in zip(along, found, strict=True) if one.usable]
             pairs += usable
             for j, rho in usable:
                 own[j] += np.float32(factor * rho / n)
@@ -97,13 +164,13 @@ class FedKSeed(Population):
                 client.apply(Rebuild([Term(basis, own.copy())], scale=-self.learning_rate))
             else:
                 terms = [Term(basis, [rho / n], j) for j, rho in usable]
-                client.apply(Add(terms, -self.rate(client.round), self.rounding(order, len(pairs))))
+                client.apply(self.local_step(terms, client.round, order, len(pairs)))
         indices, scalars = zip(*pairs, strict=True)
         return Pairs(np.array(indices, dtype=np.uint32), np.array(scalars, dtype=np.float32))
 
     def draw(self, plan: Pool, seed: int) -> NDArray[np.int64]:
         """n candidates for each of T steps, uniformly or by the plan's probabilities, decided by `seed`."""
-        numbers = uniform_integers(seed, Domain.SAMPLING, self.steps * self.population)
+        numbers = draws(seed, self.steps * self.population)
         if plan.probabilities is None:
             return (numbers % np.uint64(self.candidates)).astype(np.int64)
         edges = np.cumsum(plan.probabilities.astype(np.float64))
@@ -139,7 +206,7 @@ class FedKSeed(Population):
     # -- what it declares ------------------------------------------------------------------------------------------
 
     @property
-    def catch_up(self) -> CatchUp:
+    def catch_up(self) -> NextPlan:
         """The plan carries the model."""
         return NextPlan()
 
@@ -161,3 +228,21 @@ class FedKSeed(Population):
     def figures(self, state: FedKSeedState) -> dict[str, NDArray[Any]]:
         """Pro's probabilities."""
         return {"probabilities": probabilities(state.step)} if self.importance else {}
+
+
+def probabilities(step: Accumulated) -> NDArray[np.float32]:
+    """p = softmax(minmax(psi)), psi_j = mean |rho_j| (Eq. 13).
+
+    A candidate that nobody has used yet has no psi: it counts as the mean of the others, not as zero.
+    """
+    assert step.sums is not None and step.uses is not None
+    used = step.uses > 0
+    normalised = np.zeros(len(used))
+    if used.any():
+        psi = step.sums[used].astype(np.float64) / step.uses[used]
+        span = psi.max() - psi.min()
+        inside = (psi - psi.min()) / span if span > 0 else np.zeros_like(psi)
+        normalised[used] = inside
+        normalised[~used] = inside.mean()
+    weights = np.exp(normalised)
+    return (weights / weights.sum()).astype(np.float32)

@@ -17,8 +17,7 @@ from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing
 from fedseed.methods.population import Population, shares
-from fedseed.randomness import Domain, derive
-from fedseed.weights.change import Add, Term
+from fedseed.weights.change import Term
 
 
 class FedZO(Averaged, Population):
@@ -45,7 +44,7 @@ class FedZO(Averaged, Population):
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
         """T steps along directions of the client's own seed, then the weights."""
-        seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number)
+        seed = state.client_seed(client.round, client.number)
         basis = self.directions(seed)
         count = self.estimates * self.population
 
@@ -56,5 +55,5 @@ class FedZO(Averaged, Population):
             return Term(basis, shares(found), along.start)
 
         for t, g in self.local_steps(client, range(self.steps), gradient):
-            client.apply(Add([g], -self.rate(client.round), self.rounding(seed, t)))
+            client.apply(self.local_step([g], client.round, seed, t))
         return Weights(client.weights())

@@ -19,15 +19,15 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.payload import About, Bits, Nothing
-from fedseed.methods.population import MOST, Population
+from fedseed.methods.payload import Bits, Nothing
+from fedseed.methods.population import Population
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.summands import Summand
-from fedseed.randomness import Domain
-from fedseed.randomness.stream import words
+from fedseed.randomness.stream import coins
 from fedseed.weights.change import Change
 
 Signs = NDArray[np.int8]
+MOST = 1 << 16  # votes of a step
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,6 @@ class Votes(Summand):
 
     counted: ClassVar[bool] = True
     signs: Annotated[Signs, Bits("per_step")]
-
-    def with_vector(self, vector: NDArray[Any], about: About) -> "Votes":
-        """Its signs; its own vote where there is none."""
-        return Votes(np.where(vector == 0, self.signs, np.sign(vector)).astype(np.int8))
 
 
 class FeedSign(Population, Stepwise):
@@ -55,7 +51,7 @@ class FeedSign(Population, Stepwise):
     about: ClassVar[str] = "one bit up, one bit down per step, by majority; with epsilon DP-FeedSign (2025)"
     update_type = step_type = Votes
 
-    votes_per_round: Annotated[int, Field(ge=1, le=1 << 16)] = 1
+    votes_per_round: Annotated[int, Field(ge=1, le=MOST)] = 1
     epsilon: PositiveFloat | None = None
     learning_rate: PositiveFloat = 5e-6
     scale: PositiveFloat = 1e-3
@@ -111,8 +107,7 @@ class FeedSign(Population, Stepwise):
 
     def coins(self, state: StepState, number: int) -> Signs:
         """The step's coins, one per vote; everybody knows them."""
-        drawn = words(state.seed, Domain.COIN, 0, number * (1 << 14), -(-self.per_step // 4)).reshape(-1)
-        return np.where(drawn[: self.per_step] & 1, 1, -1).astype(np.int8)
+        return coins(state.seed, number, self.per_step)
 
     # -- what it declares ------------------------------------------------------------------------------------------
 
@@ -120,8 +115,3 @@ class FeedSign(Population, Stepwise):
     def together(self) -> Literal["losses"]:
         """All clients look along the step's directions."""
         return "losses"
-
-    @property
-    def unsummable(self) -> None:
-        """Of the votes the majority needs nothing but their sum."""
-        return None

@@ -18,30 +18,18 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
-from fedseed.methods.payload import About, Array, Nothing, Payload
+from fedseed.methods.payload import Array, Nothing
 from fedseed.methods.population import Population, shares
-from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
-from fedseed.methods.zeroth import check_scalars
+from fedseed.methods.summands import Measured
 from fedseed.weights.change import Change, Floats
 
 
 @dataclass(frozen=True)
-class Estimates(Payload):
+class Estimates(Measured):
     """rho_j / n for each of the n directions of the step; none in a step: nobody answered."""
 
-    projections: ClassVar[bool] = True
-
     scalars: Annotated[Floats, Array("f4", "per_step", optional=True)]
-
-    def check(self, about: About) -> None:
-        """Whether a loss can have given them."""
-        if about.kind == "update":
-            check_scalars(self.scalars)
-
-    def size(self, about: About) -> float:
-        """That of the largest estimate."""
-        return largest(self.scalars)
 
 
 class MeZO(Population, Stepwise):

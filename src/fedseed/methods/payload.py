@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
+from fedseed.randomness import Domain, derive
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
 Floats = NDArray[np.float32]
@@ -42,6 +43,14 @@ class State:
     def blocks(self) -> int:
         """L."""
         return len(self.layout.block_sizes)
+
+    def round_seed(self, number: int = 0) -> int:
+        """The seed that all clients of a round may share; of 0 one for the whole run."""
+        return derive(self.seed, Domain.ROUND_SEED, number)
+
+    def client_seed(self, number: int, client: int) -> int:
+        """The seed of one client in a round."""
+        return derive(self.seed, Domain.CLIENT_SEED, number, client)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """What the coordinator remembers and no step carries (`Method.remember`), as arrays by name."""

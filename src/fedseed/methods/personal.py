@@ -8,12 +8,20 @@ Phi_i in [-1, 1] is a signal of client i minus the mean, over the largest absolu
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat
 
+from fedseed.errors import MessageError
+from fedseed.methods.base import Answers, Round
 from fedseed.methods.dense import DenseState
+from fedseed.methods.fedavg import Averaged
+from fedseed.methods.payload import About, Nothing, Payload, Scalar
+from fedseed.methods.zeroth import ZerothOrder
+from fedseed.randomness import Domain, derive
+from fedseed.weights.layout import Layout
 
 LOSSES = 5  # rounds that the mean training loss goes back
 Personal = Literal["constant", "random", "loss", "loss-5", "update"]
@@ -111,16 +119,92 @@ def distances_of_tensors(
 
 
 @dataclass(frozen=True)
-class FedMeZOState(DenseState):
-    """How many rounds are done, and the signals. With tensors only the coordinator has these."""
+class PersonalState(DenseState):
+    """How many rounds are done, and the signals. Where weights travel only the coordinator has these."""
 
     done: int = 0
     signals: Signals = field(default_factory=Signals)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The server optimiser's averages and the signals."""
         return {**super().state_dict(), **self.signals.state_dict()}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """The inverse of `state_dict`."""
         return replace(super().load_state_dict(arrays), signals=Signals.from_state_dict(arrays))
+
+    def after(self, losses: Mapping[int, float], distances: Mapping[int, float]) -> Self:
+        """The state with what a round has shown of its clients."""
+        return replace(self, signals=self.signals.after(losses, distances))
+
+
+@dataclass(frozen=True)
+class Rate(Payload):
+    """A plan: the client's learning rate."""
+
+    rate: Annotated[float, Scalar("f4")]
+
+    def check(self, about: About) -> None:
+        """Within alpha of eta_0."""
+        eta, alpha = about.lookup("learning_rate"), about.lookup("alpha")
+        low, high = eta * (1 - alpha), eta * (1 + alpha)
+        if not low * (1 - 1e-6) <= self.rate <= high * (1 + 1e-6):
+            raise MessageError(f"a rate of {self.rate:.3g}: from {low:.3g} to {high:.3g} is possible")
+
+
+class PersonalRates(Averaged, ZerothOrder):
+    """Settings of clients' own rates.
+
+    Args (besides those of `ZerothOrder` and `Averaged`):
+        learning_rate: eta_0, the rate of the local steps; each client's own lies around it.
+        personal: whether clients have rates of their own, and which signal decides them: "loss" (last round's training
+            loss), "loss-5" (its mean over five rounds), "update" (how far the client's last change was from the mean
+            change), "random" (uniform, each round anew), "constant".
+        alpha: how far rates go from eta_0: from 1 - alpha to 1 + alpha times.
+    """
+
+    learning_rate: PositiveFloat = 1e-5
+    personal: Personal = "constant"
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    def start(self, layout: Layout, seed: int) -> PersonalState:
+        return PersonalState(layout, seed)
+
+    def plan(self, state: PersonalState, round: Round) -> Payload:
+        """The client's rate, rounded to single precision as it is sent (Eq. 15); nothing where all have the same."""
+        if self.personal == "constant":
+            return Nothing()
+        if self.personal == "random":
+            drawn = derive(state.seed, Domain.RATE, round.number, round.client)
+            at = ((drawn >> 11) + 0.5) * 2.0**-52 - 1.0
+        else:
+            at = phi(state.signals.of(self.personal, round.clients), round.client)
+        return Rate(float(np.float32(self.learning_rate * (1 + self.alpha * at))))
+
+    def own_rate(self, plan: Nothing | Rate, number: int) -> float:
+        """eta_i in a round."""
+        return (plan.rate if isinstance(plan, Rate) else self.learning_rate) * self.factor(number)
+
+    def remember(self, state: PersonalState, answers: Answers) -> PersonalState:
+        """Where weights travel: the signals, which the step does not carry."""
+        state = super().remember(state, answers)
+        if not self.catch_up.replaces or self.personal in ("constant", "random"):
+            return state
+        losses = {c.client: c.update.loss for c in answers} if self.losses_travel else {}
+        far: dict[int, float] = {}
+        if self.personal == "update" and answers:
+            own = zip(*(state.tensors(update.data) for update in answers.updates), strict=True)
+            distances = distances_of_tensors(self.average(state, answers), own)
+            far = dict(zip((answer.client for answer in answers), distances, strict=True))
+        return state.after(losses, far)
+
+    @property
+    def personal_plans(self) -> bool:
+        return self.personal != "constant"
+
+    @property
+    def losses_travel(self) -> bool:
+        """Whether updates say the mean training loss."""
+        return self.personal in ("loss", "loss-5")
+
+    @property
+    def plan_type(self) -> type[Payload]:  # type: ignore[override]
+        return Rate if self.personal_plans else Nothing

@@ -11,7 +11,7 @@ Strategies at the Hyperscale", arXiv 2511.16652; with "lowrank" directions it ta
 """
 
 from collections.abc import Sequence
-from math import isfinite, nan
+from math import nan
 from typing import Annotated, Any
 
 import numpy as np
@@ -100,8 +100,3 @@ class Population(ZerothOrder):
 def shares(found: Sequence[Projection]) -> Floats:
     """rho_j / n of each of n estimates, float32, shape (n,)."""
     return np.array([one.rho / len(found) for one in found], dtype=np.float32)
-
-
-def is_usable(one: Projection) -> bool:
-    """Whether an estimate of a population is one."""
-    return isfinite(one.loss)

@@ -6,9 +6,34 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.methods.payload import About, Array, Bits, Payload, codecs
+from fedseed.errors import MessageError
+from fedseed.methods.payload import LARGEST, About, Array, Bits, Payload, codecs
+from fedseed.methods.sizes import largest
 
 Vector = NDArray[np.float64]
+
+
+class Measured(Payload):
+    """What holds estimates along directions, in `scalars`."""
+
+    projections: ClassVar[bool] = True
+    scalars: Any
+
+    @classmethod
+    def factors(cls, about: About) -> tuple[float, float]:
+        """What an estimate is multiplied by before it is sent: usually, and at most."""
+        return 1.0, 1.0
+
+    def check(self, about: About) -> None:
+        """Refuse estimates of a client that no loss can have given, so that one client can't destroy the model."""
+        if about.kind == "update" and len(self.scalars):
+            rho = self.scalars / np.float64(self.factors(about)[1])
+            at = int(np.abs(rho).argmax())
+            if abs(rho[at]) > LARGEST:
+                raise MessageError(f"scalar {at} is {rho[at]:.3g}: at most {LARGEST:.0e} is accepted")
+
+    def size(self, about: About) -> float:
+        return largest(self.scalars / np.float64(self.factors(about)[0]))
 
 
 class Summand(Payload):
@@ -39,9 +64,11 @@ class Summand(Payload):
         return np.asarray(getattr(self, fields(self)[-1].name))  # type: ignore[arg-type]
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
-        """Others in the last field."""
-        name = fields(self)[-1].name  # type: ignore[arg-type]
-        return replace(self, **{name: numbers.astype(self.numbers(about).dtype)})  # type: ignore[type-var]
+        """Others in the last field; where it has signs, those of the numbers, and its own where one is 0."""
+        name, own = fields(self)[-1].name, self.numbers(about)  # type: ignore[arg-type]
+        if own.dtype == np.int8:
+            numbers = np.where(numbers == 0, own, np.sign(numbers))
+        return replace(self, **{name: numbers.astype(own.dtype)})  # type: ignore[type-var]
 
     def with_vector(self, vector: NDArray[Any], about: About) -> Self:
         """With another vector, in the numbers that travel."""
@@ -57,6 +84,10 @@ class Summand(Payload):
         """
         values: dict[str, Any] = {fields(cls)[-1].name: vector}  # type: ignore[arg-type]
         return cls(**values)
+
+
+class Scalars(Measured, Summand):
+    """Estimates that a step adds up over the clients."""
 
 
 def filled(values: Vector, count: int) -> Vector:

@@ -6,85 +6,47 @@ combine = "sum"    all at once, rounded once: the same up to the rounding of the
 w <- w - sum_i c_i sum_t eta_i rho_{i,t} z_{i,t}
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
-from fedseed.methods.base import Answers
-from fedseed.methods.dense import flat, unflat
+from fedseed.methods.base import ALL, Answers
+from fedseed.methods.dense import Tuned
 from fedseed.methods.payload import About, Array, Floats, Many, Nested, Payload, Scalar, Tensors
-from fedseed.methods.personal import FedMeZOState, distances_of_norms
-from fedseed.methods.sizes import distance, largest
-from fedseed.methods.summands import Summand, Vector
-from fedseed.methods.zeroth import check_scalars
+from fedseed.methods.personal import distances_of_norms
+from fedseed.methods.summands import Scalars, Vector
+from fedseed.randomness import Basis
 from fedseed.weights.change import NOTHING, Add, Average, Change, Term
-
-ALL = 0xFFFFFFFF  # in place of a client: the one branch of clients that share directions
-
 
 Loss = Annotated[float | None, Scalar("f4", when="losses_travel")]
 
 
 @dataclass(frozen=True)
-class Rate(Payload):
-    """A plan: the client's learning rate."""
-
-    rate: Annotated[float, Scalar("f4")]
-
-    def check(self, about: About) -> None:
-        """Within alpha of eta_0."""
-        eta, alpha = about.lookup("learning_rate"), about.lookup("alpha")
-        low, high = eta * (1 - alpha), eta * (1 + alpha)
-        if not low * (1 - 1e-6) <= self.rate <= high * (1 + 1e-6):
-            raise MessageError(f"a rate of {self.rate:.3g}: from {low:.3g} to {high:.3g} is possible")
-
-
-@dataclass(frozen=True)
-class Tuned(Payload):
+class Tensored(Tuned):
     """An update as tensors: the client's mean training loss, if the rates follow the losses, and its weights."""
 
     loss: Loss
     data: Annotated[bytes, Tensors()]
 
-    def size(self, about: About) -> float:
-        """How far the weights are from those before."""
-        held = about.lookup("weights")
-        return distance(about.state.layout, self.data, None if held is None else held.data)
-
-    def vector(self, about: About) -> Floats:
-        """How far they are from those before, entry by entry."""
-        return flat(about.state.layout, self.data, about.lookup("weights"))
-
-    def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
-        """Weights so far from those before."""
-        return Tuned(self.loss, unflat(about.state.layout, vector, about.lookup("weights")))
-
 
 @dataclass(frozen=True)
-class Trace(Summand):
+class Trace(Scalars):
     """An update as pairs: the same loss, and eta_i rho_t of each local step (0: skipped), float32, shape (H,).
 
     The directions follow from round and client. With a population of n: eta_i rho_{t,j} / n, shape (H n,).
     """
 
-    projections: ClassVar[bool] = True
-
     loss: Loss
     scalars: Annotated[Floats, Array("f4", "steps", each="population")]
 
-    def check(self, about: About) -> None:
-        """Whether losses can have given them."""
-        largest_rate = about.lookup("learning_rate") * (1 + about.lookup("alpha"))
-        check_scalars(self.scalars / np.float64(largest_rate / about.lookup("population")))
-
-    def size(self, about: About) -> float:
-        """That of the largest projection."""
-        return largest(self.scalars / np.float64(about.lookup("learning_rate") / about.lookup("population")))
+    @classmethod
+    def factors(cls, about: About) -> tuple[float, float]:
+        rate, n = about.lookup("learning_rate"), about.lookup("population")
+        return rate / n, rate * (1 + about.lookup("alpha")) / n
 
     @classmethod
     def unit(cls, about: About) -> float:
@@ -128,51 +90,44 @@ class Branches(Payload):
         """The mean of its branches'."""
         return sum(branch.weight * branch.trace.size(about) for branch in self.branches)
 
+    @classmethod
+    def of(cls, answers: Answers, shared: bool) -> "Branches":
+        """The pairs side by side, or their mean if clients share directions."""
+        if shared and answers:
+            mean = answers.combine([update.scalars for update in answers.updates]).astype(np.float32)
+            return cls((Branch(ALL, 1.0, Trace(None, mean)),))
+        return cls(tuple(Branch(client, weight, update) for client, weight, update in answers))
 
-def steps_again(method: Any, state: FedMeZOState, step: Branches) -> Change:
-    """The change of a step as pairs."""
-    if not step.branches:
-        return NOTHING
-    bases = [method.directions(method.seed_of(state, state.done + 1, b.client)) for b in step.branches]
-    both = list(zip(step.branches, bases, strict=True))
-    if method.combine == "exact":
-        n = method.population
-        steps = [(b, [b.trace.scalars[at : at + n] for at in range(0, n * method.steps, n)]) for b, _ in both]
+    def again(self, bases: Sequence[Basis], n: int, exact: bool) -> Change:
+        """The clients' steps taken again.
+
+        Args:
+            bases: of each branch, where its directions come from.
+            n: directions of a local step.
+            exact: one step after the other; else all at once.
+        """
+        if not self.branches:
+            return NOTHING
+        both = list(zip(self.branches, bases, strict=True))
+        if not exact:
+            terms = [Term(z, (b.weight * b.trace.scalars.astype(np.float64)).astype(np.float32)) for b, z in both]
+            return Add(terms, scale=-1.0)
+        steps = [(b, z, b.trace.scalars.reshape(-1, n)) for b, z in both]
         return Average(
             [
-                (b.weight, [Add([Term(basis, c, t * n)], -1.0) for t, c in enumerate(taken) if c.any()])
-                for (b, taken), (_, basis) in zip(steps, both, strict=True)
+                (b.weight, [Add([Term(z, c, t * n)], -1.0) for t, c in enumerate(all_) if c.any()])
+                for b, z, all_ in steps
             ]
         )
-    weighted = [(basis, (b.weight * b.trace.scalars.astype(np.float64)).astype(np.float32)) for b, basis in both]
-    return Add([Term(basis, scalars) for basis, scalars in weighted], scale=-1.0)
 
+    def distances(self, basis: Basis, size: int) -> Mapping[int, float]:
+        """|Delta_i - mean Delta| from the pairs alone, by client: |Delta_i|^2 = |eta_i rho_i|^2 |z|^2.
 
-def unfit_pairs(method: Any) -> str | None:
-    """What of the settings does not go with how its rounds travel; None: all does."""
-    if method.travel == "pairs":
-        if method.server != "average" or method.global_rate != 1.0:
-            return 'server and global_rate need travel = "tensors": with pairs nobody holds the average'
-        if method.small_steps == "stochastic":
-            return 'small_steps = "stochastic" needs travel = "tensors"; combine = "sum" loses no small steps either'
-    if method.seeds == "shared" and (method.travel, method.combine) != ("pairs", "sum"):
-        return 'seeds = "shared" needs travel = "pairs" and combine = "sum": the step is a sum of pairs'
-    if method.seeds == "shared" and method.personal not in ("constant", "random"):
-        return f'personal = "{method.personal}" needs seeds = "own": a sum tells of no single client'
-    return None
-
-
-def branches(answers: Answers, shared: bool) -> Branches:
-    """The pairs side by side, or their mean if clients share directions."""
-    if shared and answers:
-        mean = answers.combine([update.scalars for update in answers.updates]).astype(np.float32)
-        return Branches((Branch(ALL, 1.0, Trace(None, mean)),))
-    return Branches(tuple(Branch(client, weight, update) for client, weight, update in answers))
-
-
-def distances(method: Any, state: FedMeZOState, step: Branches) -> Mapping[int, float]:
-    """|Delta_i - mean Delta| from the pairs alone, where no weights are: |Delta_i|^2 = |eta_i rho_i|^2 |z|^2."""
-    size = state.layout.size * method.directions(0).variance(state.layout.size)  # |z|^2
-    squares = [size * float(np.square(b.trace.scalars.astype(np.float64)).sum()) for b in step.branches]
-    found = distances_of_norms([b.weight for b in step.branches], squares)
-    return {b.client: distance for b, distance in zip(step.branches, found, strict=True)}
+        Args:
+            basis: of a kind with the directions z.
+            size: their length.
+        """
+        square = size * basis.variance(size)  # |z|^2
+        squares = [square * float(np.square(b.trace.scalars.astype(np.float64)).sum()) for b in self.branches]
+        far = distances_of_norms([b.weight for b in self.branches], squares)
+        return {b.client: distance for b, distance in zip(self.branches, far, strict=True)}

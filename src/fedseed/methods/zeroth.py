@@ -5,25 +5,23 @@ one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward dif
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import isfinite
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fedseed.errors import MessageError, NonFiniteError
+from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
 from fedseed.methods.normalised import Normalisation, normalised
-from fedseed.methods.payload import LARGEST
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
+from fedseed.weights.change import Add, Change, Term
 from fedseed.weights.layout import Layout
 
-# A projection beyond this is no measurement of a loss: it is refused, so that one client can't destroy the model.
-LARGEST_SCALAR = LARGEST
 Draw = TypeVar("Draw")
 Estimated = TypeVar("Estimated")
 
@@ -38,6 +36,11 @@ class Projection(NamedTuple):
 
     rho: float
     loss: float
+
+    @property
+    def usable(self) -> bool:
+        """Whether it was measured: of a population some parts may not be."""
+        return isfinite(self.loss)
 
 
 class ZerothOrder(Method):
@@ -111,6 +114,10 @@ class ZerothOrder(Method):
     def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
         """How a step with these numbers of the shared stream is rounded (`fedseed.weights.change.Add`)."""
         return (seed, step) if self.small_steps == "stochastic" else None
+
+    def local_step(self, terms: Sequence[Term], number: int, seed: int, step: int) -> Change:
+        """w <- w - eta (sum of the terms), at the rate of round `number`; `rounding` has the other arguments."""
+        return Add(terms, -self.rate(number), self.rounding(seed, step))
 
     def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
         """The two-point estimate along direction k on `items`.
@@ -186,14 +193,3 @@ class ZerothOrder(Method):
             yield draw, estimated
         if not usable:
             raise NonFiniteError(f"no local step was usable: {reason}")
-
-
-def check_scalars(values: NDArray[np.floating[Any]]) -> None:
-    """Refuse projections that no loss can have given.
-
-    Raises:
-        MessageError: a value is beyond LARGEST_SCALAR.
-    """
-    if len(values) and float(np.abs(values).max()) > LARGEST_SCALAR:
-        at = int(np.abs(values).argmax())
-        raise MessageError(f"scalar {at} is {values[at]:.3g}: at most {LARGEST_SCALAR:.0e} is accepted")

@@ -26,14 +26,12 @@ from fedseed.methods.payload import About, Array, Nothing
 from fedseed.methods.population import Population
 from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
-from fedseed.methods.summands import Summand
-from fedseed.methods.zeroth import check_scalars
-from fedseed.randomness import Domain, derive
+from fedseed.methods.summands import Scalars
 from fedseed.weights.change import Change, Floats, Term
 
 
 @dataclass(frozen=True)
-class Projections(Summand):
+class Projections(Scalars):
     """Scalars on directions: an update, or a step.
 
     Args:
@@ -41,8 +39,6 @@ class Projections(Summand):
         indices: the first of their directions, where each client takes its own; None: they follow from the step's
             number.
     """
-
-    projections: ClassVar[bool] = True
 
     indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", when="own_seeds")] = field(
         default=None, kw_only=True
@@ -57,8 +53,7 @@ class Projections(Summand):
             raise MessageError(f"{len(self.scalars)} projections in {about.kind} of {about.method.name}, not {n}")
         if self.indices is not None and (self.indices % n).any():
             raise MessageError(f"an index of {self.indices[self.indices % n > 0][0]}: not a multiple of {n}")
-        if about.kind == "update":
-            check_scalars(self.scalars)
+        super().check(about)
 
     def size(self, about: About) -> float:
         """That of an update's projection; of a step's, with the weights multiplied in, their sum."""
@@ -118,7 +113,7 @@ class ZOFedSGD(Population, Stepwise):
         """A two-point estimate along each direction of a population."""
         along, n = self.indices(client.round), self.population
         if self.own_seeds:  # aligned: those of two clients are the same, or have none in common
-            k = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) % ((1 << 32) // n) * n
+            k = state.client_seed(client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
         found = client.estimates(self, self.directions(state.seed), along, next(client.batches(self.batch)))
         indices = np.array([along.start], dtype=np.uint32) if self.own_seeds else None

@@ -144,11 +144,22 @@ def derive(seed: int, domain: int, position: int = 0, direction: int = 0) -> int
     return low | high << 32
 
 
+def coins(seed: int, step: int, count: int) -> NDArray[np.int8]:
+    """A step's coins, +1 or -1, at most 65,536; everybody knows them."""
+    drawn = words(seed, Domain.COIN, 0, step * (1 << 14), -(-count // 4)).reshape(-1)
+    return np.where(drawn[:count] & 1, 1, -1).astype(np.int8)
+
+
 def uniform_integers(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.uint64]:
     """`count` independent 64-bit integers."""
     rows = words(seed, domain, direction, 0, (count + 1) // 2).astype(np.uint64)
     pairs = rows[:, 0::2] | rows[:, 1::2] << _SHIFT_32
     return pairs.reshape(-1)[:count]
+
+
+def draws(seed: int, count: int) -> NDArray[np.uint64]:
+    """64-bit integers to choose something by."""
+    return uniform_integers(seed, Domain.SAMPLING, count)
 
 
 def permutation(seed: int, domain: int, count: int, direction: int = 0) -> NDArray[np.int64]:

@@ -22,8 +22,10 @@ from fedseed.methods.mezo import Estimates
 from fedseed.methods.one_bit import BitCoefficients, BitStep
 from fedseed.methods.packing import Scattered, Small
 from fedseed.methods.payload import Nothing
+from fedseed.methods.personal import Rate
 from fedseed.methods.signs import Signed, Signs, SignStep, Weighted
-from fedseed.methods.traces import Branch, Branches, Rate, Trace, Tuned
+from fedseed.methods.traces import Branch, Branches, Trace
+from fedseed.methods.traces import Tensored as Tuned
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.weights.layout import Layout, TensorEntry
 
