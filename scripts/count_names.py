@@ -7,7 +7,7 @@ Of the file that a class stands in, each name counts once:
                 another file of fedseed defines; what they only declare (`name`, `code`, `update_type = ...`) does not
     used        attributes and methods of `client`, `state`, `plan` and `answers`, which are given to its functions
 
-What the file's classes define themselves, its plans and states included, does not count, nor what comes from Python,
+What the file's classes define themselves does not count, its plans and states included, nor what comes from Python,
 NumPy or pydantic.
 """
 
@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
+
+from fedseed.methods.payload import Payload, State
 
 GIVEN = ("client", "state", "plan", "answers")
 USUAL = {
@@ -43,7 +45,8 @@ def names_in(kind: type) -> Names:
     module = sys.modules[kind.__module__]
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     found = {name for node in classes for name in _inherited(node, getattr(module, node.name))}
-    own = {name for node in classes for name in _defined(getattr(module, node.name))}
+    kinds = [getattr(module, node.name) for node in classes]
+    own = {name for kind in kinds if issubclass(kind, (State, Payload)) for name in _defined(kind)}
     return Names(frozenset(_imported(tree)), frozenset(found), frozenset(_used(tree, own)))
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.allocation import proportional
-from fedseed.methods.ferret import Coefficients, FerretStep
+from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.methods.payload import About
 from fedseed.objectives.losses import Supervised
 from fedseed.randomness import Domain, derive
@@ -90,11 +90,11 @@ def test_previous_allocation_estimates_norms_from_scalars_alone():
     first = method.allocate(state, np.zeros(4))
     assert list(first) == list(Ferret(directions=8000, allocation="size").allocate(state, np.zeros(4)))
     gammas = coefficients(method, state, Basis("rademacher", 3), delta(), space())
-    state = method.advance(state, FerretStep((Coefficients(3, tuple(gammas)),)))
+    state = method.advance(state, CoefficientStep((Coefficients(3, tuple(gammas)),)))
     known = method.allocate(state, np.zeros(4))
     ideal = Ferret(directions=8000, allocation="sqrt", basis="rademacher").allocate(state, norms(delta()))
     np.testing.assert_allclose(known, ideal, rtol=0.15, atol=2)
-    assert method.advance(state, FerretStep(())) == state  # an empty step tells nothing
+    assert method.advance(state, CoefficientStep(())) == state  # an empty step tells nothing
 
 
 def test_proportional_gives_each_block_one_and_adds_up():
@@ -126,7 +126,7 @@ def test_block_wise_reconstruction_is_unbiased(basis, allocation):
         gammas = coefficients(method, state, Basis(basis, seed, size=60), target, where)
         probe = space()
         before = probe.parameters[0].detach().clone()
-        probe.apply(method.change(state, FerretStep((Coefficients(seed, tuple(gammas)),))))
+        probe.apply(method.change(state, CoefficientStep((Coefficients(seed, tuple(gammas)),))))
         moved = (before - probe.parameters[0].detach()).numpy().astype(np.float64)
         along.append([
             moved[a:b] @ target[a:b] / (target[a:b] @ target[a:b])
@@ -218,7 +218,7 @@ def test_the_expected_norm_is_what_a_step_does():
     for seed in range(30):
         where = space()
         gammas = coefficients(method, state, Basis("truncated_normal", seed, size=40), delta(), where)
-        step = FerretStep((Coefficients(seed, tuple(gammas)),))
+        step = CoefficientStep((Coefficients(seed, tuple(gammas)),))
         before = where.parameters[0].detach().clone()
         where.apply(method.change(state, step))
         norm = expected_norm(method.change(state, step), LAYOUT)
@@ -312,7 +312,7 @@ def test_a_schedule_gives_the_round_its_rate_and_the_seed_is_the_clients_or_the_
         assert client.rates == [0.25]
         assert (plan(method, state, 3).seed is None) == (seeds == "per-client") == (method.incomparable is not None)
         assert method.lasting_entries == (seeds == "fixed")
-        step = FerretStep((update,))
+        step = CoefficientStep((update,))
         assert method.change(state, step).rounding is None  # to nearest
         kept = Ferret(directions=4, seeds=seeds, training={**training, "small_steps": "stochastic"})
         for done in range(3):  # what a step's rounding is drawn by differs from step to step
@@ -335,8 +335,8 @@ def test_sizes_are_of_the_changes_and_a_step_alone_may_have_no_parts():
     one = Coefficients(1, tuple(np.full(1, g, dtype=np.float32) for g in (2, 0, 1, 0)))
     moved = ((4 * 300 + 700) / 1100) ** 0.5
     assert one.size(about) == pytest.approx(moved)
-    assert FerretStep((one, one)).size(about) == pytest.approx(moved * 2**0.5)
-    assert FerretStep(()).size(about) == 0.0
+    assert CoefficientStep((one, one)).size(about) == pytest.approx(moved * 2**0.5)
+    assert CoefficientStep(()).size(about) == 0.0
 
 
 @pytest.mark.parametrize(("allocation", "most"), [("size", None), ("norm", [12] * 4), ("sqrt", [12] * 4)])

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fedseed import Ferret, Orbit, ParameterSpace
 from fedseed.errors import MessageError
-from fedseed.methods.coefficients import Coefficients, FerretStep
+from fedseed.methods.coefficients import Coefficients, CoefficientStep
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed.weights.vector import Vector
 from support.problem import Problem
@@ -39,7 +39,7 @@ def steps(rounds, seeds=2):
     rng = np.random.default_rng(0)
     counts, scales = (6, 2, 4), (1.0, 0.01, 0.1)
     return [
-        FerretStep(
+        CoefficientStep(
             tuple(
                 Coefficients(
                     100 * number + part,
@@ -67,7 +67,7 @@ def walked(method, rounds=5):
     """The weights after some steps, one of them empty, and the state."""
     where, state = space(), method.start(LAYOUT, 1)
     for number, step in enumerate(steps(rounds)):
-        for each in (step, FerretStep(())) if number == 2 else (step,):
+        for each in (step, CoefficientStep(())) if number == 2 else (step,):
             where.apply(method.change(state, each))
             state = method.advance(state, each)
     return where.parameters[0].detach().numpy(), state
@@ -128,7 +128,7 @@ def test_a_blocks_squares_are_those_of_its_change():
     for seed in range(400):
         basis = method.directions_of(seed)
         gammas = method.scaled(state, basis, where.project(delta, basis, counts))
-        found.append(method.squares_after(state, FerretStep((Coefficients(seed, tuple(gammas)),))).values)
+        found.append(method.squares_after(state, CoefficientStep((Coefficients(seed, tuple(gammas)),))).values)
     truth = [np.square(delta[a:b]).mean() for a, b in pairwise(BOUNDS)]
     np.testing.assert_allclose(np.mean(found, axis=0), truth, rtol=0.1)
 
@@ -210,5 +210,5 @@ def test_each_step_is_rounded_by_numbers_of_its_own():
         for _ in range(3):
             step = steps(1, seeds=1)[0]
             found.append(method.change(state, step).rounding)
-            state = method.advance(method.advance(state, step), FerretStep(()))
+            state = method.advance(method.advance(state, step), CoefficientStep(()))
         assert found == expected

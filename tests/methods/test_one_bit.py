@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedseed import Basis, Ferret, Orbit
 from fedseed.errors import MessageError
-from fedseed.methods.one_bit import BitCoefficients, BitStep, magnitude, one_bit
+from fedseed.methods.coefficients import BitCoefficients, BitStep, magnitude, one_bit
 from fedseed.weights.layout import Layout, TensorEntry
 from support.problem import Problem
 from support.rounds import answers
@@ -33,7 +33,7 @@ def test_signs_times_a_magnitude_stay_as_they_are_to_the_last_bit(gamma):
 def update(method=METHOD, scale=1.0):
     rng = np.random.default_rng(0)
     counts = method.allocate(method.start(LAYOUT, 1)).tolist()
-    return BitCoefficients(SEED, method.sent([scale * rng.normal(size=k).astype(np.float32) for k in counts]))
+    return method.sent(SEED, [scale * rng.normal(size=k).astype(np.float32) for k in counts])
 
 
 def test_a_coefficient_takes_a_bit():
@@ -112,7 +112,8 @@ def test_the_change_comes_through_and_the_noise_is_that_of_32_times_the_directio
         state, along, squares = method.start(layout, 1), [], []
         for seed in range(30):
             rows = np.stack([Basis("hadamard", seed, size=count).direction(k, 0, 4096) for k in range(count)])
-            (gamma,) = method.sent(method.scaled(state, Basis("hadamard", seed, size=count), [rows @ change]))
+            scaled = method.scaled(state, Basis("hadamard", seed, size=count), [rows @ change])
+            (gamma,) = method.sent(seed, scaled).gammas
             made = gamma.astype(np.float64) @ rows
             along.append(made @ change)
             squares.append(made @ made - along[-1] ** 2)

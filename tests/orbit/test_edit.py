@@ -13,7 +13,7 @@ from fedseed import FedKSeed, FeedSign, Ferret, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
 from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
-from fedseed.methods.ferret import Coefficients, FerretStep
+from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record, edit, signature
 from fedseed.orbit.file import write_orbit
 from fedseed.weights.digest import base_digest
@@ -189,7 +189,7 @@ def test_twelve_rounds_of_ferret_take_400_kb(on_small_base, tmp_path, blocks):
         ]
         return method.aggregate(state, answers(number, [(i, 0.1, u) for i, u in enumerate(updates)]))
 
-    assert isinstance(step(1), FerretStep)
+    assert isinstance(step(1), CoefficientStep)
     size = write(tmp_path / "a.orbit", header, [step(number) for number in range(1, 13)])
     assert 12 * 32_000 < size <= 400_000
 

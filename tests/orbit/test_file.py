@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedseed import Ferret, Orbit, ParameterSpace
 from fedseed.errors import OrbitError
 from fedseed.methods import REGISTRY
-from fedseed.methods.ferret import Coefficients, FerretStep
+from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.orbit import Header, OrbitWriter, Record
 from fedseed.orbit.header import FORMAT
 from fedseed.orbit.record import link
@@ -40,7 +40,7 @@ def write(path, steps=3, dtype=torch.float32):
     state = METHOD.start(space.layout, 7)
     for number in range(1, steps + 1):
         gammas = tuple(torch.randn(2, generator=torch.Generator().manual_seed(number)).numpy() for _ in range(2))
-        step = FerretStep((Coefficients(number, gammas),))
+        step = CoefficientStep((Coefficients(number, gammas),))
         space.apply(METHOD.change(state, step))
         digests.append(space.digest())
         writer.append(Record(number, step.encode(), space.digest()))

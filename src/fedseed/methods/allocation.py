@@ -22,7 +22,7 @@ def allocate(
     sizes: Sequence[int],
     rho: NDArray[np.floating],
     norms: NDArray[np.floating] | None = None,
-    previous: NDArray[np.floating] | None = None,
+    previous: Sequence[Sequence[NDArray[np.float32]]] | None = None,
 ) -> Counts:
     """K_l for each block.
 
@@ -32,7 +32,7 @@ def allocate(
         sizes: d_l of each block.
         rho: variance of the directions' entries in each block.
         norms: |Delta_l| of the client's update, for "norm" and "sqrt".
-        previous: the same as estimated from the last step, for "previous".
+        previous: of each part of the last step, gamma_l of each block, for "previous".
     """
     if rule == "norm" and norms is not None:
         largest = norms.max()
@@ -43,7 +43,7 @@ def allocate(
     if rule == "uniform":
         return proportional(total, np.ones(len(sizes)))
     if rule == "previous" and previous is not None:
-        return proportional(total, np.sqrt(previous / rho))
+        return proportional(total, np.sqrt(estimated_norms(previous, rho) / rho))
     return proportional(total, np.array(sizes, dtype=np.float64))
 
 

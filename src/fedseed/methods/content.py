@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedseed.methods.one_bit import RaggedBits
+from fedseed.methods.coefficients import RaggedBits
 from fedseed.methods.packing import Entrywise, Packed
 from fedseed.methods.payload import Bits, Codec, Many, Nested, Payload, Ragged, Tensors, codecs
 from fedseed.methods.signs import SignCodec

@@ -9,36 +9,46 @@ Shu, Hu, Ng, Low, Yu: "Ferret: Federated Full-Parameter Tuning at Scale for Larg
 The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an unbiased reconstruction) need K_l.
 """
 
-from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from fedseed.errors import NonFiniteError
-from fedseed.methods.allocation import Allocation, Counts, allocate, estimated_norms
+from fedseed.methods.allocation import Allocation, allocate
 from fedseed.methods.base import Answers, Round
+from fedseed.methods.blockwise import BlockState, Blockwise, least_squares
 from fedseed.methods.client import Client
-from fedseed.methods.coefficients import Coefficients, FerretPlan, FerretState, FerretStep
-from fedseed.methods.least_squares import scaled
-from fedseed.methods.one_bit import OneBit
-from fedseed.methods.payload import Floats
-from fedseed.randomness import Basis, Domain, derive
-from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
+from fedseed.methods.coefficients import Coefficients, CoefficientStep
+from fedseed.methods.payload import Payload, Scalar
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
 
+Gammas = list[NDArray[np.float32]]  # of each block
 
-class Ferret(OneBit):
+
+@dataclass(frozen=True)
+class FerretPlan(Payload):
+    """The seed all clients of the round use, or None where each takes its own."""
+
+    seed: Annotated[int | None, Scalar("u8", when="shared")]
+
+
+@dataclass(frozen=True)
+class FerretState(BlockState):
+    """The last step that carried coefficients, and how many did."""
+
+    previous: CoefficientStep | None = None
+    done: int = 0
+
+
+class Ferret(Blockwise):
     """Ferret's settings; defaults as published but for the basis and eta_g, which the paper searches (10, 5, 1).
 
-    Args (besides those of `Method`, `GlobalStep` and `OneBit`):
-        directions: K. For allocation "norm" the count of the block with the largest update, otherwise the total.
-        basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well and costs the same
-            for any number of directions (benchmarks/README.md).
-        basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
+    Args (besides those of `Method` and `Blockwise`):
         blocks: "one", "tensor", "packed" (published) or a number.
         allocation: K_l per block (`fedseed.methods.allocation`); "norm" is published.
         seeds: "per-client" (published; the step carries every client's seed and coefficients), "shared" (one a round)
@@ -58,9 +68,6 @@ class Ferret(OneBit):
     about: ClassVar[str] = "first-order training, update projected on random directions, block-wise (ICML 2025)"
     plan_type = FerretPlan
 
-    directions: Annotated[int, Field(ge=1, le=MAX_SIZE)] = 200
-    basis: Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"] = "hadamard"
-    basis_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] = 1
     blocks: BlockRule = "packed"
     allocation: Allocation = "norm"
     seeds: Literal["per-client", "shared", "fixed"] = "per-client"
@@ -94,57 +101,53 @@ class Ferret(OneBit):
 
     def train(self, state: FerretState, plan: FerretPlan, client: Client) -> Coefficients:
         """Train locally (Algorithm 1, step 2), then project the change (step 3)."""
-        seed = derive(state.seed, Domain.CLIENT_SEED, client.round, client.number) if plan.seed is None else plan.seed
-        return self.update_type(seed, self.sent(self._gammas(state, self.directions_of(seed), client)))
-
-    def _gammas(self, state: FerretState, basis: Basis, client: Client) -> list[Floats]:
-        """gamma_l of each block. Raises NonFiniteError."""
+        seed = state.client_seed(client.round, client.number) if plan.seed is None else plan.seed
+        basis, training = self.directions_of(seed), self.training.at(client.round)
         if self.streaming:
-            counts = self.allocate(state)
-            products = client.project_gradients(self.training.at(client.round), basis, counts.tolist())
+            products = client.project_gradients(training, basis, self.allocate(state).tolist())
         else:
-            client.first_order(self.training.at(client.round))
+            client.first_order(training)
             with client.phase("projection"):
                 norms = client.change_norms() if self.allocation in ("norm", "sqrt") else None
                 if norms is not None and not np.isfinite(norms).all():
                     raise NonFiniteError("the local update is not finite: a weight overflowed")
-                counts = self.allocate(state, norms)
-                products = client.project_change(basis, counts.tolist())
+                products = client.project_change(basis, self.allocate(state, norms).tolist())
         with client.phase("projection"):
             gammas = self.scaled(state, basis, products)
         if not all(np.isfinite(g).all() for g in gammas):
             raise NonFiniteError("a coefficient is not finite: the local update overflowed")
-        return gammas
+        return self.sent(seed, gammas)
 
-    def scaled(self, state: FerretState, basis: Basis, products: list[Floats]) -> list[Floats]:
+    def scaled(self, state: FerretState, basis: Any, products: Gammas) -> Gammas:
         """gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
-        return scaled(state.layout, basis, products, self.exact)
+        if self.exact:
+            return least_squares(state.layout, basis, products)
+        pairs = zip(products, state.layout.block_sizes, strict=True)
+        return [(p.astype(np.float64) / (basis.variance(size) * len(p))).astype(np.float32) for p, size in pairs]
 
-    def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
+    def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> NDArray[np.int64]:
         """K_l for each block; `norms`: |Delta_l| of the client's update."""
-        sizes = state.layout.block_sizes
-        rho = np.array([self.directions_of(0).variance(size) for size in sizes])
-        last = None
-        if self.allocation == "previous" and state.previous is not None:
-            last = estimated_norms([part.gammas for part in state.previous.parts], rho)
+        sizes, basis = state.layout.block_sizes, self.directions_of(0)
+        rho = np.array([basis.variance(size) for size in sizes])
+        last = None if state.previous is None else [part.gammas for part in state.previous.parts]
         return allocate(self.allocation, self.directions, sizes, rho, norms, last)
 
-    def aggregate(self, state: FerretState, answers: Answers) -> FerretStep:
+    def aggregate(self, state: FerretState, answers: Answers) -> CoefficientStep:
         """Multiply in the weights c_i; with a shared seed combine the coefficients, missing ones counting as zero."""
         if not answers:
             return self.step_type(())
         if self.shared:
             blocks = list(zip(*(u.gammas for u in answers.updates), strict=True))
             sums = [total.astype(np.float32) for total in answers.combine_parts(blocks)]
-            return self.step_type((self.update_type(answers.updates[0].seed, self.sent(sums)),))
+            return self.step_type((self.sent(answers.updates[0].seed, sums),))
         return self.step_type(tuple(update.times(weight) for _, weight, update in answers))
 
-    def change(self, state: FerretState, step: FerretStep) -> Change:
+    def change(self, state: FerretState, step: CoefficientStep) -> Change:
         """w <- w - eta_g sum_i c_i sum_l V_l gamma_l, rounded once (Eq. 7; Algorithm 1, line 6)."""
         numbers = (step.parts[0].seed, state.done if self.seeds == "fixed" else 0) if step.parts else None
         return self.moved(state, step, numbers if self.keeps_small_steps else None)
 
-    def advance(self, state: FerretState, step: FerretStep) -> FerretState:
+    def advance(self, state: FerretState, step: CoefficientStep) -> FerretState:
         """Remember the step, unless it is empty."""
         if not step.parts:
             return state
@@ -168,16 +171,7 @@ class Ferret(OneBit):
 
     def round_seed(self, state: FerretState, number: int) -> int:
         """The seed that the clients of a round share."""
-        return derive(state.seed, Domain.ROUND_SEED, 0 if self.seeds == "fixed" else number)
-
-    @property
-    def most(self) -> int:
-        """The largest count a block can have."""
-        return max(2, self.directions)
-
-    def directions_of(self, seed: int) -> Basis:
-        """The basis of a seed."""
-        return Basis(self.basis, seed, self.most, self.basis_rank)
+        return state.round_seed(0 if self.seeds == "fixed" else number)
 
     @property
     def incomparable(self) -> str | None:

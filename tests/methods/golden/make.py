@@ -12,14 +12,14 @@ from fedseed import FedAvg, FedKSeed, FedMeZO, FedSGD, FedZO, FeedSign, Ferret, 
 from fedseed.aggregation import Mean
 from fedseed.methods import FedIT, FedPrompt, FedPTuning
 from fedseed.methods.base import Answers, Round
+from fedseed.methods.coefficients import BitStep
 from fedseed.methods.dense import Weights
 from fedseed.methods.entries import Combined, Kept
 from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
 from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.feedsign import Votes
-from fedseed.methods.ferret import Coefficients, FerretPlan, FerretStep
+from fedseed.methods.ferret import Coefficients, CoefficientStep, FerretPlan
 from fedseed.methods.mezo import Estimates
-from fedseed.methods.one_bit import BitCoefficients, BitStep
 from fedseed.methods.packing import Scattered, Small
 from fedseed.methods.payload import Nothing
 from fedseed.methods.personal import Rate
@@ -60,11 +60,11 @@ DENSE = (Nothing(), Weights(DATA), Weights(DATA))
 # the method, and what is sent in one round: plan, update, step
 CASES = {
     "ferret": (Ferret(directions=5, blocks=2, allocation="size"), FerretPlan(None), Coefficients(2**63 + 5, gammas()),
-               FerretStep((Coefficients(2**64 - 1, gammas()), Coefficients(3, gammas(9))))),
+               CoefficientStep((Coefficients(2**64 - 1, gammas()), Coefficients(3, gammas(9))))),
     "ferret-shared": (SHARED, PLANNED, Coefficients(PLANNED.seed, gammas()),
-                      FerretStep((Coefficients(PLANNED.seed, gammas(4)),))),
-    "ferret-bit": (BITS, PLANNED, BitCoefficients(PLANNED.seed, BITS.sent(gammas())),
-                   BitStep((BitCoefficients(PLANNED.seed, BITS.sent(gammas(4))),))),
+                      CoefficientStep((Coefficients(PLANNED.seed, gammas(4)),))),
+    "ferret-bit": (BITS, PLANNED, BITS.sent(PLANNED.seed, gammas()),
+                   BitStep((BITS.sent(PLANNED.seed, gammas(4)),))),
     "fedkseed": (FedKSeed(candidates=8), Pool(2**32 - 2, numbers(8), None),
                  Pairs(np.array([0, 7, 3], dtype=np.uint32), numbers(3)), Accumulated(numbers(8))),
     "fedkseed-pro": (FedKSeed(candidates=8, importance=True), Pool(258, numbers(8), numbers(8, 5)),

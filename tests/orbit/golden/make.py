@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, Orbit, ParameterSpace, Sign, TopK, ZOFedSGD
+from fedseed.methods.coefficients import BitCoefficients, BitStep, one_bit
 from fedseed.methods.entries import Combined
 from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
-from fedseed.methods.ferret import Coefficients, FerretStep
+from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.methods.mezo import Estimates
-from fedseed.methods.one_bit import BitCoefficients, BitStep, one_bit
 from fedseed.methods.packing import Scattered, nothing
 from fedseed.methods.signs import Signs, SignStep, Weighted
 from fedseed.methods.traces import Branch, Branches, Trace
@@ -44,9 +44,9 @@ def numbers(step, count):
 
 def ferret(step, parts=1):
     if step == 3:
-        return FerretStep(())  # a round that nobody answered
+        return CoefficientStep(())  # a round that nobody answered
     seeds = [2**64 - step - i for i in range(parts)]
-    return FerretStep(tuple(Coefficients(s, (numbers(step, 3), numbers(step + 1, 2))) for s in seeds))
+    return CoefficientStep(tuple(Coefficients(s, (numbers(step, 3), numbers(step + 1, 2))) for s in seeds))
 
 
 def bits(step, parts=1):
@@ -175,7 +175,7 @@ METHODS = {
     # -- format 3: settings that are as by default are left out
     "ferret-format-3": (Ferret(directions=5, blocks="one", seeds="shared",
                                training={"learning_rate": 0.25, "schedule": "cosine"}),
-                        lambda step: FerretStep((Coefficients(step, (numbers(step, 5),)),)), 4),
+                        lambda step: CoefficientStep((Coefficients(step, (numbers(step, 5),)),)), 4),
 }  # fmt: skip
 DTYPES = {
     "zo-fedsgd-own": torch.bfloat16, "zo-fedsgd-rebuilt": torch.bfloat16, "ferret-own": torch.float16,
