@@ -29,7 +29,8 @@ def test_the_rules_look_at_what_they_should():
     sizes, rho = (100, 200, 400), np.array([1.0, 0.25, 0.04])
     norms = np.array([3.0, 1.0, 0.5])
     roots = np.sqrt(norms / rho)
-    for rule, known in (("sqrt", {"norms": norms}), ("previous", {"previous": norms})):
+    last = [[np.float32([norm / rho_l**0.5]) for norm, rho_l in zip(norms, rho, strict=True)]]
+    for rule, known in (("sqrt", {"norms": norms}), ("previous", {"previous": last})):
         counts = allocate(rule, 1000, sizes, rho, **known)
         np.testing.assert_allclose(counts, 1000 * roots / roots.sum(), atol=1)
         assert list(allocate(rule, 700, sizes, rho)) == list(sizes)  # nothing is known yet

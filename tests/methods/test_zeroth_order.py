@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import FedKSeed, FeedSign, Orbit, ZOFedSGD
+from fedseed import FedKSeed, FeedSign, MeZO, Orbit, ZOFedSGD
 from fedseed.errors import MessageError
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.methods.fedkseed import Pairs
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.zofedsgd import ByteProjections, Projections
+from fedseed.objectives.losses import Supervised
+from fedseed.training.client import LocalClient
+from fedseed.weights.space import ParameterSpace
 from support.rounds import answers, plan
 from support.tiers import tiered
 from support.zeroth_order import LAYOUT, METHODS, OBJECTIVE, QUICK, data, federation, model
@@ -268,3 +271,21 @@ def test_autocast_sees_each_side_of_a_perturbation_in_a_model_that_has_to_be_mov
     with client.autocast("bfloat16"):
         plus, minus = (client.perturbed_loss(Basis("normal", 1), 0, scale, train[0][:8]) for scale in (0.3, -0.3))
     assert plus != minus and client.space.digest() == before
+
+
+def test_estimates_of_a_quadratic_are_its_slopes():
+    """l(w) = sum_i a_i w_i^2 / 2 along z: two-point z^T A w exactly, one-point z^T A w + eps z^T A z / 2."""
+    curvature, at = torch.tensor([1.0, 4.0, 0.5, 2.0]), torch.tensor([3.0, -1.0, 2.0, 0.5])
+    net = torch.nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(at[None])
+    rows = Supervised(lambda out, y: (out * out).reshape(len(out), -1).sum(1) / 2)  # of sqrt(4 a_i) e_i
+    items = [(row, torch.zeros(1)) for row in torch.diag((4 * curvature).sqrt())]  # the mean over four is l
+    method = MeZO(scale=0.25, batch=4, basis="rademacher")
+    client = LocalClient(ParameterSpace(net), rows, items, 1, 1, 0)
+    basis = method.directions(7)
+    for k in range(4):
+        z = torch.from_numpy(basis.direction(k, 0, 4)).double()
+        slope, bend = float(z @ (curvature * at).double()), float(z * z @ curvature.double())
+        assert method.two_point(client, basis, k, items).rho == pytest.approx(slope, abs=1e-4)
+        assert method.one_point(client, basis, k, items).rho == pytest.approx(slope + 0.25 * bend / 2, abs=1e-4)
