@@ -305,125 +305,82 @@ def _to_brain(value):  # type: ignore[no-untyped-def]
     return np.uint16(_U(0x7FC0) if _U(bits & _U(0x7FFFFFFF)) > _U(0x7F800000) else rounded)
 
 
-def _store(out, source, total, count, scale, half):  # type: ignore[no-untyped-def]
+def _get(source, i):  # type: ignore[no-untyped-def]
+    """Weight i as a float32. Bits of bfloat16 are unsigned integers here, those of float16 signed ones (`bits`)."""
+
+
+@overload(_get, inline="always")
+def _get_typed(source, i):  # type: ignore[no-untyped-def]
+    if source.dtype == types.float32:
+        return lambda source, i: source[i]
+    if source.dtype == types.uint16:
+        return lambda source, i: _from_brain(source[i])
+    return lambda source, i: _from_half(source[i])
+
+
+def _put(out, i, value):  # type: ignore[no-untyped-def]
+    """Weight i = value, rounded to its dtype."""
+
+
+@overload(_put, inline="always")
+def _put_typed(out, i, value):  # type: ignore[no-untyped-def]
+    if out.dtype == types.float32:
+
+        def put(out, i, value):  # type: ignore[no-untyped-def]
+            out[i] = value
+    elif out.dtype == types.uint16:
+
+        def put(out, i, value):  # type: ignore[no-untyped-def]
+            out[i] = _to_brain(value)
+    else:
+
+        def put(out, i, value):  # type: ignore[no-untyped-def]
+            out[i] = _to_half(value)
+
+    return put
+
+
+def bits(array: Stored, dtype: str) -> Stored:
+    """Weights as the loops take them."""
+    return array.view(np.int16) if dtype == "float16" else array  # type: ignore[return-value]
+
+
+@njit(cache=True)
+def _store(out, source, total, count, scale):  # type: ignore[no-untyped-def]
     """out[i] = round(source[i] + (scale * total[i] + 0))."""
+    for i in range(count):
+        _put(out, i, _get(source, i) + (scale * total[i] + _ZERO))
 
 
-@overload(_store)
-def _store_typed(out, source, total, count, scale, half):  # type: ignore[no-untyped-def]
-    if out.dtype == types.float32:
-
-        def single(out, source, total, count, scale, half):  # type: ignore[no-untyped-def]
-            for i in range(count):
-                out[i] = source[i] + (scale * total[i] + _ZERO)
-
-        return single
-
-    def sixteen(out, source, total, count, scale, half):  # type: ignore[no-untyped-def]
-        if half:
-            for i in range(count):
-                out[i] = _to_half(_from_half(source[i]) + (scale * total[i] + _ZERO))
-        else:
-            for i in range(count):
-                out[i] = _to_brain(_from_brain(source[i]) + (scale * total[i] + _ZERO))
-
-    return sixteen
-
-
-def _shift(out, total, count, scale, half):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _shift(out, total, count, scale):  # type: ignore[no-untyped-def]
     """`_store` in place: loops whose input may be their output are not vectorised, a sum to one array is."""
+    for i in range(count):
+        _put(out, i, _get(out, i) + (scale * total[i] + _ZERO))
 
 
-@overload(_shift)
-def _shift_typed(out, total, count, scale, half):  # type: ignore[no-untyped-def]
-    if out.dtype == types.float32:
-
-        def single(out, total, count, scale, half):  # type: ignore[no-untyped-def]
-            for i in range(count):
-                out[i] += scale * total[i] + _ZERO
-
-        return single
-
-    def sixteen(out, total, count, scale, half):  # type: ignore[no-untyped-def]
-        if half:
-            for i in range(count):
-                out[i] = _to_half(_from_half(out[i]) + (scale * total[i] + _ZERO))
-        else:
-            for i in range(count):
-                out[i] = _to_brain(_from_brain(out[i]) + (scale * total[i] + _ZERO))
-
-    return sixteen
-
-
-def _store_signs(out, source, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _store_signs(out, source, words, blocks, table, scale):  # type: ignore[no-untyped-def]
     """out = round(source + (scale * (signs * table) + 0))."""
+    for b in range(blocks):
+        for w in range(4):
+            word = words[w, b]
+            at = 128 * b + 32 * w
+            for i in range(32):
+                change = _signed(scale * table[at + i], word, i)
+                _put(out, at + i, _get(source, at + i) + (change + _ZERO))
 
 
-@overload(_store_signs)
-def _store_signs_typed(out, source, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
-    if out.dtype == types.float32:
-
-        def single(out, source, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
-            for b in range(blocks):
-                for w in range(4):
-                    word = words[w, b]
-                    at = 128 * b + 32 * w
-                    for i in range(32):
-                        change = _signed(scale * table[at + i], word, i)
-                        out[at + i] = source[at + i] + (change + _ZERO)
-
-        return single
-
-    def sixteen(out, source, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
-        for b in range(blocks):
-            for w in range(4):
-                word = words[w, b]
-                at = 128 * b + 32 * w
-                if half:
-                    for i in range(32):
-                        change = _signed(scale * table[at + i], word, i)
-                        out[at + i] = _to_half(_from_half(source[at + i]) + (change + _ZERO))
-                else:
-                    for i in range(32):
-                        change = _signed(scale * table[at + i], word, i)
-                        out[at + i] = _to_brain(_from_brain(source[at + i]) + (change + _ZERO))
-
-    return sixteen
-
-
-def _shift_signs(out, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _shift_signs(out, words, blocks, table, scale):  # type: ignore[no-untyped-def]
     """`_store_signs` in place."""
-
-
-@overload(_shift_signs)
-def _shift_signs_typed(out, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
-    if out.dtype == types.float32:
-
-        def single(out, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
-            for b in range(blocks):
-                for w in range(4):
-                    word = words[w, b]
-                    at = 128 * b + 32 * w
-                    for i in range(32):
-                        out[at + i] += _signed(scale * table[at + i], word, i) + _ZERO
-
-        return single
-
-    def sixteen(out, words, blocks, table, scale, half):  # type: ignore[no-untyped-def]
-        for b in range(blocks):
-            for w in range(4):
-                word = words[w, b]
-                at = 128 * b + 32 * w
-                if half:
-                    for i in range(32):
-                        change = _signed(scale * table[at + i], word, i)
-                        out[at + i] = _to_half(_from_half(out[at + i]) + (change + _ZERO))
-                else:
-                    for i in range(32):
-                        change = _signed(scale * table[at + i], word, i)
-                        out[at + i] = _to_brain(_from_brain(out[at + i]) + (change + _ZERO))
-
-    return sixteen
+    for b in range(blocks):
+        for w in range(4):
+            word = words[w, b]
+            at = 128 * b + 32 * w
+            for i in range(32):
+                change = _signed(scale * table[at + i], word, i)
+                _put(out, at + i, _get(out, at + i) + (change + _ZERO))
 
 
 # -- moving: w + scale * sum, in one pass ----------------------------------------------------------------------------
@@ -439,7 +396,7 @@ def _copy(out, source, count):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _move_run(out, to, source, at, start, count, step):  # type: ignore[no-untyped-def]
     """`move` for `count` elements from index `start` on: out[to ...] of source[at ...]; `step` is `_step`'s."""
-    units, payload, scale, half = step
+    units, payload, scale = step
     words = np.empty((4, _CHUNK // 4), np.uint32)
     v = np.empty(_CHUNK, np.float32)
     total = np.empty(_CHUNK, np.float32)
@@ -463,9 +420,9 @@ def _move_run(out, to, source, at, start, count, step):  # type: ignore[no-untyp
             column = only.begin + (base & (only.end - only.begin - 1)) + first - base
             table = v if only.kind == SIGNS else payload[column:]
             if same:
-                _shift_signs(out[here:], words, blocks, table, scale, half)
+                _shift_signs(out[here:], words, blocks, table, scale)
             else:
-                _store_signs(out[here:], source[there:], words, blocks, table, scale, half)
+                _store_signs(out[here:], source[there:], words, blocks, table, scale)
         else:
             if direct and first < last:
                 end = first
@@ -477,26 +434,26 @@ def _move_run(out, to, source, at, start, count, step):  # type: ignore[no-untyp
             else:
                 _sum_chunk(total, v, words, base, begin - base, end - base, units, payload)
             if same:
-                _shift(out[here:], total[begin - base :], end - begin, scale, half)
+                _shift(out[here:], total[begin - base :], end - begin, scale)
             else:
-                _store(out[here:], source[there:], total[begin - base :], end - begin, scale, half)
+                _store(out[here:], source[there:], total[begin - base :], end - begin, scale)
         begin = end
 
 
 @njit(cache=True)
-def add_sums_run(out, source, total, scale, half, same):  # type: ignore[no-untyped-def]
+def add_sums_run(out, source, total, scale, same):  # type: ignore[no-untyped-def]
     """`add_sums` without threads; `same`: `out` is `source`."""
     if same:
-        _shift(out, total, out.size, scale, half)
+        _shift(out, total, out.size, scale)
     else:
-        _store(out, source, total, out.size, scale, half)
+        _store(out, source, total, out.size, scale)
 
 
 @njit(cache=True, parallel=True)
-def _add_sums(out, source, total, scale, half, same):  # type: ignore[no-untyped-def]
+def _add_sums(out, source, total, scale, same):  # type: ignore[no-untyped-def]
     for run in prange((out.size + _RUN - 1) // _RUN):
         a, b = run * _RUN, min(out.size, (run + 1) * _RUN)
-        add_sums_run(out[a:b], source[a:b], total[a:b], scale, half, same)
+        add_sums_run(out[a:b], source[a:b], total[a:b], scale, same)
 
 
 @intrinsic
@@ -768,73 +725,38 @@ def _product(out, x, source, bias, start, step, room):  # type: ignore[no-untype
 # -- many steps in one pass, each rounded ----------------------------------------------------------------------------
 
 
-def _read(current, source, count, half):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _read(current, source, count):  # type: ignore[no-untyped-def]
     """current = the first `count` weights of source, as float32."""
+    for i in range(count):
+        current[i] = _get(source, i)
 
 
-@overload(_read)
-def _read_typed(current, source, count, half):  # type: ignore[no-untyped-def]
-    if source.dtype == types.float32:
-
-        def single(current, source, count, half):  # type: ignore[no-untyped-def]
-            for i in range(count):
-                current[i] = source[i]
-
-        return single
-
-    def sixteen(current, source, count, half):  # type: ignore[no-untyped-def]
-        if half:
-            for i in range(count):
-                current[i] = _from_half(source[i])
-        else:
-            for i in range(count):
-                current[i] = _from_brain(source[i])
-
-    return sixteen
+@njit(cache=True)
+def _write(out, current, count):  # type: ignore[no-untyped-def]
+    """The first `count` weights of out = current, rounded."""
+    for i in range(count):
+        _put(out, i, current[i])
 
 
-def _round(out, current, count, half):  # type: ignore[no-untyped-def]
+def _round(out, current, count):  # type: ignore[no-untyped-def]
     """current = what is left of it in the dtype of out, which gets it too where it is a 16-bit one."""
 
 
 @overload(_round)
-def _round_typed(out, current, count, half):  # type: ignore[no-untyped-def]
+def _round_typed(out, current, count):  # type: ignore[no-untyped-def]
     if out.dtype == types.float32:
-        return lambda out, current, count, half: None
+        return lambda out, current, count: None
 
-    def sixteen(out, current, count, half):  # type: ignore[no-untyped-def]
-        if half:
-            for i in range(count):
-                out[i] = _to_half(current[i])
-            for i in range(count):
-                current[i] = _from_half(out[i])
-        else:
-            for i in range(count):
-                out[i] = _to_brain(current[i])
-            for i in range(count):
-                current[i] = _from_brain(out[i])
+    def sixteen(out, current, count):  # type: ignore[no-untyped-def]
+        _write(out, current, count)
+        _read(current, out, count)
 
     return sixteen
 
 
-def _write(out, current, count):  # type: ignore[no-untyped-def]
-    """The last step's weights, where `_round` has not written them."""
-
-
-@overload(_write)
-def _write_typed(out, current, count):  # type: ignore[no-untyped-def]
-    if out.dtype == types.float32:
-
-        def single(out, current, count):  # type: ignore[no-untyped-def]
-            for i in range(count):
-                out[i] = current[i]
-
-        return single
-    return lambda out, current, count: None
-
-
 @njit(cache=True)
-def _steps_run(out, start, begin, end, half, prepared):  # type: ignore[no-untyped-def]
+def _steps_run(out, start, begin, end, prepared):  # type: ignore[no-untyped-def]
     """`move_steps` for elements begin..end of a vector whose element `start` is out[0]."""
     units, payload, ends, scales = prepared
     words = np.empty((4, _CHUNK // 4), np.uint32)
@@ -845,7 +767,7 @@ def _steps_run(out, start, begin, end, half, prepared):  # type: ignore[no-untyp
     while base < end:
         lo, hi = max(begin - base, 0), min(end - base, _CHUNK)
         here = out[base + lo - start :]
-        _read(current[lo:], here, hi - lo, half)
+        _read(current[lo:], here, hi - lo)
         from_, blocks = lo >> 7, ((hi + 127) >> 7) - (lo >> 7)
         first = 0
         for step in range(ends.size):
@@ -860,20 +782,21 @@ def _steps_run(out, start, begin, end, half, prepared):  # type: ignore[no-untyp
                 _sum_chunk(total, v, words, base, lo, hi, units[first : ends[step]], payload)
                 for i in range(lo, hi):
                     current[i] = current[i] + (scale * total[i] + _ZERO)
-            _round(here, current[lo:], hi - lo, half)
+            if step + 1 < ends.size:
+                _round(here, current[lo:], hi - lo)
             first = ends[step]
         _write(here, current[lo:], hi - lo)
         base += _CHUNK
 
 
 @njit(cache=True, parallel=True)
-def _steps(out, start, half, prepared):  # type: ignore[no-untyped-def]
+def _steps(out, start, prepared):  # type: ignore[no-untyped-def]
     stop = start + out.size
     first = start // _CHUNK
     for chunk in prange((stop + _CHUNK - 1) // _CHUNK - first):
         a = max(start, (first + chunk) * _CHUNK)
         b = min(stop, (first + chunk + 1) * _CHUNK)
-        _steps_run(out, start, a, b, half, prepared)
+        _steps_run(out, start, a, b, prepared)
 
 
 # -- the sum alone ---------------------------------------------------------------------------------------------------
@@ -1204,14 +1127,14 @@ def combine(prepared: Prepared, start: int, stop: int) -> Floats:
     return out
 
 
-def _step(prepared: Prepared, scale: float, dtype: str) -> tuple[NDArray[Any], Floats, np.float32, bool]:
-    """What the loops that move weights take: units, payload, scale, whether weights are float16 (not bfloat16)."""
-    return prepared.units, prepared.payload, _F(scale), dtype == "float16"
+def _step(prepared: Prepared, scale: float) -> tuple[NDArray[Any], Floats, np.float32]:
+    """What the loops that move weights take: units, payload, scale."""
+    return prepared.units, prepared.payload, _F(scale)
 
 
 def move(out: Stored, source: Stored, dtype: str, prepared: Prepared, scale: float, start: int) -> None:
     """out = round(source + scale * sum), where source holds elements start, start + 1, ..."""
-    step = _step(prepared, scale, dtype)
+    step, out, source = _step(prepared, scale), bits(out, dtype), bits(source, dtype)
     if len(out) <= _RUN:  # threads would take longer to start
         _move_run(out, 0, source, 0, start, len(out), step)
     else:
@@ -1222,14 +1145,14 @@ def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float
     """out = round(source + scale * sums), where the sums over directions are there already."""
     same = out.ctypes.data == source.ctypes.data
     act = add_sums_run if len(out) <= _RUN else _add_sums  # threads would take longer to start
-    act(out, source, sums, _F(scale), dtype == "float16", same)
+    act(bits(out, dtype), bits(source, dtype), sums, _F(scale), same)
 
 
 def move_many(moves: Sequence[tuple[Stored, Stored, int]], dtype: str, prepared: Prepared, scale: float) -> None:
     """`move` for each (out, source, start), without threads: calls take longer than what they do for a small run."""
     runs = [(out.ctypes.data, source.ctypes.data, start, len(out)) for out, source, start in moves]
     if runs:
-        _move_many(np.array(runs), moves[0][0], _step(prepared, scale, dtype))
+        _move_many(np.array(runs), bits(moves[0][0], dtype), _step(prepared, scale))
 
 
 class PreparedSteps(NamedTuple):
@@ -1259,11 +1182,10 @@ def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) ->
 
 def move_steps(out: Stored, dtype: str, prepared: PreparedSteps, start: int) -> None:
     """`move` in place for one step after the other, each rounded, in one pass over the weights."""
-    half = dtype == "float16"
     if len(out) <= _CHUNK:
-        _steps_run(out, start, start, start + len(out), half, tuple(prepared))
+        _steps_run(bits(out, dtype), start, start, start + len(out), tuple(prepared))
     else:
-        _steps(out, start, half, tuple(prepared))
+        _steps(bits(out, dtype), start, tuple(prepared))
 
 
 def move_rows(
@@ -1271,7 +1193,8 @@ def move_rows(
 ) -> None:
     """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
     act = _move_rows_serial if out.size <= _RUN else _move_rows
-    act(out.reshape(-1), source.reshape(-1), rows, source.shape[1], start, _step(prepared, scale, dtype))
+    to, from_ = bits(out.reshape(-1), dtype), bits(source.reshape(-1), dtype)
+    act(to, from_, rows, source.shape[1], start, _step(prepared, scale))
 
 
 def _multiply(
@@ -1303,7 +1226,7 @@ def _multiply(
     packed, slabs, sums = memory[:first], memory[first:second], memory[second : second + threads * rows * _PANEL]
     slabs, sums = slabs.reshape(threads, rows, columns), sums.reshape(threads, rows, _PANEL)
     kept = packed.reshape(copies, -1), slabs, sums, np.zeros(1, np.int64)
-    _product(out, x, source.reshape(-1), biases, start, _step(prepared, scale, "float32"), kept)
+    _product(out, x, source.reshape(-1), biases, start, _step(prepared, scale), kept)
 
 
 product = _multiply if _REGISTER else None

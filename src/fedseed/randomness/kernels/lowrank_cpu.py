@@ -18,7 +18,7 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from fedseed.randomness.kernels.cpu import add_sums, add_sums_run, fill_words
+from fedseed.randomness.kernels.cpu import add_sums, add_sums_run, bits, fill_words
 from fedseed.randomness.kernels.lowrank_reference import GROUP, PLACE, TILE, Pair, join, padded
 from fedseed.randomness.kernels.reference import Floats, Spec, Stored
 from fedseed.randomness.matrices import Matrix
@@ -373,17 +373,17 @@ def _sum_row(out, group, a, lefts, rights):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _move_some(out, source, first, last, how):  # type: ignore[no-untyped-def]
-    lefts, rights, scale, half, same = how
+    lefts, rights, scale, same = how
     columns = rights.shape[1]
     group, total = np.empty(columns, np.float32), np.empty(columns, np.float32)
     for a in range(first, last):
         i, j = a * columns, (a + 1) * columns
         if len(rights) == 1:  # scale * -right is -scale * right
             by = -scale if lefts[0, a] & _U(1) else scale
-            add_sums_run(out[i:j], source[i:j], rights[0], by, half, same)
+            add_sums_run(out[i:j], source[i:j], rights[0], by, same)
         else:
             _sum_row(total, group, a, lefts, rights)
-            add_sums_run(out[i:j], source[i:j], total, scale, half, same)
+            add_sums_run(out[i:j], source[i:j], total, scale, same)
 
 
 @njit(cache=True, parallel=True)
@@ -420,7 +420,8 @@ def move(
         return
     lefts = _across(records, Domain.LEFT, matrix.start + first, rows)
     rights = _signed(_across(records, Domain.RIGHT, matrix.start, columns), _coefficients(records))
-    how = lefts, rights, np.float32(scale), dtype == "float16", out.ctypes.data == source.ctypes.data
+    how = lefts, rights, np.float32(scale), out.ctypes.data == source.ctypes.data
+    out, source = bits(out, dtype), bits(source, dtype)
     if len(out) <= _FEW:
         _move_some(out, source, 0, rows, how)
     else:
