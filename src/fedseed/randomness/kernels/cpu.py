@@ -342,7 +342,7 @@ def _put_typed(out, i, value):  # type: ignore[no-untyped-def]
 
 def bits(array: Stored, dtype: str) -> Stored:
     """Weights as the loops take them."""
-    return array.view(np.int16) if dtype == "float16" else array  # type: ignore[return-value]
+    return array.view(np.int16) if dtype == "float16" else array
 
 
 @njit(cache=True)
