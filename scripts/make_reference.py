@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from fedseed.methods import METHODS
 from fedseed.models.adapters import AnyAdapter
 from fedseed.orbit.header import flat
+from fedseed.privacy import PrivacySettings
 from fedseed.runs.keys import Key, among
 from fedseed.runs.recipe import recipe_keys
 
@@ -54,6 +55,28 @@ TABLES = {
     "tracking[]": "Where else metrics go: `[[tracking]]`, as often as there are places.",
 }
 
+# Each table's keys stand in three groups. What is in neither list is an expert's: a new key needs no line here.
+EVERYBODY = """
+    title seed rounds model.base model.device model.dtype model.trainable model.adapter.kind model.adapter.rank
+    task.name task.path task.clients task.examples task.evaluation task.partition.kind task.partition.alpha
+    federation.per_round federation.fraction federation.clients federation.nats federation.key federation.ca
+    method.name method.learning_rate method.batch method.steps method.directions method.training.optimizer
+    method.training.learning_rate method.training.steps method.training.epochs method.training.batch
+    aggregation.name aggregation.liars privacy.level privacy.clip privacy.noise privacy.budget
+    secure_sums.threshold reward.name reward.function evaluation.every evaluation.max_new_tokens
+    stopping.patience tracking[].name tracking[].project
+"""
+PAPERS = """
+    task.families_per_client task.unseen task.evaluate_on task.families task.prompt task.max_input_chars
+    task.min_instances task.fraction task.test_fraction task.test_instances task.test_category task.k
+    task.smooth task.scrambled task.classes method.scalars method.allocation method.exact method.streaming
+    method.blocks method.weighting method.basis_rank method.basis_size method.importance method.importance_clip
+    method.normalize method.horizon method.divide_by method.decay method.estimator method.estimates
+    method.travel method.combine method.personal method.alpha method.block_rate method.every
+    aggregation.iterations aggregation.smoothing secure_sums.masks attack.kind attack.clients attack.strength
+"""
+GROUPS = ("What everybody sets:", "What an expert sets:", "What a paper needs:")
+
 
 def main() -> int:
     """Write the file, or say whether it is up to date."""
@@ -87,7 +110,7 @@ def changed_defaults() -> list[str]:
 def defaults() -> dict[str, dict[str, Any]]:
     """Returns the defaults of all settings that an orbit's header may have, by class and key."""
     found: dict[str, dict[str, Any]] = {}
-    for kind in _with_tables([*METHODS, *among(AnyAdapter, ())]):
+    for kind in _with_tables([*METHODS, *among(AnyAdapter, ()), PrivacySettings]):
         table: dict[str, Any] = {}
         for key, field in kind.model_fields.items():
             if not field.is_required() and field.json_schema_extra is None:  # internal ones have it
@@ -106,23 +129,53 @@ def _with_tables(kinds: list[type[BaseModel]]) -> Iterator[type[BaseModel]]:
 
 def reference() -> str:
     """The whole page."""
-    keys = recipe_keys()
+    keys: dict[str, list[Key]] = {}  # by what they are called: several methods or tasks may have one
+    for key in recipe_keys():
+        keys.setdefault(key.key, []).append(key)
     parts = [BEGINNING]
-    for table in dict.fromkeys(key.table for key in keys):
+    for table in dict.fromkeys(same[0].table for same in keys.values()):
         several = table.endswith("[]")
         heading = f"[[{table[:-2]}]]" if several else f"[{table}]" if table else "Outside of tables"
-        rows = [_row(key) for key in keys if key.table == table]
-        head = "| key | type | default | meaning |\n|---|---|---|---|"
-        parts.append("\n".join([f"## {heading}", "", TABLES[table], "", head, *rows, ""]))
+        parts.append(f"## {heading}\n\n{TABLES[table]}\n")
+        for number, group in enumerate(GROUPS):
+            rows = [_row(same) for same in keys.values() if same[0].table == table and _group(same[0].key) == number]
+            if rows:
+                head = "| key | type | default | meaning |\n|---|---|---|---|"
+                parts.append("\n".join([group, "", head, *rows, ""]))
     return "\n".join(parts)
 
 
-def _row(key: Key) -> str:
-    name = key.key.removeprefix(f"{key.table}.") if key.table else key.key
-    default = key.default if key.default in ("must be given", "not set") else f"`{key.default}`"
-    whose = f" *{', '.join(key.of)}*" if key.of else ""
-    cells = (f"`{name}`", key.kind, default, f"{key.about.rstrip('.')}.{whose}")
+def _group(key: str) -> int:
+    return 0 if key in EVERYBODY.split() else 2 if key in PAPERS.split() else 1
+
+
+def _row(same: list[Key]) -> str:
+    """Returns the row of a key, with what differs between its tables."""
+    table = same[0].table
+    name = same[0].key.removeprefix(f"{table}.") if table else same[0].key
+    about = [f"{key.about.rstrip('.')}.{f' *{_whose(key)}*' if key.of else ''}" for key in same]
+    cells = (
+        f"`{name}`",
+        _each([key.kind for key in same], same),
+        _each(list(map(_default, same)), same),
+        " ".join(about),
+    )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _each(cells: list[str], same: list[Key]) -> str:
+    """Returns what all say, or what each says and of what."""
+    if len(set(cells)) == 1:
+        return cells[0]
+    return "; ".join(f"{cell} (*{_whose(key)}*)" for cell, key in zip(cells, same, strict=True))
+
+
+def _whose(key: Key) -> str:
+    return ", ".join(key.of)
+
+
+def _default(key: Key) -> str:
+    return key.default if key.default in ("must be given", "not set") else f"`{key.default}`"
 
 
 if __name__ == "__main__":

@@ -88,3 +88,24 @@ def test_the_page_is_up_to_date():
     page = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))
     assert page["FILE"] == ROOT / "docs" / "recipe.md"
     assert page["FILE"].read_text(encoding="utf-8") == page["reference"](), "run scripts/make_reference.py"
+
+
+def test_the_list_of_keys_is_frozen(keys):
+    """Recipes are written by people, and kept: a key that goes, or is called otherwise, breaks theirs."""
+    file = Path(__file__).parent / "recipe_keys.txt"
+    frozen, now = file.read_text().split(), sorted({key.key for key in keys})
+    gone, new = sorted(set(frozen) - set(now)), sorted(set(now) - set(frozen))
+    assert not gone, f"{gone}: recipes have these keys. Keep them, or say in CHANGELOG what to write in place of them"
+    assert not new, (
+        f"new keys: {new}. Could a key that is there say it, or a default that nobody would change? If not, add them "
+        f"to {file.name}, in order, and run scripts/make_reference.py, which writes docs/recipe.md and the defaults "
+        "that orbits leave out: with a default that means what happened before, old orbits stay as they are"
+    )
+    assert frozen == sorted(frozen)
+
+
+def test_groups_of_the_page_name_keys_there_are(keys):
+    page = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))
+    everybody, papers = page["EVERYBODY"].split(), page["PAPERS"].split()
+    assert {*everybody, *papers} <= {key.key for key in keys}
+    assert not set(everybody) & set(papers)

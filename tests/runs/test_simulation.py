@@ -172,6 +172,15 @@ def test_what_the_folder_holds(problem, tmp_path):
     assert read_metrics(tmp_path / "run") == result.metrics
 
 
+def test_the_summarys_seconds_are_the_sums_of_all_lines_with_round_0(problem):
+    result = problem.federation(problem.ferret()).run()
+    spent = dict(result.summary["seconds"])
+    total = spent.pop("total")
+    for phase in spent:
+        assert spent[phase] == pytest.approx(sum(line["seconds"].get(phase, 0.0) for line in result.metrics)), phase
+    assert result.metrics[0]["seconds"]["evaluation"] > 0 and total >= sum(spent.values())
+
+
 def test_a_dense_method_leaves_its_weights(problem, tmp_path):
     from safetensors.torch import load_file
 
