@@ -1,9 +1,15 @@
-"""Tasks drawn from the files of one data set: training and validation examples from one, tests from another."""
+"""Tasks drawn from the files of one data set: training and validation examples from one, tests from another.
 
+Those that a prompt makes, with an answer among a few words, are rows of text_tasks.toml.
+"""
+
+import re
+import tomllib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import PositiveInt
 
@@ -14,6 +20,16 @@ from fedseed.tasks.files import Record, data_folder, read_records
 
 TRAIN, TEST, DEAL = 0, 1, 1000  # separate the draws from the files, and the partition
 Files = Mapping[str, Sequence[str]]
+T = TypeVar("T", bound="DrawnTask")
+
+# how a prompt writes a field, "{name:form}"
+FORMS: Mapping[str, Callable[[str], str]] = {
+    "": str,
+    "strip": str.strip,
+    "question": lambda text: _capital(text.rstrip().removesuffix("?")),
+    "first": str.strip,
+    "second": str.strip,
+}
 
 
 class DrawnTask(DealtTask):
@@ -31,6 +47,9 @@ class DrawnTask(DealtTask):
     train_files: ClassVar[Sequence[str]]  # the first one that is there counts
     test_files: ClassVar[Files]  # the same for test examples, by prefix of the metrics' names
     test_is: ClassVar[str] = "dev"  # what the test examples' file is called; official test files often have no labels
+    prompt: ClassVar[str] = ""  # of tasks that text_tasks.toml has, as are these
+    classes: ClassVar[Sequence[str]] = ()  # as the files have them
+    label: ClassVar[str] = "label"  # the field with the class
     left_out: ClassVar[str] = ""  # why a row may become no example
     scores: ClassVar[tuple[str, ...]] = ()
 
@@ -122,3 +141,46 @@ def class_of(row: Record, classes: Sequence[str], field: str = "label") -> int:
         return int(text)
     names = list(dict.fromkeys([*classes, *map(str, range(len(classes)))]))
     raise RecipeError(f'{row.where}: "{field}" = {value!r}: {", ".join(names[:-1])} or {names[-1]} is expected')
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def filled(prompt: str, row: Record, forms: Mapping[str, Callable[[str], str]] = FORMS) -> str:
+    """Returns a prompt with a row's fields in it: "{name}", "{object.name}" or "{name:form}".
+
+    Args:
+        prompt: as text_tasks.toml has it.
+        row: a row.
+        forms: how fields are written.
+
+    Raises:
+        RecipeError: a field is missing or no text.
+    """
+
+    def found(match: re.Match[str]) -> str:
+        *objects, name = match[1].split(".")
+        inside = row
+        for item in objects:
+            inside = inside.record(item)
+        return forms[match[2] or ""](inside.field(name, str))
+
+    return re.sub(r"{([\w.]+)(?::(\w+))?}", found, prompt)
+
+
+def prompted(base: type[T], table: str) -> list[type[T]]:
+    """Returns the tasks of a table of text_tasks.toml, in its order: subclasses of `base`."""
+    text = resources.files(__package__).joinpath("text_tasks.toml").read_text(encoding="utf-8")
+    made: list[type[T]] = []
+    meta: Any = type(base)
+    for name, said in tomllib.loads(text)[table].items():
+        sizes = said.pop("sizes", {})
+        body = {
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()},
+            **{"name": name, **sizes, "__module__": base.__module__},
+            "__annotations__": {"name": Literal[name], **dict.fromkeys(sizes, PositiveInt)},
+            "__doc__": f'Settings of the "{name}" task: those of `{base.__name__}`.',
+        }
+        made.append(meta(body.pop("class"), (base,), body))
+    return made

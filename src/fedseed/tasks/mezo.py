@@ -18,15 +18,10 @@ from pydantic import PositiveInt
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
 from fedseed.tasks.dealt import Labelled
-from fedseed.tasks.drawn import DrawnTask, Files, class_of
+from fedseed.tasks.drawn import DrawnTask, Files, class_of, filled, prompted
 from fedseed.tasks.files import Record, read_json
 
-SST2_OPTIONS = (" terrible", " great")  # by label; MeZO's words
-SST2_HINT = "give the folder SST-2 of GLUE (gluebenchmark.com/tasks), which holds train.tsv and dev.tsv"
-SST2_TRAIN = ("train.tsv", "train.jsonl")
-SST2_TEST: Files = {"": ("dev.tsv", "dev.jsonl", "validation.jsonl")}
 NO_YES = ("No", "Yes")
-FALSE_TRUE = ("false", "true")
 
 
 class MeZOTask(DrawnTask):
@@ -60,104 +55,26 @@ class MeZOTask(DrawnTask):
         return str(example.gold) if example.teacher_forcing else example.options[example.gold].strip()
 
 
-def sentence_and_class(row: Record) -> tuple[str, int]:
-    """Returns a row's sentence, and 1 if it is positive."""
-    return row.field("sentence", str).strip(), class_of(row, ("0", "1"))  # GLUE's sentences end in a space
+class PromptedTask(MeZOTask):
+    """Settings of the tasks that text_tasks.toml has: those of `MeZOTask`."""
 
-
-class SST2Task(MeZOTask):
-    """Settings of the "sst2" task: those of `MeZOTask`."""
-
-    name: Literal["sst2"] = "sst2"
-    about: ClassVar[str] = "SST-2 (film reviews, two classes) from GLUE's files, as MeZO prompts it"
-    hint = SST2_HINT
-    train_files = SST2_TRAIN
-    test_files: ClassVar[Files] = SST2_TEST
+    options: ClassVar[Sequence[str]]  # what may be answered
+    gold: ClassVar[Sequence[int]] = ()  # the right option by class, where their order is another one
+    text: ClassVar[str] = ""  # what a classifier is given in place of the prompt
 
     def examples_of(self, row: Record) -> Iterator[Choice]:
-        """MeZO's prompt: "{sentence} It was", then a word for the label."""
-        sentence, label = sentence_and_class(row)
-        yield Choice(f"{sentence} It was", SST2_OPTIONS, label, text=sentence)
+        number = class_of(row, self.classes, self.label)
+        gold = self.gold[number] if self.gold else number
+        yield Choice(filled(self.prompt, row), tuple(self.options), gold, text=filled(self.text, row))
+
+
+SST2Task, RTETask, CBTask, BoolQTask, WSCTask, WICTask = prompted(PromptedTask, "mezo")
 
 
 def _hint(folder: str) -> str:
     return (
         f"give the folder {folder} of SuperGLUE (super.gluebenchmark.com/tasks), which holds train.jsonl and val.jsonl"
     )
-
-
-class RTETask(MeZOTask):
-    """Settings of the "rte" task: those of `MeZOTask`."""
-
-    name: Literal["rte"] = "rte"
-    about: ClassVar[str] = "RTE (does a text entail a sentence?) from SuperGLUE's files, as MeZO prompts it"
-    hint = _hint("RTE")
-
-    def examples_of(self, row: Record) -> Iterator[Choice]:
-        premise, hypothesis = row.field("premise", str), row.field("hypothesis", str)
-        prompt = f'{premise}\nDoes this mean that "{hypothesis}" is true? Yes or No?\n'
-        yield Choice(prompt, ("Yes", "No"), class_of(row, ("entailment", "not_entailment")))
-
-
-class CBTask(MeZOTask):
-    """Settings of the "cb" task: those of `MeZOTask`; its train file has 250 rows."""
-
-    name: Literal["cb"] = "cb"
-    about: ClassVar[str] = "CB (entailment, contradiction or neither) from SuperGLUE's files, as MeZO prompts it"
-    hint = _hint("CB")
-
-    examples: PositiveInt = 150
-    validation: PositiveInt = 100
-
-    def examples_of(self, row: Record) -> Iterator[Choice]:
-        premise, hypothesis = row.field("premise", str), row.field("hypothesis", str)
-        prompt = f'Suppose {premise} Can we infer that "{hypothesis}"? Yes, No, or Maybe?\n'
-        yield Choice(prompt, ("Yes", "No", "Maybe"), class_of(row, ("entailment", "contradiction", "neutral")))
-
-
-class BoolQTask(MeZOTask):
-    """Settings of the "boolq" task: those of `MeZOTask`."""
-
-    name: Literal["boolq"] = "boolq"
-    about: ClassVar[str] = "BoolQ (yes-or-no questions on a passage) from SuperGLUE's files, as MeZO prompts it"
-    hint = _hint("BoolQ")
-
-    def examples_of(self, row: Record) -> Iterator[Choice]:
-        question = row.field("question", str).rstrip().removesuffix("?")
-        prompt = f"{row.field('passage', str)} {question[:1].upper()}{question[1:]}?\n"
-        yield Choice(prompt, ("Yes", "No"), 1 - class_of(row, FALSE_TRUE))
-
-
-class WSCTask(MeZOTask):
-    """Settings of the "wsc" task: those of `MeZOTask`.
-
-    Its train file has 554 rows. MeZO's 500 validation examples leave 54 to train on, in its release as well.
-    """
-
-    name: Literal["wsc"] = "wsc"
-    about: ClassVar[str] = "WSC (what a pronoun refers to) from SuperGLUE's files, as MeZO prompts it"
-    hint = _hint("WSC")
-
-    examples: PositiveInt = 54
-
-    def examples_of(self, row: Record) -> Iterator[Choice]:
-        target = row.record("target")
-        span1, span2 = target.field("span1_text", str), target.field("span2_text", str)
-        question = f'In the previous sentence, does the pronoun "{span2}" refer to {span1}? Yes or No?'
-        yield Choice(f"{row.field('text', str)}\n{question}\n", NO_YES, class_of(row, FALSE_TRUE))
-
-
-class WICTask(MeZOTask):
-    """Settings of the "wic" task: those of `MeZOTask`."""
-
-    name: Literal["wic"] = "wic"
-    about: ClassVar[str] = "WIC (one word, two sentences, one meaning?) from SuperGLUE's files, as MeZO prompts it"
-    hint = _hint("WiC")
-
-    def examples_of(self, row: Record) -> Iterator[Choice]:
-        word, first, second = (row.field(name, str) for name in ("word", "sentence1", "sentence2"))
-        question = f'Does the word "{word}" have the same meaning in these two sentences? Yes, No?'
-        yield Choice(f"{question}\n{first}\n{second}\n", NO_YES, class_of(row, FALSE_TRUE))
 
 
 class MultiRCTask(MeZOTask):
