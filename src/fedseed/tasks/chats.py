@@ -13,26 +13,16 @@ from fedseed.tasks.data import Chat, ChatStyle
 from fedseed.tasks.files import Record, parse_json
 
 Message = Mapping[str, Any]
-ROLES = {
-    "system": "System",
-    "user": "User",
-    "assistant": "Assistant",
-    "tool": "Tool",
-}  # in a plain text
+ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}  # in a plain text
 OTHER_ROLES = {"developer": "system", "function": "tool"}
+SAID_BY = {  # ShareGPT's names, as published data sets write them
+    "system": ("system",),
+    "user": ("human", "user"),
+    "assistant": ("gpt", "assistant", "chatgpt", "model", "bot", "function_call"),
+    "tool": ("tool", "observation", "function_response"),
+}
 FROM = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-    "function_call": "assistant",
+    name: role for role, names in SAID_BY.items() for name in names
 }  # ShareGPT's, as published data sets write them
 
 

@@ -51,15 +51,9 @@ class InstructionsTask(Task):
     prompt: Literal["short", "question"] = "short"
 
     def client_names(self) -> list[str]:
-        """By their numbers."""
         return [f"client-{number:02d}" for number in range(1, self.clients + 1)]
 
     def load(self) -> TaskData:
-        """The clients' examples and the evaluation sets.
-
-        Raises:
-            RecipeError: there are not enough families or instances.
-        """
         train = self._families()
         wanted = self.clients * self.families_per_client
         if wanted > len(train):

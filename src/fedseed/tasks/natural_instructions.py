@@ -64,11 +64,6 @@ class NaturalInstructionsTask(Task):
     seed: Seed = 0
 
     def load(self) -> TaskData:
-        """The clients, one per train task, and the test tasks as one evaluation set.
-
-        Raises:
-            RecipeError: a file is missing or malformed, or nothing is left.
-        """
         folder = data_folder(self.path, HINT)
         train, about_train = self._split(folder, "train", self.min_instances, self.fraction, 1)
         test, about_test = self._split(folder, "test", 1, self.test_fraction, self.test_instances)

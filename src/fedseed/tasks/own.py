@@ -23,8 +23,7 @@ from fedseed.tasks.forms import TEXT, Made, Style, Template, ToLabel, finisher
 from fedseed.tasks.hub import is_hub_name, is_saved
 from fedseed.tasks.lines import Reader, SourceLine, repeated
 from fedseed.tasks.partition import IID, AnyPartition, ByField
-from fedseed.tasks.party import own_place
-from fedseed.tasks.sources import HINT, clients_in, each_row, hub_source, sources_in
+from fedseed.tasks.sources import HINT, clients_in, each_row, hub_source, own_place, sources_in
 
 DEFAULT_CLIENTS = 5
 HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
@@ -97,11 +96,6 @@ class FilesTask(Task):
     seed: Seed = 0
 
     def load(self) -> TaskData:
-        """The clients' examples and the evaluation set.
-
-        Raises:
-            RecipeError: a file is missing or malformed, or does not fit the settings.
-        """
         place = self._place()
         parties, aside = self._parties(place)
         data = self._load(parties, dealt=not self._is_folder(place))
@@ -150,7 +144,6 @@ class FilesTask(Task):
 
     @property
     def each_its_own(self) -> bool:
-        """Whether there is no path: each client names its own."""
         return not self.path
 
     def names_here(self) -> list[str] | None:
@@ -162,16 +155,13 @@ class FilesTask(Task):
 
     @property
     def shares_evaluation(self) -> bool:
-        """Whether there is an evaluation file for all."""
         return self.evaluation_file is not None
 
     def load_shared(self, file: Path | None = None) -> TaskData:
-        """What is in that file."""
         settings = self.model_copy(update={"evaluation_file": str(file or self.evaluation_file)})
         return replace(settings._load([], partly=True), clients=(), notes=())
 
     def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:
-        """All that lies in the client's own place; of a folder with a file for each client, what is in its file."""
         file, changed = own.evaluation_file or self.evaluation_file, self.model_dump()
         if self.shares_evaluation:  # opened by whoever is asked to evaluate
             changed.update(evaluation_file=None, evaluation=0.0)

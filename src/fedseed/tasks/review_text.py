@@ -8,37 +8,14 @@ when a review is written, so nobody has to label anything.
 """
 
 import random
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 
-TOPICS: Mapping[str, tuple[str, ...]] = {
-    "food": (
-        "soup", "bread", "waiter", "menu", "spoon", "cake", "sauce", "cook", "lunch", "coffee", "fish", "plate",
-    ),
-    "film": (
-        "actor", "plot", "scene", "script", "camera", "ending", "music", "hero", "trailer", "screen", "dialogue",
-        "costume",
-    ),
-    "house": (
-        "kitchen", "roof", "garden", "window", "floor", "sofa", "stairs", "heating", "bathroom", "wall", "lamp",
-        "cellar",
-    ),
-    "sport": (
-        "goal", "coach", "team", "race", "stadium", "referee", "match", "runner", "league", "ball", "training",
-        "player",
-    ),
-}  # fmt: skip
-GOOD = (
-    "tasty", "lovely", "clever", "friendly", "fresh", "warm", "elegant", "superb", "pleasant", "charming",
-    "delightful", "brilliant", "cosy", "graceful", "honest", "splendid", "lively", "neat", "gentle", "thrilling",
-)  # fmt: skip
-BAD = (
-    "rude", "dull", "dirty", "stale", "ugly", "broken", "boring", "clumsy", "horrid", "noisy",
-    "shabby", "awful", "gloomy", "careless", "sloppy", "dreadful", "nasty", "tired", "rotten", "feeble",
-)  # fmt: skip
-PLAIN = (
-    "round", "wooden", "green", "tall", "narrow", "heavy", "recent", "local", "square", "yellow", "metal", "thin",
-)  # fmt: skip
+_WORDS = tomllib.loads(resources.files(__package__).joinpath("review_words.toml").read_text(encoding="utf-8"))
+TOPICS: Mapping[str, Sequence[str]] = _WORDS["topics"]
+GOOD, BAD, PLAIN = _WORDS["good"], _WORDS["bad"], _WORDS["plain"]
 JOINTS = (",", "and", "but")
 FEELINGS = ("bad", "good")
 NOUNS = tuple(noun for nouns in TOPICS.values() for noun in nouns)
