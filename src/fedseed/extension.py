@@ -1,6 +1,7 @@
 """What a plug-in calls: `fedseed.register_method(MyMethod)` and its like. Each can be a decorator of a class, too.
 
-Installed packages need none of this: they declare entry points (docs/extending.md).
+Installed packages need none of this: they declare entry points (docs/extending.md). Every function raises RecipeError
+if the thing can't be of its kind, or if its name is taken.
 """
 
 import re
@@ -28,17 +29,23 @@ REGISTRIES: dict[str, Registry[Any]] = {
 
 
 def register_method(method: C) -> C:
-    """Let recipes say `method.name = ...` for a subclass of `fedseed.methods.Method`; its code is from 128 to 255.
-
-    Raises:
-        RecipeError: it is no method, or its name or code is taken.
-    """
-    return _register(methods.REGISTRY, method)
+    """Let recipes say `method.name = ...` for a subclass of `fedseed.methods.Method`; its code is from 128 to 255."""
+    return _register("methods", method)
 
 
 def register_task(task: C) -> C:
-    """Let recipes say `task.name = ...` for a subclass of `fedseed.tasks.Task`. Raises RecipeError."""
-    return _register(tasks.REGISTRY, task)
+    """Let recipes say `task.name = ...` for a subclass of `fedseed.tasks.Task`."""
+    return _register("tasks", task)
+
+
+def register_aggregation(rule: C) -> C:
+    """Let recipes say `aggregation.name = ...` for a subclass of `fedseed.aggregation.AggregationRule`."""
+    return _register("aggregation", rule)
+
+
+def register_tracker(tracker: C) -> C:
+    """Let recipes have `[[tracking]]` with the name of a subclass of `fedseed.tracking.Tracker`."""
+    return _register("trackers", tracker)
 
 
 def register_metric(name: str, function: Score) -> Score:
@@ -47,13 +54,8 @@ def register_metric(name: str, function: Score) -> Score:
     Args:
         name: what lines of metrics call it.
         function: gives the score in percent of (generated texts, the right answers to each).
-
-    Raises:
-        RecipeError: it is no function, or the name is taken.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise RecipeError(f"metric {name!r}: a name of small letters, digits and _ is expected")
-    metrics.REGISTRY.add(name, function)
+    _named("metrics", name, function, r"[a-z][a-z0-9_]*", "a name of small letters, digits and _ is expected")
     return function
 
 
@@ -63,28 +65,9 @@ def register_reward(name: str, function: Reward) -> Reward:
     Args:
         name: what recipes call it.
         function: gives the reward of (prompt, generated answer, example); the more, the better.
-
-    Raises:
-        RecipeError: it is no function, or the name is taken.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
-        raise RecipeError(f"reward {name!r}: a name of small letters, digits, - and _ is expected")
-    rewards.REGISTRY.add(name, function)
+    _named("rewards", name, function, r"[a-z][a-z0-9_-]*", "a name of small letters, digits, - and _ is expected")
     return function
-
-
-def register_aggregation(rule: C) -> C:
-    """Let recipes say `aggregation.name = ...` for a subclass of `fedseed.aggregation.AggregationRule`.
-
-    Raises:
-        RecipeError: it is no rule, or its name is taken.
-    """
-    return _register(aggregation.REGISTRY, rule)
-
-
-def register_tracker(tracker: C) -> C:
-    """Let recipes have `[[tracking]]` with the name of a subclass of `fedseed.tracking.Tracker`. Raises RecipeError."""
-    return _register(tracking.REGISTRY, tracker)
 
 
 def register_transport(scheme: str, factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,16 +76,18 @@ def register_transport(scheme: str, factory: Callable[..., Any]) -> Callable[...
     Args:
         scheme: what stands before "://".
         factory: makes the transport (`fedseed.transport`).
-
-    Raises:
-        RecipeError: it is no function, or the scheme is taken.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
-        raise RecipeError(f"transport {scheme!r}: a scheme is small letters, digits, +, . and -, without ://")
-    transport.REGISTRY.add(scheme, factory)
+    allowed = "a scheme is small letters, digits, +, . and -, without ://"
+    _named("transports", scheme, factory, r"[a-z][a-z0-9+.-]*", allowed)
     return factory
 
 
-def _register(registry: Registry[Any], thing: C) -> C:
-    registry.add(name_of(thing) or str(getattr(thing, "__name__", thing)), thing)
+def _register(kind: str, thing: C) -> C:
+    REGISTRIES[kind].add(name_of(thing) or str(getattr(thing, "__name__", thing)), thing)
     return thing
+
+
+def _named(kind: str, name: str, thing: Any, pattern: str, allowed: str) -> None:
+    if not re.fullmatch(pattern, name):
+        raise RecipeError(f"{REGISTRIES[kind].what} {name!r}: {allowed}")
+    REGISTRIES[kind].add(name, thing)

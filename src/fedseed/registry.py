@@ -23,11 +23,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fedseed.errors import RecipeError, did_you_mean
 
@@ -41,30 +40,16 @@ _registries: list["Registry[Any]"] = []
 _lock = threading.RLock()  # runs of a sweep are prepared in threads
 
 
-@dataclass(frozen=True)
-class Entry(Generic[T]):
-    """Something that can be chosen.
-
-    Args:
-        name: what recipes call it.
-        thing: a class, or a function.
-        origin: where it came from: "built in", a package with its version, or a file.
-    """
+class Entry(NamedTuple, Generic[T]):
+    """Something that can be chosen: what recipes call it, the class or function, and where it came from."""
 
     name: str
     thing: T
-    origin: str
+    origin: str  # "built in", a package with its version, or a file
 
 
-@dataclass(frozen=True)
-class Broken:
-    """An entry point that can't be used.
-
-    Args:
-        name: what it wants to be called.
-        origin: the package.
-        reason: why not.
-    """
+class Broken(NamedTuple):
+    """An entry point that can't be used: what it wants to be called, its package, and why it can't."""
 
     name: str
     origin: str
@@ -80,24 +65,23 @@ class Registry(Generic[T]):
     Args:
         what: the kind, in errors: "method".
         group: the entry points' group.
-        own: the package's own things with their names, in the order in which they are listed.
+        own: the package's own things with their names, in the order in which they are listed; or a function that
+            returns them when they are first needed, of those that take long to import.
         check: raises ValueError or TypeError if something can't be of this kind.
         marks: what else must differ between any two things, such as a method's code in messages.
         advice: what to do when marks clash.
         reserved: names that nothing may have.
-        later: gives more of the package's own, when they are first needed: those that take long to import.
     """
 
     def __init__(
         self,
         what: str,
         group: str,
-        own: Iterable[tuple[str, T]],
+        own: Iterable[tuple[str, T]] | Callable[[], Iterable[tuple[str, T]]],
         check: Callable[[Any], None] = lambda thing: None,
         marks: Callable[[T], Mapping[str, object]] = lambda thing: {},
         advice: str = "choose another",
         reserved: Sequence[str] = (),
-        later: Callable[[], Iterable[tuple[str, T]]] = tuple,
     ) -> None:
         self.what = what
         self.group = group
@@ -107,16 +91,14 @@ class Registry(Generic[T]):
         self._reserved = tuple(reserved)
         self._entries: dict[str, Entry[T]] = {}
         self._broken: list[Broken] = []
-        self._complete = False
-        self._later: Callable[[], Iterable[tuple[str, T]]] | None = later
-        for name, thing in own:
+        self._complete = False  # whether entry points have been looked at
+        self._later = own if callable(own) else None
+        for name, thing in () if callable(own) else own:
             self._add(Entry(name, thing, BUILT_IN))
         _registries.append(self)
 
     def add(self, name: str, thing: T, origin: str | None = None) -> None:
-        """Add something of others.
-
-        Adding again from the same place replaces it, so that a notebook's cell may be run twice.
+        """Add something of others. Adding again from the same place replaces it: a notebook's cell may be run twice.
 
         Args:
             name: what recipes will call it.
@@ -137,44 +119,42 @@ class Registry(Generic[T]):
             raise RecipeError(f"{origin}: {self.what} {name!r} can't be registered: {error}") from error
 
     def _add(self, entry: Entry[T]) -> None:
+        def of(other: Entry[T]) -> str:
+            return "fedseed itself" if other.origin == BUILT_IN else other.origin
+
         if entry.name in self._reserved:
             raise ValueError("fedseed uses the name itself; choose another")
         there = self._entries.get(entry.name)
-        if there is not None and not _replaces(entry, there):
-            raise ValueError(f"the name is taken by {_of(there)}; choose another")
+        if there is not None:  # the same thing, defined anew, replaces it
+            named = (getattr(one.thing, "__qualname__", None) for one in (entry, there))
+            if len(set(named)) > 1 or not entry.origin == there.origin != BUILT_IN:
+                raise ValueError(f"the name is taken by {of(there)}; choose another")
         for other in self._entries.values():
-            if other.name == entry.name:
-                continue
-            theirs = self._marks(other.thing)
+            theirs = self._marks(other.thing) if other.name != entry.name else {}
             for mark, value in self._marks(entry.thing).items():
                 if theirs.get(mark) == value:
-                    raise ValueError(f"{mark} {value} is that of {other.name} ({_of(other)}); {self._advice}")
+                    raise ValueError(f"{mark} {value} is that of {other.name} ({of(other)}); {self._advice}")
         self._entries[entry.name] = entry
 
     def find(self, name: object) -> T | None:
-        """What has this name; None: nothing has."""
+        """Returns what has this name; None: nothing has."""
         if not isinstance(name, str):
             return None
         if name not in self._entries:
             self._load_later()
         if name not in self._entries:
             self._load_entry_points()
-        entry = self._entries.get(name)
-        return None if entry is None else entry.thing
+        return self._entries[name].thing if name in self._entries else None
 
     def get(self, name: str) -> T:
-        """What has this name.
-
-        Raises:
-            RecipeError: nothing has; says what there is.
-        """
+        """Returns what has this name. Raises RecipeError if nothing has; it says what there is."""
         thing = self.find(name)
         if thing is None:
             raise RecipeError(f"{self.what} {name!r}: {self.unknown(name)}")
         return thing
 
     def unknown(self, name: object) -> str:
-        """Why there is nothing of a name: what there is instead, or why an entry point could not be loaded."""
+        """Says why there is nothing of a name: what there is instead, or why an entry point could not be loaded."""
         for broken in self.broken():
             if broken.name == name:
                 return f"the entry point of {broken.origin} can't be loaded: {broken.reason}"
@@ -187,30 +167,28 @@ class Registry(Generic[T]):
         return any(broken.name == name for broken in self.broken())
 
     def entries(self) -> list[Entry[T]]:
-        """All there are, the package's own first."""
+        """Returns all there are, the package's own first."""
         self._load_entry_points()
         return list(self._entries.values())
 
     def names(self) -> list[str]:
-        """All names."""
+        """Returns all names."""
         return [entry.name for entry in self.entries()]
 
     def broken(self) -> Sequence[Broken]:
-        """Entry points that can't be used."""
+        """Returns the entry points that can't be used."""
         self._load_entry_points()
         return tuple(self._broken)
 
     def origin(self, name: str) -> str:
-        """Where something came from. Raises KeyError."""
+        """Returns where something came from. Raises KeyError."""
         return self._entries[name].origin
 
     def _load_later(self) -> None:
         with _lock:
-            if self._later is None:
-                return
-            for name, thing in self._later():
+            own, self._later = self._later, None
+            for name, thing in () if own is None else own():
                 self._add(Entry(name, thing, BUILT_IN))
-            self._later = None
 
     def _load_entry_points(self) -> None:
         with _lock:
@@ -219,7 +197,7 @@ class Registry(Generic[T]):
             self._complete = True
             self._load_later()
             for point in entry_points(group=self.group):
-                origin = _package(point)
+                origin = "an installed package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
                 try:
                     with _as(origin):
                         thing = point.load()
@@ -299,11 +277,7 @@ def load_plugin(source: str | Path, where: str = "--plugin") -> str:
 
 
 def load_module(source: str | Path, where: str) -> ModuleType:
-    """Run a file's or module's code as a plug-in's, once; it need not register anything.
-
-    Args:
-        source: as `load_plugin` takes it.
-        where: what errors call the place that asked for it.
+    """Run a file's or module's code as `load_plugin` does; it need not register anything.
 
     Raises:
         RecipeError: it can't be found or run.
@@ -399,17 +373,3 @@ def one_line(error: BaseException) -> str:
     """An error in one line, with its type."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return " ".join(text.split())
-
-
-def _replaces(entry: Entry[Any], there: Entry[Any]) -> bool:
-    """Whether it is the same thing, defined anew."""
-    same = getattr(entry.thing, "__qualname__", None) == getattr(there.thing, "__qualname__", None)
-    return same and entry.origin == there.origin != BUILT_IN
-
-
-def _of(entry: Entry[Any]) -> str:
-    return "fedseed itself" if entry.origin == BUILT_IN else entry.origin
-
-
-def _package(point: EntryPoint) -> str:
-    return "an installed package" if point.dist is None else f"{point.dist.name} {point.dist.version}"

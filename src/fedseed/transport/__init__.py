@@ -28,7 +28,7 @@ def _check(thing: Any) -> None:
 
 
 # looked for when an address is there: only then is nats imported
-REGISTRY: Registry[Factory] = Registry("transport", "fedseed.transports", (), _check, later=_own)
+REGISTRY: Registry[Factory] = Registry("transport", "fedseed.transports", _own, _check)
 
 
 def transport(access: Access, run: str) -> Transport:
