@@ -13,7 +13,6 @@ from fedseed.randomness.kernels.lowrank_reference import factor
 from fedseed.randomness.kernels.reference import Part, from_float
 from fedseed.randomness.matrices import Matrices
 from fedseed.randomness.stream import Domain
-from fedseed.weights.change import Add, Rebuild, Term
 from support.tiers import tiered
 
 REFERENCE, CPU = load("reference"), load("cpu")
@@ -124,24 +123,6 @@ def test_moved_weights_have_the_references_bits(dtype, count, run):
         same_bits(a, b)
 
 
-@pytest.mark.parametrize(("dtype", "stored"), [("float32", np.float32), ("bfloat16", np.uint16)])
-def test_a_sum_of_nothing_moves_nothing(dtype, stored):
-    """Coefficients of 0 leave no term; what is added is +0, which only -0 feels."""
-    none = [Part(spec(), 7, np.zeros(3, np.float32))]
-    for start, stop in RUNS:
-        before = np.full(stop - start, 0x8000 if stored is np.uint16 else -0.0, stored)
-        before[::2] = np.random.default_rng(1).integers(1, 0x7F00, len(before[::2])).astype(stored)
-        found = []
-        for kernels in (REFERENCE, CPU):
-            out, fresh = before.copy(), np.full(len(before), 7, stored)
-            prepared = kernels.prepare(none, SIZE)
-            kernels.move(out, out, dtype, prepared, np.float32(0.5), start)
-            kernels.move(fresh, before, dtype, prepared, np.float32(0.5), start)
-            found += [out, fresh]
-        for one in found[1:]:
-            same_bits(found[0], one)
-
-
 def test_a_sum_with_other_bases_is_the_sum_of_the_sums():
     rng = np.random.default_rng(5)
     parts = [Part(spec(2), 0, coefficients(rng, 9)), Part(Basis("normal", 3).spec, 0, coefficients(rng, 4))]
@@ -156,18 +137,6 @@ def test_a_sum_with_other_bases_is_the_sum_of_the_sums():
         kernels.move_rows(row, source[: 70 * 33].reshape(70, 33), np.array([4]), "float32", together, 0.5, 0)
         same_bits(row[0], moved[4 * 33 : 5 * 33])
         same_bits(moved, source + (((each[0] + each[1]) + each[2]) * np.float32(0.5)))
-
-
-def test_rows_of_a_matrix():
-    rng = np.random.default_rng(2)
-    source = rng.normal(size=(70, 33)).astype(np.float32)
-    rows = np.array([3, 69, 0, 3])
-    for kernels in (REFERENCE, CPU):
-        prepared = kernels.prepare([Part(spec(2), 0, coefficients(rng, 11))], SIZE)
-        whole, some = np.empty_like(source), np.empty((4, 33), np.float32)
-        kernels.move(whole.reshape(-1), source.reshape(-1), "float32", prepared, 0.5, 0)
-        kernels.move_rows(some, source, rows, "float32", prepared, 0.5, 0)
-        same_bits(some, whole[rows])
 
 
 @pytest.mark.parametrize("shape", [(300, 100), (2100, 50), (40, 3000)])
@@ -268,28 +237,6 @@ def test_a_look_along_a_direction_sees_the_moved_weights(dtype, blocks):
     assert space.digest() != before
     with torch.no_grad():
         assert torch.equal(seen, space.model(tokens))
-
-
-def test_rebuilt_is_what_was_added():
-    space = ParameterSpace(Small())
-    space.keep_base()
-    terms = [Term(Basis("lowrank", 9, rank=2), np.linspace(-1, 1, 40, dtype=np.float32))]
-    space.apply(Add(terms, 0.01))
-    digest = space.digest()
-    space.apply(Add(terms, 0.01))
-    space.apply(Rebuild(terms, 0.01))
-    assert space.digest() == digest
-
-
-def test_projection_of_a_change_is_that_of_the_vector():
-    space = ParameterSpace(Small(), "tensor")
-    saved = space.snapshot()
-    basis = Basis("lowrank", 9)
-    space.add(basis, [0.5, -0.25], 1.0)
-    counts = [2] * len(space.layout.block_sizes)
-    difference = space.difference(saved)
-    for a, b in zip(space.project_change(saved, basis, counts), space.project(difference, basis, counts), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

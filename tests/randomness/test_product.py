@@ -58,14 +58,6 @@ def test_sums_without_rounding_have_the_references_bits():
         np.testing.assert_array_equal(product(CPU, x, w, bias, parts, 2.0), product(REFERENCE, x, w, bias, parts, 2.0))
 
 
-def test_several_directions_at_once():
-    rng = np.random.default_rng(2)
-    x, w = random(rng, 20, 160), random(rng, 50, 160)
-    parts = [Part(Basis("rademacher", 3).spec, 5, random(rng, 7)), Part(Basis("hadamard", 4).spec, 0, random(rng, 9))]
-    expected = product(REFERENCE, x, w, None, parts, 0.3)
-    np.testing.assert_allclose(product(CPU, x, w, None, parts, 0.3), expected, rtol=0, atol=1e-3)
-
-
 @pytest.mark.parametrize("slab", [1 << 10, 1 << 14])
 def test_a_slab_of_any_size_gives_the_same_bits(slab, monkeypatch):
     monkeypatch.setattr("fedseed.randomness.kernels.cpu._SLAB", slab)

@@ -69,13 +69,6 @@ def test_the_gradient_is_that_of_one_batch(whole, settings):
     assert peak < 0.6 * most
 
 
-def test_small_steps_and_clipping_go_with_it(whole):
-    for settings in ({"clip": 0.1}, {"optimizer": "adamw"}):
-        client, _, _ = trained(batch=12, accumulation=1, batch_tokens=100, **settings)
-        one, _, _ = trained(batch=12, accumulation=1, **settings)
-        assert client.cost.losses == pytest.approx(one.cost.losses, rel=1e-3)
-
-
 def test_what_it_does_not_go_with_is_named():
     with pytest.raises(ValueError, match=r"streaming needs no training\.batch_tokens"):
         Ferret(streaming=True, allocation="size", training=LocalTraining(accumulation=1, batch_tokens=64))

@@ -128,17 +128,6 @@ def test_a_step_that_is_refused_does_not_count():
     assert refused.digest() == other.digest()
 
 
-def test_weights_of_another_length_change_nothing():
-    where = space(torch.bfloat16)
-    before, data = where.digest(), bytes(where.layout.dense_bytes)
-    for wrong in (data[:-2], data + b"\0\0"):
-        with pytest.raises(ValueError, match="bytes for a space of"):
-            where.apply(Replace(wrong))
-        assert where.digest() == before
-    where.apply(Replace(data))
-    assert where.norm() == 0
-
-
 def test_an_average_is_that_of_the_weights_of_its_branches():
     """Each branch from the same start, each change rounded in its turn; summed in double precision, rounded once."""
     where, basis = space(torch.bfloat16), Basis("rademacher", 3)
@@ -204,14 +193,3 @@ def test_after_any_other_change_only_a_copy_leads_back(change):
     assert where.way_back() is not None
     where.release_base()
     assert where.way_back() is None
-
-
-def test_a_sum_without_coefficients_has_a_way_back_too():
-    where = space()
-    where.keep_base()
-    where.apply(Rebuild([Term(Basis("normal"), [])]))
-    before = where.digest()
-    go_back = where.way_back()
-    where.apply(Add(ONE))
-    go_back()
-    assert where.digest() == before

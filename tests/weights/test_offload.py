@@ -7,7 +7,6 @@ import torch
 
 from fedseed import Basis, ParameterSpace
 from fedseed.weights import offload
-from fedseed.weights import space as whole_space
 from fedseed.weights.change import Rebuild, Term
 from fedseed.weights.offload import InFile, InHostMemory, copies, offloaded, out_of_the_way
 
@@ -78,15 +77,6 @@ def test_a_rebuild_from_a_file_has_the_bits_of_one_from_memory(monkeypatch, dtyp
     assert ends[0] == ends[1] and len(set(ends[0])) == 3
 
 
-def test_what_a_space_asks_for(monkeypatch):
-    asked = []
-    monkeypatch.setattr(whole_space, "copies", lambda tensors, *how: asked.append(how) or [])
-    space = ParameterSpace(torch.nn.Linear(2, 2))
-    space.keep_base()
-    space.keep_base(True, often=True)
-    assert asked == [("auto", False), (True, True)]
-
-
 def test_auto_takes_a_file_for_what_is_large_where_there_is_a_disk(monkeypatch):
     there = tensors(torch.float32)
     assert not out_of_the_way(there)  # not worth it
@@ -108,14 +98,6 @@ def test_a_disk_that_is_full_after_all(monkeypatch):
     assert isinstance(copies(tensors(torch.float32), "auto"), list)
     with pytest.raises(OSError, match="No space left"):  # who asked for a file is told
         copies(tensors(torch.float32), True)
-
-
-def test_what_lies_in_memory_is_no_disk(monkeypatch, tmp_path):
-    monkeypatch.setattr(offload.tempfile, "gettempdir", lambda: str(tmp_path))
-    for kind, expected in (("ext4", True), ("tmpfs", False)):
-        monkeypatch.setattr(offload, "_file_system", lambda folder, kind=kind: kind)
-        assert offload.has_disk(1) is expected
-    assert not offload.has_disk(1 << 60)
 
 
 def test_a_gpus_copy_goes_to_its_host(monkeypatch):

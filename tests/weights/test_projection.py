@@ -66,15 +66,6 @@ def test_parts_are_added_with_their_scales_and_a_block_that_got_nothing_has_zero
         np.testing.assert_array_equal(gamma, np.zeros(3, dtype=np.float32))
 
 
-def test_a_space_of_one_tensor():
-    space = ParameterSpace(torch.nn.Linear(4, 2, bias=False), "one")
-    saved = [p + 1 for p in space.snapshot()]
-    (gamma,) = project_change(space.vector, saved, Basis("rademacher", 5), [3])
-    v = np.stack([Basis("rademacher", 5).direction(k, 0, 8, 8) for k in range(3)])
-    np.testing.assert_allclose(gamma, v.sum(axis=1), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(space.change_norms(saved), [np.sqrt(8)], rtol=1e-6)
-
-
 @pytest.mark.parametrize("blocks", ["one", "tensor", 4])
 def test_finer_copies_stand_in_the_place_of_16_bit_weights(blocks):
     space, saved, _ = moved(torch.bfloat16, blocks)

@@ -7,8 +7,7 @@ from fedseed.randomness import BASES
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights import space as module
-from fedseed.weights.change import Add, Replace, Term
-from fedseed.weights.digest import base_digest
+from fedseed.weights.change import Add, Term
 from support.tiers import tiered
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -106,36 +105,6 @@ def test_project_over_blocks(name):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_perturbed_gives_the_weights_back_bit_for_bit(dtype):
-    model = Tied(dtype)
-    space = ParameterSpace(model)
-    before, start = space.digest(), flat(space).float()
-    for k in range(20):
-        with space.perturbed(Basis("normal", 2), k, 1e-2):
-            moved = flat(space).float() - start
-            assert moved.abs().max() > 1e-3
-            assert model.output.weight is model.embedding.weight
-    assert space.digest() == before
-    with pytest.raises(RuntimeError, match="inside"), space.perturbed(Basis("normal", 2), 0, 1.0):
-        raise RuntimeError("inside")
-    assert space.digest() == before
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dense_bytes_round_trip_and_a_wrong_length_changes_nothing(dtype):
-    space = ParameterSpace(Tied(dtype))
-    saved, before = space.dense(), space.digest()
-    assert len(saved) == space.layout.dense_bytes
-    space.add(Basis("rademacher"), [0.5])
-    changed = space.digest()
-    with pytest.raises(ValueError, match="bytes"):
-        space.apply(Replace(saved[:-1]))
-    assert space.digest() == changed != before
-    space.apply(Replace(saved))
-    assert space.digest() == before
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_lengths_differences_and_gradients_are_those_of_the_elements(dtype):
     """Differences are made in single precision; a tensor without a gradient has one of zeros."""
     space = ParameterSpace(Tied(dtype))
@@ -165,31 +134,6 @@ def test_weights_are_moved_in_memory_only_where_they_can_not_be_exchanged_or_are
             assert bool((memory != before).any()) == moved
             assert (flat(space)[: memory.size].numpy() != before.ravel()).any()
         assert (memory == before).all()
-
-
-def test_digest_sees_names_dtypes_and_single_bits():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False))
-    space = ParameterSpace(model)
-    first = space.digest()
-    with torch.no_grad():
-        model[0].weight.view(torch.int32)[1, 1] ^= 1
-    assert space.digest() != first
-    with torch.no_grad():
-        model[0].weight.view(torch.int32)[1, 1] ^= 1
-    assert space.digest() == first
-    renamed = torch.nn.ModuleDict({"x": model[0]})
-    assert ParameterSpace(renamed).digest() != first
-
-
-def test_base_digest_covers_frozen_parameters_and_buffers():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-    first = base_digest(model)
-    model[1].running_mean += 1
-    second = base_digest(model)
-    model[0].weight.requires_grad_(False)
-    with torch.no_grad():
-        model[0].weight[0, 0] += 1
-    assert len({first, second, base_digest(model)}) == 3
 
 
 def test_a_model_that_can_not_be_tuned_is_refused():
