@@ -17,7 +17,6 @@ from fedseed.experiments.sweeps import Sweep, Sweeping, find_sweep, packaged_swe
 from fedseed.experiments.worker_pool import How, Job, WorkerPool
 from fedseed.methods.base import Round
 from fedseed.objectives.losses import Supervised
-from fedseed.reports.tables import Sheet, mean_and_deviation
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed.training.client import LocalClient
 
@@ -25,13 +24,18 @@ TINY = ["rounds=2", "federation.per_round=2", "method.training.steps=1", "task.c
         "task.evaluation=1", "task.unseen=0", "task.validation=1", "evaluation.rouge=false"]  # fmt: skip
 
 
+FEDAVG = {"label": "FedAvg", "recipe": "quickstart-fedavg"}
+RATE = "method.training.learning_rate"
+GRID = {**FEDAVG, "grid": {RATE: [1e-3, 3e-3]}}
+
+
 def sweep(**settings):
-    run = {
-        "label": "FedAvg",
-        "recipe": "quickstart-fedavg",
-        "grid": {"method.training.learning_rate": [1e-3, 3e-3, 1e-2]},
-    }
+    run = {**FEDAVG, "grid": {RATE: [1e-3, 3e-3, 1e-2]}}
     return Sweep.model_validate({"run": [run], "set": TINY, **settings})
+
+
+def rate(recipe):
+    return recipe.method.training.learning_rate
 
 
 class Played:
@@ -69,8 +73,8 @@ class Played:
 def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_ones(monkeypatch, tmp_path):
     # the test examples would have another point win
     def loss(recipe):
-        rate = recipe.method.training.learning_rate
-        return abs(rate - 3e-3) * 100 if recipe.task.evaluate_on == "validation" else 1 - 50 * rate + recipe.seed / 100
+        validation = recipe.task.evaluate_on == "validation"
+        return abs(rate(recipe) - 3e-3) * 100 if validation else 1 - 50 * rate(recipe) + recipe.seed / 100
 
     played = Played(monkeypatch, loss)
     said = []
@@ -82,9 +86,9 @@ def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_one
     for _, recipe in played.jobs:
         assert (recipe.evaluation.every == 2) == (recipe.task.evaluate_on == "validation")
     tests = [recipe for _, recipe in played.jobs if recipe.task.evaluate_on == "test"]
-    assert [r.method.training.learning_rate for r in tests] == [3e-3] * 6 and [r.seed for r in tests] == [1, 2, 3] * 2
+    assert [rate(r) for r in tests] == [3e-3] * 6 and [r.seed for r in tests] == [1, 2, 3] * 2
     assert [r.task.partition is not None for r in tests] == [True] * 3 + [False] * 3
-    assert all(line.point == ("method.training.learning_rate=0.003",) and line.edge is None for line in lines)
+    assert all(line.point == (f"{RATE}=0.003",) and line.edge is None for line in lines)
     assert (tmp_path / "IID" / "FedAvg" / "method.training.learning_rate=0.003" / "seed-2" / "summary.json").exists()
     sheets = sweeps.write_results(chosen, lines, tmp_path)
     assert sheets[0].title == "IID" and "0.870 ± 0.010" in sheets[0].rows[1]
@@ -100,12 +104,11 @@ def test_each_keeps_every_point_and_each_line_chooses_for_itself(monkeypatch, tm
     # a run of two rounds has another best rate than one of four
     def loss(recipe):
         best = 1e-3 if recipe.rounds == 2 else 1e-2
-        return abs(recipe.method.training.learning_rate - best) + 1 / recipe.rounds
+        return abs(rate(recipe) - best) + 1 / recipe.rounds
 
     played = Played(monkeypatch, loss)
-    grid = {"method.training.learning_rate": [1e-3, 1e-2]}
-    run = {"label": "FedAvg", "recipe": "quickstart-fedavg", "grid": grid,
-           "each": {"rounds": [2, 4], "method.weighting": ["equal", "examples"]}}  # fmt: skip
+    each = {"rounds": [2, 4], "method.weighting": ["equal", "examples"]}
+    run = {**FEDAVG, "grid": {RATE: [1e-3, 1e-2]}, "each": each}
     made = Sweep.model_validate({"run": [run], "set": TINY, "seeds": [1, 2]})
     labels = [f"FedAvg rounds={r} weighting={w}" for r in (2, 4) for w in ("equal", "examples")]
     assert [line.label for line in made.runs] == labels and not any(line.each for line in made.runs)
@@ -125,7 +128,7 @@ def test_each_keeps_every_point_and_each_line_chooses_for_itself(monkeypatch, tm
 
 def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
     def loss(recipe):  # IID examples alone would have another point win
-        return abs(recipe.method.training.learning_rate - (1e-2 if recipe.task.partition else 3e-3))
+        return abs(rate(recipe) - (1e-2 if recipe.task.partition else 3e-3))
 
     played = Played(monkeypatch, loss)
     iid = {"name": "IID", "set": ['task.partition.kind="iid"']}
@@ -133,7 +136,7 @@ def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
     sweeping = Sweeping(made, tmp_path, str)
     lines = sweeping.run()
     assert sweeping.total == len(played.jobs) == 3 + 2 * 2
-    assert [line.point for line in lines] == [("method.training.learning_rate=0.003",)] * 2
+    assert [line.point for line in lines] == [(f"{RATE}=0.003",)] * 2
     assert len(sweeps.write_results(made, lines, tmp_path)[-1].rows) == 3
     with pytest.raises(ValueError, match="choose_in = 'mine': there is no such scenario"):
         sweep(choose_in="mine")
@@ -141,46 +144,42 @@ def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
 
 def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monkeypatch, tmp_path):
     def loss(recipe):
-        if recipe.method.training.learning_rate == 1e-3:
+        if rate(recipe) == 1e-3:
             return float("nan")
-        return None if recipe.method.training.learning_rate == 3e-3 or recipe.seed == 2 else 1.0
+        return None if rate(recipe) == 3e-3 or recipe.seed == 2 else 1.0
 
     Played(monkeypatch, loss)
     said = []
     lines = Sweeping(sweep(seeds=[1, 2]), tmp_path, said.append).run()
-    assert (
-        lines[0].point == ("method.training.learning_rate=0.01",) and lines[0].edge == "method.training.learning_rate"
-    )
+    assert lines[0].point == (f"{RATE}=0.01",) and lines[0].edge == RATE
     assert lines[0].failed == {2: "it broke"} and any("failed: it broke" in text for text in said)
     made = sweeps.write_results(sweep(seeds=[1, 2]), lines, tmp_path)
     assert "(1 failed)" in made[0].rows[1][0] and "Chosen at a grid's end" in made[-1].note
 
 
 def test_scores_are_chosen_by_their_highest(monkeypatch, tmp_path):
-    Played(monkeypatch, lambda recipe: recipe.method.training.learning_rate)
-    assert Sweeping(sweep(metric="loss"), tmp_path / "a", str).run()[0].point == (
-        "method.training.learning_rate=0.001",
-    )
+    Played(monkeypatch, rate)
+    assert Sweeping(sweep(metric="loss"), tmp_path / "a", str).run()[0].point == (f"{RATE}=0.001",)
     with pytest.raises(RecipeError, match='metric = "bleu": the runs measure loss, rouge_l'):
         Sweeping(sweep(metric="bleu"), tmp_path / "b", str).run()
 
 
 def test_a_block_may_have_some_runs_only_and_grids_of_its_own(monkeypatch, tmp_path):
-    key = "method.training.learning_rate"
-    played = Played(monkeypatch, lambda recipe: recipe.method.training.learning_rate)
-    runs = [{"label": "a", "recipe": "quickstart-fedavg", "grid": {key: [3e-3, 1e-2]}},
-            {"label": "b", "recipe": "quickstart-fedavg"}]  # fmt: skip
-    blocks = [{"name": "bound", "runs": ["b"]}, {"name": "low", "grids": {"a": {key: [1e-3, 2e-3]}}}, {"name": "as is"}]
+    played = Played(monkeypatch, rate)
+    runs = [{**FEDAVG, "label": "a", "grid": {RATE: [3e-3, 1e-2]}}, {**FEDAVG, "label": "b"}]
+    blocks = [
+        {"name": "bound", "runs": ["b"]}, {"name": "low", "grids": {"a": {RATE: [1e-3, 2e-3]}}}, {"name": "as is"}
+    ]  # fmt: skip
     made = sweep(run=runs, scenario=blocks)
     sweeping = Sweeping(made, tmp_path, str)
     lines = sweeping.run()
     assert sweeping.total == len(played.jobs) == 1 + 4 + 4
     assert [(line.scenario, line.label, line.point) for line in lines] == [
-        ("bound", "b", ()), ("low", "a", (f"{key}=0.001",)), ("low", "b", ()),
-        ("as is", "a", (f"{key}=0.003",)), ("as is", "b", ()),
+        ("bound", "b", ()), ("low", "a", (f"{RATE}=0.001",)), ("low", "b", ()),
+        ("as is", "a", (f"{RATE}=0.003",)), ("as is", "b", ()),
     ]  # fmt: skip
     assert [row[0].partition(" [")[0] for row in sweeps.sheets(made, lines)[0].rows] == ["zero-shot", "b"]
-    assert made.scenarios[1].without([key]).grids == {"a": {}} and made.scenarios[1].without(["rounds"]).grids
+    assert made.scenarios[1].without([RATE]).grids == {"a": {}} and made.scenarios[1].without(["rounds"]).grids
     with pytest.raises(ValueError, match="choose_in = 'bound' has no run 'a' to choose for"):
         sweep(run=runs, scenario=blocks, choose_in="bound")
     with pytest.raises(ValueError, match=r"settings for \['c'\]: there is no such run"):
@@ -189,8 +188,7 @@ def test_a_block_may_have_some_runs_only_and_grids_of_its_own(monkeypatch, tmp_p
 
 def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
     played = Played(monkeypatch, lambda recipe: 1.0)
-    grid = {"grid": {"method.training.rat": [1, 2]}}
-    run = {"label": "a", "recipe": "quickstart-fedavg"}
+    grid, run = {"grid": {"method.training.rat": [1, 2]}}, {**FEDAVG, "label": "a"}
     ni = {"label": "a", "recipe": "published-fedkseed", "grid": {"method.learning_rate": [1e-7, 3e-7]}}
     for settings, text in (
         ({"run": [run, {**run, "label": "b", **grid}]}, r"method\.training\.rat = 1: unknown key"),
@@ -203,18 +201,13 @@ def test_what_is_wrong_is_said_before_anything_runs(monkeypatch, tmp_path):
     assert Sweeping(sweep(run=[ni], set=[]), tmp_path, said.append).total == 3 and "task.validation = 0.1" in said[0]
     assert not played.jobs
     path = tmp_path / "s.toml"
+    a = "[[run]]\nlabel='a'\nrecipe='b'\n"
     for text, wrong in (
-        ("run = 3", "run"),
-        ("[[run]]\nlabel = 'a'", r"run\.0\.recipe: missing"),
-        (
-            "[[run]]\nlabel='a'\nrecipe='b'\ngird={}",
-            r"gird = \{\}: unknown key .did you mean grid..; allowed here: label, recipe, set, grid",
-        ),
-        ("seed=1\n[[run]]\nlabel='a'\nrecipe='b'", "allowed here: title, seeds"),
-        ("[[run]]\nlabel='a'\nrecipe='b'\n[[run]]\nlabel='a'\nrecipe='c'", "two runs have the same name"),
-        ("[[run]", "not valid TOML"),
-        ("[[run]]\nlabel='a'\nrecipe='b'\n[[scenario]]\nname='s'\nalso={c=[]}", r"for \['c'\]: there is no such run"),
-    ):
+        ("run = 3", "run"), ("[[run]", "not valid TOML"), ("[[run]]\nlabel = 'a'", r"run\.0\.recipe: missing"),
+        (f"{a}gird={{}}", r"gird = \{\}: unknown key .did you mean grid..; allowed here: label, recipe, set, grid"),
+        (f"seed=1\n{a}", "allowed here: title, seeds"), (a + a, "two runs have the same name"),
+        (f"{a}[[scenario]]\nname='s'\nalso={{c=[]}}", r"for \['c'\]: there is no such run"),
+    ):  # fmt: skip
         path.write_text(text)
         with pytest.raises(RecipeError, match=wrong):
             read_sweep(path)
@@ -261,18 +254,6 @@ def test_equal_passes_are_equal(name, examples):
 def test_packaged_sweeps_are_right(name, tmp_path):
     made = read_sweep(packaged_sweeps()[name])
     assert made.title and Sweeping(made, tmp_path, str).total >= len(made.runs)
-
-
-def test_sheets():
-    sheet = Sheet("A & B", ("method", "loss_x"), [["FedAvg 5%", "1.0 ± 0.1"], ["a|b", "-"]], "Note.")
-    assert r"\caption{A \& B. Note.}" in sheet.latex() and r"FedAvg 5\% & 1.0 $\pm$ 0.1 \\" in sheet.latex()
-    assert r"| a\|b | - |" in sheet.markdown() and "| --- | ---: |" in sheet.markdown()
-    assert "FedAvg 5%  1.0 ± 0.1" in sheet.text()
-    assert mean_and_deviation([1.0, 2.0, 3.0], 1) == "2.0 ± 1.0" and mean_and_deviation([2.5], 2) == "2.50"
-    assert (
-        mean_and_deviation([1.0, float("nan")], 1) == "1.0 (1 not finite)"
-        and mean_and_deviation([float("inf")], 1) == "-"
-    )
 
 
 # a sweep whose runs are not over before it is stopped, however late that comes
@@ -365,40 +346,33 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
         return alone(job)
 
     monkeypatch.setattr(WorkerPool, "run", run)
-    lines = [{"label": label, "recipe": "quickstart-fedavg"} for label in ("b", "a")]
+    lines = [{**FEDAVG, "label": label} for label in ("b", "a")]
     made = sweep(seeds=[1, 2], run=lines)
     assert [line.label for line in Sweeping(made, tmp_path, str, How(jobs=2)).run()] == ["b", "a"]
 
 
 @pytest.mark.slow
-def test_plugins_travel_to_the_runs_processes(tmp_path):
+def test_plugins_travel_to_a_runs_process_which_has_workers_of_its_own(tmp_path):
     (tmp_path / "rule.py").write_text(
         "from typing import ClassVar, Literal\nimport fedseed\nfrom fedseed.aggregation import Mean\n"
         "@fedseed.register_aggregation\nclass Travelling(Mean):\n"
         "    name: Literal['travelling'] = 'travelling'\n    about: ClassVar[str] = 'a rule'\n"
     )
-    settings = ("aggregation.name=travelling", "rounds=1", "task.clients=2", "federation.per_round=2")
-    how = How(plugins=(str(tmp_path / "rule.py"),))
-    job = Job("x", tmp_path / "out", "small-feedsign", (*settings, "evaluation.rouge=false"), how)
-    helpers = WorkerPool(1)
+    how = How(plugins=(str(tmp_path / "rule.py"),), workers=2, threads=1)
+    job = Job("x", tmp_path / "out", "quickstart-fedavg", ("aggregation.name=travelling", *TINY), how)
+    helpers = WorkerPool(2)
     try:
         assert helpers.run(job) is None
     finally:
         helpers.stop()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["aggregation"] == {"name": "travelling"} and summary["rounds"] == 1
-
-
-GRID = {"label": "A", "recipe": "quickstart-fedavg", "grid": {"method.training.learning_rate": [1e-3, 3e-3]}}
+    assert summary["aggregation"] == {"name": "travelling"} and (summary["workers"], summary["threads"]) == (2, 1)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_runs_that_measure_the_validation_loss_beside_are_chosen_from_and_not_run_again(
     monkeypatch, tmp_path, overwrite
 ):
-    def rate(recipe):
-        return recipe.method.training.learning_rate
-
     # what is best on the test examples is not what is chosen
     played = Played(monkeypatch, lambda recipe: 1 / rate(recipe), beside=rate)
     made = sweep(seeds=[1, 2], metric="validation_loss", set=["stopping.patience=2"], run=[GRID])
@@ -427,18 +401,6 @@ def test_workers_and_threads_are_each_runs_own(monkeypatch, tmp_path):
     assert {(job.how.workers, job.how.threads) for job, _ in played.jobs} == {(3, 1)}
 
 
-@pytest.mark.slow
-def test_a_runs_process_starts_workers_of_its_own(tmp_path):
-    job = Job("x", tmp_path / "out", "quickstart-fedavg", tuple(TINY), How(workers=2, threads=1))
-    helpers = WorkerPool(2)
-    try:
-        assert helpers.run(job) is None
-    finally:
-        helpers.stop()
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["workers"] == 2 and summary["threads"] == 1
-
-
 def own(tmp_path, lines=10, **task):
     """A recipe on two clients' own files, with a grid."""
     for name in ("anna", "bert"):
@@ -447,12 +409,11 @@ def own(tmp_path, lines=10, **task):
         (tmp_path / "data" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = [f"{key}={json.dumps(value)}" for key, value in {"name": "files", **task}.items()]
     settings = ["task={}", *(f"task.{text}" for text in settings), f"task.path={tmp_path / 'data'}"]
-    run = {"label": "FedAvg", "recipe": "quickstart-fedavg", "grid": {"method.training.learning_rate": [1e-3, 3e-3]}}
-    return Sweep.model_validate({"run": [run, {"label": "without", "recipe": "quickstart-ferret"}], "set": settings})
+    return Sweep.model_validate({"run": [GRID, {"label": "without", "recipe": "quickstart-ferret"}], "set": settings})
 
 
 def test_a_grid_on_own_data_keeps_examples_to_choose_on(monkeypatch, tmp_path):
-    played = Played(monkeypatch, lambda recipe: recipe.method.training.learning_rate)
+    played = Played(monkeypatch, rate)
     said = []
     sweeping = Sweeping(own(tmp_path), tmp_path / "out", said.append)
     assert len(said) == 1 and said[0].startswith("task.validation = 0.1: a grid's point is chosen on examples that no")
@@ -482,7 +443,7 @@ def test_what_a_grid_can_not_be_chosen_on_is_said_before_anything_is_there(monke
 
 def test_a_sweep_begins_anew(monkeypatch, tmp_path):
     played = Played(monkeypatch, lambda recipe: 1.0)
-    one = Sweep.model_validate({"run": [{"label": "FedAvg", "recipe": "quickstart-fedavg"}], "set": TINY})
+    one = Sweep.model_validate({"run": [FEDAVG], "set": TINY})
     Sweeping(one, tmp_path, lambda line: None).run()
     Sweeping(one, tmp_path, lambda line: None).run()
     assert len(played.jobs) == 1  # there already

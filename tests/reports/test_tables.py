@@ -4,7 +4,7 @@ from rich.console import Console
 
 from fedseed.reports.progress import describe
 from fedseed.reports.results import RoundLine
-from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
+from fedseed.reports.tables import Sheet, comparison_lines, comparison_table, cost_table, mean_and_deviation
 
 
 def summary_of(metrics):
@@ -101,3 +101,13 @@ def test_a_round_in_a_few_words():
     assert describe(RoundLine(0, metrics={"loss": 0.5, "perplexity": 1.6})) == "held-out loss 0.500"
     line = RoundLine(2, taking_part=1, bytes_up=1500.0, train_loss=2.0, metrics={"loss": 0.5, "f1": 31.26})
     assert describe(line) == "held-out loss 0.500, held-out F1 31.3, local loss 2.000, 1,500 B up a client"
+
+
+def test_sheets_as_text_markdown_and_latex():
+    sheet = Sheet("A & B", ("method", "loss_x"), [["FedAvg 5%", "1.0 ± 0.1"], ["a|b", "-"]], "Note.")
+    assert r"\caption{A \& B. Note.}" in sheet.latex() and r"FedAvg 5\% & 1.0 $\pm$ 0.1 \\" in sheet.latex()
+    assert r"| a\|b | - |" in sheet.markdown() and "| --- | ---: |" in sheet.markdown()
+    assert "FedAvg 5%  1.0 ± 0.1" in sheet.text()
+    assert mean_and_deviation([1.0, 2.0, 3.0], 1) == "2.0 ± 1.0" and mean_and_deviation([2.5], 2) == "2.50"
+    assert mean_and_deviation([1.0, float("nan")], 1) == "1.0 (1 not finite)"
+    assert mean_and_deviation([float("inf")], 1) == "-"
