@@ -3,13 +3,14 @@
 A maker's own verdicts are the assertions; here they are held against what is known, with numbers worked out by hand.
 """
 
-import re
+from functools import cache
 from itertools import pairwise
 from math import comb, sqrt
 
 import pytest
 
-from fedseed_papers import fedkseed, feedsign, ferret, payloads
+from fedseed_papers import feedsign, payloads
+from fedseed_papers.reproducing import EXACT
 
 REDUCED = {
     ("ferret", "figure-6"): {"sizes": (10, 100, 10**4, 10**8, 10**11)},
@@ -38,21 +39,15 @@ CONTRADICTED = {
     "feedsign/figure-5": ["less than 200 bytes"],
     "feedsign/proposition-d5": ["p_e + p_b - p_e p_b", "adjusted error rate of the vote"],
 }
-MADE = {}
 
 
+@cache
 def made(paper, key):
     """The item at its reduced cost, once."""
-    makers = {"ferret": ferret.EXACT, "fedkseed": fedkseed.EXACT, "feedsign": feedsign.EXACT}[paper]
-    if (paper, key) not in MADE:
-        MADE[paper, key] = makers[key](**REDUCED.get((paper, key), {}))
-    return MADE[paper, key]
+    return EXACT[paper][key](**REDUCED.get((paper, key), {}))
 
 
-ITEMS = [
-    (paper, key) for paper, makers in (("ferret", ferret), ("fedkseed", fedkseed), ("feedsign", feedsign))
-    for key in makers.EXACT
-]  # fmt: skip
+ITEMS = [(paper, key) for paper, makers in EXACT.items() for key in makers]
 
 
 @pytest.mark.parametrize(("paper", "key"), ITEMS, ids=map("/".join, ITEMS))
@@ -68,10 +63,6 @@ def test_claims_hold_but_those_that_are_known_not_to(paper, key):
             assert claim.verdict in ("holds", "holds in kind"), claim
     assert len(contradicted) == sum(claim.verdict == "does not hold here" for claim in finding.claims)
     assert finding.reason and finding.claims
-
-
-def numbers(text):
-    return [float(word.replace(",", "")) for word in re.findall(r"\d[\d,]*\.?\d*", text)]
 
 
 def test_bytes_are_those_of_fedkseeds_table():
@@ -106,12 +97,9 @@ def test_a_pools_mean_is_what_its_variance_says():
 def test_the_three_formulas_of_a_reversed_sign():
     assert feedsign.printed(0.4, 0.2) == pytest.approx(0.52)
     assert feedsign.of_the_proof(0.4, 0.2) == pytest.approx(0.44)
-    # five voters, none Byzantine: at least three of five wrong
-    assert feedsign.majority_errs(0.4, 5, 0) == pytest.approx(
-        sum(comb(5, k) * 0.4**k * 0.6 ** (5 - k) for k in (3, 4, 5))
-    )
-    # two voters that disagree: a coin
-    assert feedsign.majority_errs(0.3, 2, 0) == pytest.approx(0.3**2 + 0.3 * 0.7)
+    three_of_five = sum(comb(5, k) * 0.4**k * 0.6 ** (5 - k) for k in (3, 4, 5))  # are wrong, none Byzantine
+    assert feedsign.majority_errs(0.4, 5, 0) == pytest.approx(three_of_five)
+    assert feedsign.majority_errs(0.3, 2, 0) == pytest.approx(0.3**2 + 0.3 * 0.7)  # two that disagree: a coin
     assert feedsign.majority_errs(0.3, 2, 1) == pytest.approx(0.5 * (0.3 * 0.3 + 0.7 * 0.7) + 0.3 * 0.7)
     (sheet,) = made("feedsign", "proposition-d5").sheets
     for _, honest, eq24, eq47, single, exact, simulated in sheet.rows:

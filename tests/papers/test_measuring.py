@@ -14,19 +14,9 @@ def test_rebuilds_are_measured_for_every_number_of_steps():
     assert all(seconds > 0 for _, seconds in (*repeated.points, *rebuilt.points))
     # what is rebuilt is what was done: each step's scalar is in its candidate's place
     pool, steps = measuring._pool(64, 16), measuring._steps(64)
+    over = measuring.rebuild_candidates(length=3000, candidates=(4, 16))
+    assert [[x for x, _ in line.points] for line in over.panels[0].series] == [[4, 16]] * 2
     assert pool.shape == (16,) and float(pool.sum()) == pytest.approx(float(steps.sum()), rel=1e-5)
-
-
-def test_rebuilds_are_measured_over_the_number_of_candidates():
-    finding = measuring.rebuild_candidates(length=3000, candidates=(4, 16))
-    assert [[x for x, _ in line.points] for line in finding.panels[0].series] == [[4, 16]] * 2
-
-
-def test_other_work_is_not_counted(monkeypatch):
-    """A wait between the clock's readings leaves seconds as they are."""
-    passed = iter(range(10**6))
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: float(next(passed)))
-    assert measuring.seconds_to_move("normal", measuring._steps(1), 100) < 1
 
 
 @pytest.mark.long

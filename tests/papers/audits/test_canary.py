@@ -17,7 +17,6 @@ from fedseed_papers.audits.canary_page import audit, numbers
 from support.command import fedseed
 from support.page import Page
 
-SHORT = ["task.clients=3", "federation.per_round=3", "task.examples=24"]
 GRADIENTS = """
 rounds = 3
 [model]
@@ -38,14 +37,9 @@ def data(examples, held=(), classes=("a", "b", "c")):
     return TaskData(clients, {"": held}, classes=classes)
 
 
-def digits(*settings):
-    return read_recipe("digits-feedsign", [*SHORT, *settings])
-
-
 def game(planted, twin, with_it):
-    return Game(
-        1, planted, np.ones(len(twin)), np.array(with_it, dtype=float), np.array(twin, dtype=float), np.ones(len(twin))
-    )
+    ones = np.ones(len(twin))
+    return Game(1, planted, ones, np.array(with_it, dtype=float), np.array(twin, dtype=float), ones)
 
 
 # -- what is planted ---------------------------------------------------------------------------------------------------
@@ -63,20 +57,18 @@ def test_a_texts_canaries_differ_in_their_answers_alone():
 
 
 @pytest.mark.parametrize(
-    ("make", "own"),
+    ("make", "own", "given"),
     [
-        (
-            lambda i: Picture(np.full((2, 2, 1), i, dtype=np.uint8), i % 3),
-            lambda c: int(c.pixels[0, 0, 0]) % 3 != c.label,
-        ),
-        (lambda i: Choice(str(i), ("x", "y", "z"), i % 3), lambda c: int(c.prompt) % 3 != c.gold),
-        (lambda i: Cloze(f"{i} <mask>", ("x", "y", "z"), i % 3), lambda c: int(c.text.split()[0]) % 3 != c.gold),
+        (lambda i: Picture(np.full((2, 2, 1), i, dtype=np.uint8), i % 3), lambda c: int(c.pixels[0, 0, 0]), "label"),
+        (lambda i: Choice(str(i), ("x", "y", "z"), i % 3), lambda c: int(c.prompt), "gold"),
+        (lambda i: Cloze(f"{i} <mask>", ("x", "y", "z"), i % 3), lambda c: int(c.text.split()[0]), "gold"),
     ],
 )
-def test_other_canaries_are_held_out_examples_with_a_wrong_class(make, own):
-    plan = planting(data([make(0)], [make(i) for i in range(30)]), 30)
-    assert len(plan.candidates) == 30 and all(own(candidate) for candidate in plan.candidates)
-    assert planting(data([make(0)], [make(i) for i in range(30)]), 5, client="two").client == 2
+def test_other_canaries_are_held_out_examples_with_a_wrong_class(make, own, given):
+    held = [make(i) for i in range(30)]
+    plan = planting(data([make(0)], held), 30)
+    assert len(plan.candidates) == 30 and all(own(c) % 3 != getattr(c, given) for c in plan.candidates)
+    assert planting(data([make(0)], held), 5, client="two").client == 2
 
 
 def test_what_can_not_be_planted_is_said():
@@ -105,8 +97,8 @@ def test_a_bound_above_the_account_contradicts_it():
     games = [game(j, np.zeros(50), -np.eye(50)[j]) for j in range(10)]
     test = CanaryTest(games, "one", 1, {"epsilon": 1.0, "delta": 1e-5})
     assert test.found == 10 and test.epsilon_at_least > 4.9 and test.contradicts
-    assert not replace(test, spent={"epsilon": 6.0, "delta": 1e-5}).contradicts
-    assert not replace(test, spent=None).contradicts and not replace(test, spent={"epsilon": float("inf")}).contradicts
+    for spent in ({"epsilon": 6.0, "delta": 1e-5}, None, {"epsilon": float("inf")}):
+        assert not replace(test, spent=spent).contradicts
     page = audit(test, "mine", {})
     assert [a.short for a in page.answers] == ["found", "at chance", "above the account"]
     assert numbers(test)["contradicts_account"] is True
@@ -145,7 +137,8 @@ def test_a_method_that_only_says_that_it_is_private_is_caught(tmp_path, monkeypa
 @pytest.mark.slow
 def test_it_is_at_chance_at_epsilon_1():
     """All of a client's data is the canary; the account is of a client."""
-    private = digits("rounds=20", "method.batch=4", "method.epsilon=0.05", "method.learning_rate=0.02")
+    short = ["task.clients=3", "federation.per_round=3", "task.examples=24", "rounds=20", "method.batch=4"]
+    private = read_recipe("digits-feedsign", [*short, "method.epsilon=0.05", "method.learning_rate=0.02"])
     test = canary_test(private, Planned(3, 100, copies=8))
     assert test.spent["epsilon_pure"] == pytest.approx(1.0) and test.epsilon <= 1
     assert test.found <= 1 and not test.contradicts  # two by chance: 3 in 10,000

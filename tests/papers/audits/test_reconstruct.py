@@ -3,16 +3,16 @@
 import csv
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from fedseed.objectives.images import Images
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Picture
 from fedseed.weights.layout import Layout, TensorEntry
-from fedseed_papers.audits import inverting
+from fedseed_papers.audits import inverting, observing, reconstruct
 from fedseed_papers.audits.inverting import SoftmaxLayer, estimated_gradient, last_layer
 from fedseed_papers.audits.observing import Observation
 from fedseed_papers.audits.reconstruct import Attack, settings_for
@@ -23,16 +23,9 @@ SIDE, CLASSES = 4, 3
 SIZE = CLASSES * (SIDE * SIDE + 1)  # d = 51
 
 
-class Linear(torch.nn.Module):
+def Linear():  # noqa: N802
     """A softmax layer on the pixels: what it has learnt from one picture is the picture."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = torch.nn.Linear(SIDE * SIDE, CLASSES)
-
-    def forward(self, pixel_values):
-        return SimpleNamespace(logits=self.layer(pixel_values.flatten(1)))
+    return reconstruct.PixelLayer(SIDE * SIDE, CLASSES, 0)
 
 
 class Plain:
@@ -44,24 +37,18 @@ class Plain:
 
 def pictures(count, seed=1):
     drawn = np.random.default_rng(seed)
-    return [
-        Picture(drawn.integers(0, 256, (SIDE, SIDE, 1)).astype(np.uint8), int(drawn.integers(CLASSES)))
-        for _ in range(count)
-    ]
+    shape = (SIDE, SIDE, 1)
+    return [Picture(drawn.integers(0, 256, shape).astype(np.uint8), int(drawn.integers(CLASSES))) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
 def attack():
-    from fedseed.objectives.images import Images
-
     return Attack(Linear(), Images(Plain()), CLASSES, pictures(100), steps=300)
 
 
 @pytest.fixture(scope="module")
 def linear():
     """Without a search for the picture."""
-    from fedseed.objectives.images import Images
-
     return Attack(Linear(), Images(Plain()), CLASSES, pictures(100), steps=1)
 
 
@@ -117,7 +104,6 @@ def test_a_batch_hides_its_pictures(attack, recipe):
 
 def test_with_other_directions_nothing_is_found(attack, recipe, monkeypatch):
     """The control: as many numbers as above, read along directions that are not the message's."""
-    from fedseed_papers.audits import observing, reconstruct
 
     def misread(payload, known):
         return observing.observed(replace(payload, seed=payload.seed + 1), known)
