@@ -4,10 +4,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from fedseed.objectives.evaluation import choice_metrics, mean_loss
+from fedseed.objectives.evaluation import choice_metrics
 from fedseed.objectives.losses import Choices
 from fedseed.tasks.data import Choice
-from fedseed.training.client import batches
 
 EXAMPLES = [
     Choice("a fine film It was", (" terrible", " great"), 1),
@@ -52,25 +51,6 @@ def test_scores_are_the_options_mean_token_log_probabilities(model, small):
         assert all(value == -torch.inf for value in row[len(expected) :])
 
 
-def test_batched_is_one_by_one(model, small):
-    objective = Choices(small[1])
-    items = objective.prepare(EXAMPLES)
-    together = objective.losses(model, items)
-    alone = torch.cat([objective.losses(model, [item]) for item in items])
-    assert together.tolist() == pytest.approx(alone.tolist(), rel=1e-4, abs=1e-5)
-    metrics = [choice_metrics(model, objective, EXAMPLES, batch=size) for size in (1, 3, 32)]
-    for other in metrics[1:]:
-        assert other["accuracy"] == metrics[0]["accuracy"]
-        assert other["loss"] == pytest.approx(metrics[0]["loss"], rel=1e-4)
-    assert metrics[0]["loss"] == pytest.approx(float(alone.detach().mean()), rel=1e-4)
-    assert mean_loss(model, objective, items, batch=2) == pytest.approx(metrics[0]["loss"], rel=1e-4)
-
-
-def test_the_same_again_is_the_same_number(model, small):
-    objective = Choices(small[1])
-    assert choice_metrics(model, objective, EXAMPLES) == choice_metrics(model, objective, EXAMPLES)
-
-
 def test_gradients_of_a_batch_are_those_of_its_items(model, small):
     objective = Choices(small[1])
     items = objective.prepare(EXAMPLES)  # items with two and with three options
@@ -84,19 +64,6 @@ def test_gradients_of_a_batch_are_those_of_its_items(model, small):
     whole, parts = gradient([items]), gradient([[item] for item in items])
     assert torch.isfinite(whole).all() and whole.norm() > 0
     assert torch.nn.functional.cosine_similarity(whole, parts, dim=0) > 0.9999
-
-
-def test_training_on_choices_raises_accuracy(model, small):
-    objective = Choices(small[1])
-    words = ("bad", "good", "ill", "fine")
-    examples = [Choice(f"{word} It was", (" terrible", " great"), i % 2) for i, word in enumerate(words)]
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    order = batches(objective.prepare(examples), 4, seed=1)
-    for _ in range(20):
-        optimizer.zero_grad()
-        objective.losses(model, next(order)).mean().backward()
-        optimizer.step()
-    assert choice_metrics(model, objective, examples)["accuracy"] == 100.0
 
 
 def test_items(small):

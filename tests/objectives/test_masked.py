@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-from fedseed.attacks.labels import flip_labels
-from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.objectives.evaluation import choice_metrics, longest_input, mean_loss
 from fedseed.objectives.losses import MaskedLM
-from fedseed.tasks.data import MASK, ClientData, Cloze
-from fedseed.training.client import batches
+from fedseed.tasks.data import MASK, Cloze
 
 TWO = (" terrible", " great")
 THREE = (" Yes", " Maybe", " No")
@@ -71,19 +68,6 @@ def test_batched_is_one_by_one(base):
     assert metrics[0]["accuracy"] == 25.0 * right
 
 
-def test_training_raises_accuracy(masked_base):
-    model, tokenizer = load_model(str(masked_base), architecture="masked")
-    objective = MaskedLM(tokenizer)
-    examples = [Cloze(f"{word} It was {MASK}.", TWO, i % 2) for i, word in enumerate(("bad", "good", "ill", "fine"))]
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    order = batches(objective.prepare(examples), 4, seed=1)
-    for _ in range(30):
-        optimizer.zero_grad()
-        objective.losses(model, next(order)).mean().backward()
-        optimizer.step()
-    assert choice_metrics(model, objective, examples)["accuracy"] == 100.0
-
-
 def test_a_label_word_is_one_token(base):
     objective = MaskedLM(base[1])
     with pytest.raises(ValueError, match=r"the label word ' dreadful' is not one token of the model's tokenizer: \["):
@@ -93,18 +77,6 @@ def test_a_label_word_is_one_token(base):
     # without its space a word is another one, and here not one token
     with pytest.raises(ValueError, match="the label word 'great' is not one token"):
         objective.prepare([Cloze(f"It was {MASK}.", ("great", " bad"), 0)])
-
-
-def test_a_recipe_whose_words_are_not_tokens_says_so(masked_base, original, tmp_path, monkeypatch):
-    from fedseed import Federation
-    from fedseed.tasks.cloze import TRECTask
-
-    monkeypatch.setattr(TRECTask, "words", (" Elaboration", " Entity", " Expression", " Human", " Location", " Number"))
-    recipe = tmp_path / "recipe.toml"
-    task = f'[task]\nname = "trec"\npath = "{original("trec")}"\nk = 2\n'
-    recipe.write_text(f'rounds = 1\n[model]\nbase = "{masked_base}"\n[method]\nname = "ferret"\n{task}')
-    with pytest.raises(RecipeError, match=r'task.name = "trec" with model.base = .*" Elaboration"|\' Elaboration\''):
-        Federation.from_file(recipe)
 
 
 def test_what_can_not_be_used(base, small):
@@ -136,10 +108,3 @@ def test_positions_begin_after_the_padding_index(base):
     assert len(longest.ids) > 120
     with torch.no_grad():
         assert torch.isfinite(fits.losses(model, [longest])).all()
-
-
-def test_flipped_labels_are_other_words():
-    client = ClientData("c", EXAMPLES)
-    flipped = flip_labels(client, 1, 0)
-    pairs = zip(client.examples, flipped.examples, strict=True)
-    assert all(a.gold != b.gold and a.text == b.text for a, b in pairs)

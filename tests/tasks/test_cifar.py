@@ -177,12 +177,3 @@ def test_parquet_files_of_the_hub(tmp_path):
     (folder / "test-00000-of-00001.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(RecipeError, match="not a parquet file, or damaged"):
         CIFAR10Task(path=str(folder)).load()
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path):
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
-        with pytest.raises(RecipeError, match="need pyarrow"):
-            CIFAR10Task(path=str(tmp_path)).load()

@@ -300,15 +300,6 @@ def test_bad_lines_are_skipped_and_counted_if_one_wants_that(tmp_path):
         load(tmp_path, on_bad_line="skip")
 
 
-def test_a_label_that_is_not_among_those_named_is_a_bad_line(tmp_path):
-    rows = [{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(8)]
-    write_lines(tmp_path / "l.jsonl", [*rows, {"text": "x", "label": "c"}])
-    with pytest.raises(RecipeError, match=r"line 9: \"label\" = 'c': task.labels has a, b"):
-        load(tmp_path / "l.jsonl", labels=["a", "b"])
-    data = load(tmp_path / "l.jsonl", labels=["a", "b"], on_bad_line="skip", clients=1)
-    assert len(data.clients[0].examples) + len(data.evaluation[""]) == 8
-
-
 def test_held_out_examples_that_are_in_the_training_data_are_named(tmp_path):
     write_lines(tmp_path / "train.jsonl", ROWS)
     test = [{"prompt": "new", "completion": "x"}, {"prompt": "q  3", "completion": '"a", 3 and more\n'}, ROWS[7]]

@@ -44,11 +44,6 @@ def test_pinned():
     assert [len(mine) for mine in Quantity(alpha=0.5).deal(labels, 3, 5)] == [4, 1, 19]
 
 
-def test_iid_sizes_differ_by_one_at_most():
-    sizes = [len(mine) for mine in IID().deal(range(103), 10, 1)]
-    assert sorted(set(sizes)) == [10, 11]
-
-
 def test_skew_grows_as_alpha_falls():
     """Mean entropy of the clients' labels: the lower, the more skewed."""
     labels = [i % 10 for i in range(5000)]

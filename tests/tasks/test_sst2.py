@@ -15,11 +15,6 @@ def load(folder, **changed):
     return SST2Task(path=str(folder), **{**SIZES, **changed}).load()
 
 
-def test_published_sizes_are_the_default():
-    task = SST2Task(path="x")
-    assert (task.clients, task.examples, task.validation, task.evaluation) == (None, 1000, 500, 1000)
-
-
 def test_mezos_prompt_and_words(sst2):
     folder = sst2()
     (folder / "dev.tsv").write_text('sentence\tlabel\n"quoted" , \u2028and odd \t1\nbad . \t0\n', encoding="utf-8")
@@ -43,29 +38,6 @@ def test_nobody_shares_an_example_and_none_is_lost(folder, clients, examples, va
     assert len(held) == clients and max(map(len, held)) - min(map(len, held)) <= 1
     assert all(p.startswith("train") for p in everything)
     assert all(e.prompt.startswith("dev") for e in data.evaluation[""])
-
-
-def test_the_same_seed_gives_the_same_partition(sst2):
-    folder = sst2()
-    assert load(folder) == load(folder)
-    assert load(folder).clients != load(folder, seed=1).clients
-    more = load(folder, validation=20)
-    assert more.clients == load(folder).clients and more.evaluation == load(folder).evaluation
-
-
-def test_choosing_settings_never_sees_the_test_examples(sst2):
-    folder = sst2()
-    tuning = load(folder, evaluate_on="validation")
-    assert list(tuning.evaluation) == [""] and tuning.evaluation[""] == load(folder).validation
-
-
-def test_a_small_dev_file_is_used_whole_and_counted(sst2):
-    data = load(sst2(), evaluation=1000)
-    assert len(data.evaluation[""]) == 20
-    assert data.notes == (
-        "30 training and 10 validation examples of 60 in the train file, 20 test examples of 20 in the dev file",
-        "5 clients hold 6 examples (iid)",
-    )
 
 
 def test_jsonl_gives_the_same(sst2, tmp_path):
