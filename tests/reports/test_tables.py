@@ -1,30 +1,7 @@
-from io import StringIO
-
-from rich.console import Console
-
 from fedseed.reports.progress import describe
 from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet, comparison_lines, comparison_table, cost_table, mean_and_deviation
-
-
-def summary_of(metrics):
-    return {
-        "parameters": 10,
-        "clients": 5,
-        "clients_per_round": 5,
-        "rounds": 3,
-        "baseline": metrics,
-        "final": metrics,
-        "payload_bytes_up": 1.0,
-        "payload_bytes_down": 1.0,
-        "seconds": {"total": 2.0},
-    }
-
-
-def printed(table, width=100):
-    console = Console(width=width, file=StringIO(), record=True)
-    console.print(table)
-    return console.export_text()
+from support.reports import printed, summary_of
 
 
 def shown(metrics):

@@ -11,7 +11,6 @@ import typer
 from fedseed.cli.common import OverwriteOption, RecipeArgument, ThreadsOption, answer
 from fedseed.cli.groups import Reading, ReadingForDevice, Telling, grouped
 from fedseed.errors import FedseedError, RecipeError
-from fedseed.reports.screen import Screen
 
 if TYPE_CHECKING:
     from fedseed.runs.recipe import Recipe
@@ -139,7 +138,7 @@ class _Audited:
         from fedseed_papers.audits.page import check_free
 
         self._began = time.perf_counter()
-        self._screen = telling.screen(Screen())
+        self._screen = telling.screen()
         self._as_json = telling.as_json
         self._threads = keeping.threads
         self.name = Path(recipe).stem

@@ -10,7 +10,6 @@ from rich.text import Text
 from fedseed.cli.common import OverwriteOption, SetOption, answer, interruptible
 from fedseed.cli.groups import Telling, grouped
 from fedseed.experiments.sweeps import parse_seeds
-from fedseed.reports.screen import Screen
 
 app = typer.Typer(add_completion=False)
 
@@ -37,7 +36,7 @@ def reproduce(
     """Make figures and tables of the papers again: data, picture or table, and a page with a verdict on each claim."""
     from fedseed_papers.catalogue import catalogue, chosen, scale_of
 
-    shown = telling.screen(Screen())
+    shown = telling.screen()
     if what == "list":
         rows = [item for item in catalogue() if scale is None or scale in item.scales]
         if telling.as_json:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +13,12 @@ import typer
 from rich.console import Console
 
 from fedseed.cli import looking, network, pages, preview, results, starting
-from fedseed.cli.common import LogLevel, RecipeArgument, answer, complete_recipe, interruptible, log_at
+from fedseed.cli.common import LogLevel, RecipeArgument, answer, complete_recipe, interruptible, log_at, say
 from fedseed.cli.groups import ReadingForDevice, Running, Telling, grouped
 from fedseed.cli.installed import InstalledCommands
 from fedseed.cli.orbit import app as orbit_app
 from fedseed.cli.status import by_client
 from fedseed.errors import FedseedError, RecipeError, plural, to_install
-from fedseed.reports.screen import Screen
 from fedseed.text import clean
 
 if TYPE_CHECKING:
@@ -39,14 +39,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(orbit_app, name="orbit")
-network.register(app)
-looking.register(app)
-pages.register(app)
-preview.register(app)
-results.register(app)
-starting.register(app)
-console = Screen()
 
 
 def _show_version(wanted: bool) -> None:
@@ -77,7 +69,6 @@ def options(
 _debug = False
 
 
-@app.command()
 @grouped
 def run(
     recipe: RecipeArgument,
@@ -95,7 +86,7 @@ def run(
     """Run a federation on this machine: in this process, or with --workers in several."""
     if resume and running.overwrite:
         raise RecipeError("--resume goes on with the run in the folder, --overwrite deletes it: give one of them")
-    shown = telling.screen(console)
+    shown = telling.screen()
     folder = out or Path("runs") / Path(recipe).stem
     _check_no_sweep(recipe)
     checked = reading.read(recipe, *([] if rounds is None else [f"rounds={rounds}"]))
@@ -105,7 +96,7 @@ def run(
 
     shown.print(comparison_table([(summary["method"], summary)]))
     for line in by_client(summary):
-        shown.print(line, highlight=False, soft_wrap=True)
+        say(line, shown)
     shown.print(f"Files: {folder}")
     if telling.as_json:
         answer({**summary, "folder": str(folder)})
@@ -125,7 +116,6 @@ class Swept:
     jobs: Annotated[int, typer.Option(min=1, help="Runs of a sweep at a time; the cores are shared out.")] = 1
 
 
-@app.command()
 @grouped
 def compare(
     recipes: Annotated[
@@ -143,7 +133,7 @@ def compare(
     from fedseed.experiments.sweeps import Typed, find_sweep, made_sweep, parse_grid, parse_seeds
     from fedseed.experiments.worker_pool import How
 
-    shown = telling.screen(console)
+    shown = telling.screen()
     file = find_sweep(recipes[0]) if len(recipes) == 1 else None
     if file is not None or swept.seeds is not None or swept.grid or swept.each:
         lines = dict(parse_grid(text, "--each") for text in swept.each or [])
@@ -198,14 +188,11 @@ def compare(
 def _sweep(sweep: "Sweep", out: Path, how: "How", shown: Console) -> None:
     from fedseed.experiments.sweeps import Sweeping, write_results
 
-    def say(text: str) -> None:
-        shown.print(text, highlight=False, soft_wrap=True)
-
-    sweeping = Sweeping(sweep, out, say, how)
+    sweeping = Sweeping(sweep, out, lambda text: say(text, shown), how)
     done = sweeping.run()
     for sheet in write_results(sweeping.sweep, done, out):
-        say("\n" + sheet.text())
-    say(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png")
+        say("\n" + sheet.text(), shown)
+    say(f"Tables, page and picture: {out}/compare.txt, .md, .tex, .json, .html, .png", shown)
     failed = sum(len(line.failed) for line in done)
     if failed:
         raise FedseedError(f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why")
@@ -214,11 +201,12 @@ def _sweep(sweep: "Sweep", out: Path, how: "How", shown: Console) -> None:
 def _run(
     recipe: "Recipe", folder: Path, running: Running, shown: Console, resume: bool, extend: bool = False
 ) -> dict[str, Any]:
+    from fedseed.models.loading import quiet
     from fedseed.reports.progress import Shown
     from fedseed.runs.assembly import build  # torch from here on
     from fedseed.runs.folder import discard
 
-    _quiet()
+    quiet()
     federation = build(recipe, folder, Shown(shown), running.workers, running.threads)
     if running.overwrite:  # now that nothing of the recipe is wrong
         discard(folder)
@@ -233,11 +221,15 @@ def _check_no_sweep(recipe: str) -> None:
         raise RecipeError(f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER")
 
 
-def _quiet() -> None:
-    """Keep transformers' own progress bars and advice off the screen."""
-    from fedseed.models.loading import quiet
-
-    quiet()
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Begin": (starting.new, run, results.evaluate, results.generate, results.export),
+    "Federate": (network.keys, network.serve, network.join, network.status, pages.watch),
+    "Look": (pages.report, compare, looking.list_, starting.explain, preview.preview, looking.partition, looking.bench),
+}
+for group, commands in COMMANDS.items():
+    for command in commands:
+        app.command(command.__name__.rstrip("_"), rich_help_panel=group)(command)
+app.add_typer(orbit_app, name="orbit", rich_help_panel="Orbits")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedseed.errors import plural
 from fedseed.reports.screen import Screen
 
+console = Screen()
 LogLevel = Literal["debug", "info", "warning", "error"]
 LOGGERS = ("fedseed", "nats")  # those of transformers follow (`fedseed.models.loading.quiet`)
 
@@ -38,7 +39,6 @@ RecipeArgument = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="The result as JSON on standard output; all else goes to standard error.")
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what went wrong.")]
 OverwriteOption = Annotated[
     bool,
     typer.Option("--overwrite", help="Begin anew in a folder that holds a run: its files are deleted, others stay."),
@@ -49,31 +49,6 @@ PluginOption = Annotated[
     list[str] | None,
     typer.Option(
         "--plugin", help="Python file (or module) with methods, tasks, ... of your own; it is run. Repeatable."
-    ),
-]
-TrustOption = Annotated[
-    bool, typer.Option("--trust-plugins", help="Also run the plug-ins that the recipe names: code of its author.")
-]
-DeviceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device", help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map. As model.device."
-    ),
-]
-
-
-def settings(overrides: list[str] | None, device: str | None) -> list[str]:
-    """What `--set` and `--device` replace in a recipe."""
-    return [*(overrides or []), *([] if device is None else [f'model.device="{device}"'])]
-
-
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        min=1,
-        help="Deal a round's clients to so many processes on this machine: one for each GPU, or a share of the cores "
-        "each. The results are those of one process with as many --threads.",
     ),
 ]
 ThreadsOption = Annotated[
@@ -113,17 +88,9 @@ def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..
         yield lambda number, total: bar.update(task, description="replaying", completed=number, total=total)
 
 
-def talking(console: Console, as_json: bool = False, quiet: bool = False) -> Console:
-    """Where a command that is given `--json` or `--quiet` says what people read.
-
-    Args:
-        console: where it says so without them.
-        as_json: standard output is for the result alone.
-        quiet: nowhere.
-    """
-    if quiet:
-        return Screen(quiet=True)
-    return Screen(stderr=True) if as_json else console
+def say(text: str, screen: Console | None = None) -> None:
+    """Print a line as it is, so that it can be pasted; on standard output unless another console is given."""
+    (screen or console).print(text, highlight=False, soft_wrap=True)
 
 
 def answer(result: Any) -> None:

@@ -4,23 +4,13 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 
-from fedseed.cli.common import (
-    DeviceOption,
-    JsonOption,
-    OverwriteOption,
-    PluginOption,
-    QuietOption,
-    SetOption,
-    ThreadsOption,
-    TrustOption,
-    WorkersOption,
-    settings,
-    talking,
-)
+from fedseed.cli.common import JsonOption, OverwriteOption, PluginOption, SetOption, ThreadsOption, console
+from fedseed.reports.screen import Screen
 
 if TYPE_CHECKING:
     from fedseed.runs.recipe import Recipe
@@ -32,7 +22,9 @@ class Reading:
 
     set_: SetOption = None
     plugin: PluginOption = None
-    trust_plugins: TrustOption = False
+    trust_plugins: Annotated[
+        bool, typer.Option("--trust-plugins", help="Also run the plug-ins that the recipe names: code of its author.")
+    ] = False
 
     @property
     def changes(self) -> list[str]:
@@ -55,19 +47,31 @@ class Reading:
 class ReadingForDevice(Reading):
     """The same, and where the model lies."""
 
-    device: DeviceOption = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map. As model.device."
+        ),
+    ] = None
 
     @property
     def changes(self) -> list[str]:
         """What replaces values of the recipe, `--device` as the last."""
-        return settings(self.set_, self.device)
+        return [*super().changes, *([] if self.device is None else [f'model.device="{self.device}"'])]
 
 
 @dataclass(frozen=True)
 class Running:
     """How a run is computed, and whether it begins anew."""
 
-    workers: WorkersOption = None
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Deal a round's clients to so many processes on this machine: one for each GPU, or a share of the "
+            "cores each. The results are those of one process with as many --threads.",
+        ),
+    ] = None
     threads: ThreadsOption = None
     overwrite: OverwriteOption = False
 
@@ -77,11 +81,11 @@ class Telling:
     """What a command says, and where."""
 
     as_json: JsonOption = False
-    quiet: QuietOption = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what went wrong.")] = False
 
-    def screen(self, console: Console) -> Console:
-        """Returns where to say what people read (`talking`)."""
-        return talking(console, self.as_json, self.quiet)
+    def screen(self) -> Console:
+        """Returns where to say what people read: standard error with --json, nowhere with --quiet."""
+        return Screen(quiet=True) if self.quiet else Screen(stderr=True) if self.as_json else console
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -8,43 +8,27 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedseed.cli.common import (
-    DeviceOption,
-    JsonOption,
-    PluginOption,
-    RecipeArgument,
-    SetOption,
-    TrustOption,
-    answer,
-    settings,
-    talking,
-)
+from fedseed.cli.common import JsonOption, PluginOption, RecipeArgument, answer, console
+from fedseed.cli.groups import Reading, ReadingForDevice, Telling, grouped
 from fedseed.cli.listing import ENDINGS, HEADINGS, LISTED, listing
 from fedseed.errors import RecipeError
-from fedseed.reports.screen import Screen
-
-console = Screen()
 
 
+@grouped
 def bench(
     recipe: RecipeArgument,
-    set_: SetOption = None,
-    device: DeviceOption = None,
     tokens: Annotated[
         int | None, typer.Option(min=2, help="For the memory: tokens of an example, in place of the longest possible.")
     ] = None,
     memory_only: Annotated[
         bool, typer.Option("--memory", help="Reckon the memory by the base's shapes, and load and time nothing.")
     ] = False,
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
     as_json: JsonOption = False,
+    *,
+    reading: ReadingForDevice,
 ) -> None:
     """Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from one round of it."""
-    from fedseed.runs.recipe import read_recipe
-
-    shown = talking(console, as_json)
-    checked = read_recipe(recipe, settings(set_, device), plugin or [], trust_plugins)
+    shown, checked = Telling(as_json).screen(), reading.read(recipe)
     from fedseed.experiments.bench import cost_table, fits, measure, memory_table  # torch from here on
     from fedseed.experiments.reckoning import reckon
     from fedseed.models.loading import quiet
@@ -75,24 +59,23 @@ def bench(
         answer({"memory": reckoned, "measured": timed, "untimed": untimed})
 
 
+@grouped
 def partition(
     recipe: RecipeArgument,
-    set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="PNG file: a picture of who holds what.")] = None,
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
     as_json: JsonOption = False,
+    *,
+    reading: Reading,
 ) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
     from fedseed.reports.partition import draw_partition, partition_statistics, partition_table
-    from fedseed.runs.recipe import read_recipe
 
-    task = read_recipe(recipe, set_ or [], plugin or [], trust_plugins).task
+    task = reading.read(recipe).task
     if out is not None and out.suffix != ".png":
         raise RecipeError(f"--out {out}: the picture is a .png file")
     data = task.load()
     held = partition_statistics(data)
-    shown = talking(console, as_json)
+    shown = Telling(as_json).screen()
     for part in partition_table(held):
         shown.print(part, highlight=False)
     for text in data.notes:
@@ -123,13 +106,6 @@ def list_(
         console.print(Text(line, style="yellow"), soft_wrap=True)
     if what in ENDINGS:
         console.print(Text(f"\n{ENDINGS[what]}"), soft_wrap=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(bench)
-    app.command()(partition)
-    app.command("list")(list_)
 
 
 def _partition_title(task: Any) -> str:

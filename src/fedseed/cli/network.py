@@ -4,17 +4,17 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedseed.cli.common import DeviceOption, PluginOption, SetOption, TrustOption, interruptible, settings
+from fedseed.cli.common import RecipeArgument, console, interruptible, say
+from fedseed.cli.groups import Reading, ReadingForDevice, grouped
 from fedseed.cli.status import by_client, describe, follow
 from fedseed.errors import NetworkError, RecipeError
 from fedseed.federation.protocol import read_json
-from fedseed.reports.screen import Screen
 from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
 
@@ -22,59 +22,79 @@ if TYPE_CHECKING:
     from fedseed.reports.prometheus import Exporter
     from fedseed.runs.recipe import Recipe
 
-console = Screen()
 STATUS_SECONDS = 5.0  # for a coordinator's answer
-JOIN_LINES = 10  # in which a client's process says how far it is, where it has no terminal
-
-RecipeArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")]
-UrlOption = Annotated[str | None, typer.Option("--nats", help="The server: nats://HOST:PORT, or tls:// to insist.")]
-RunOption = Annotated[str | None, typer.Option("--run", help="The run's name on the server. Default: the recipe's.")]
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="File with the certificates to trust.")]
+JOIN_LINES = 10  # in which a client's process says how far it is, where it has no terminal
 
 
+@dataclass(frozen=True)
+class Reaching:
+    """How the server is reached, and the run's name there; a recipe says the same."""
+
+    nats: Annotated[str | None, typer.Option(help="The server: nats://HOST:PORT, or tls:// to insist.")] = None
+    run: Annotated[str | None, typer.Option(help="The run's name on the server. Default: the recipe's.")] = None
+    key: KeyOption = None
+    ca: CaOption = None
+
+    def reach(self, recipe: "Recipe", name: str) -> Access:
+        """Returns how to reach the server: the command line goes before the recipe. Raises RecipeError."""
+        settings = recipe.federation
+        url, key, ca = self.nats or settings.nats, self.key, self.ca
+        if url is None:
+            raise RecipeError("where is the server? --nats URL, or federation.nats in the recipe")
+        if key is None and settings.key is not None:
+            key = Path(settings.key.replace("{name}", name)).expanduser()
+        if ca is None and settings.ca is not None:
+            ca = Path(settings.ca).expanduser()
+        return Access(url, key, ca)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Where Prometheus is served."""
+
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve figures for Prometheus at this port, under /metrics.")
+    ] = None
+    metrics_host: Annotated[str, typer.Option(help="The address for that. Default: this machine only.")] = "127.0.0.1"
+
+
+@grouped
 def serve(
     recipe: RecipeArgument,
-    nats: UrlOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files. Default: runs/RUN.")] = None,
-    set_: SetOption = None,
-    run: RunOption = None,
-    key: KeyOption = None,
-    ca: CaOption = None,
     clients_from: Annotated[
-        Path | None, typer.Option("--clients-from", help="The folder of `fedseed keys`: those with keys take part.")
+        Path | None, typer.Option(help="The folder of `fedseed keys`: those with keys take part.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete a run of this name from the server first.")] = False,
     server_log: Annotated[
-        Path | None, typer.Option("--server-log", help="nats-server's log: what the server refuses is counted, too.")
+        Path | None, typer.Option(help="nats-server's log: what the server refuses is counted, too.")
     ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve figures for Prometheus at this port, under /metrics.")
-    ] = None,
-    metrics_host: Annotated[str, typer.Option(help="The address for that. Default: this machine only.")] = "127.0.0.1",
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
+    *,
+    reaching: Reaching,
+    figures: Figures,
+    reading: Reading,
 ) -> None:
     """Coordinate a federation over NATS; start it again to go on after an interruption."""
     from fedseed.reports.progress import Shown
     from fedseed.reports.results import read_summary
     from fedseed.runs.network import coordinate
-    from fedseed.runs.recipe import read_recipe
     from fedseed.runs.roster import with_keys
     from fedseed.weights.heap import map_large
 
-    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins)
+    checked = reading.read(recipe)
     if clients_from is not None:
         checked = with_keys(checked, clients_from)
-    name = run_name(checked, recipe, run)
+    name = run_name(checked, recipe, reaching.run)
     folder = out or Path("runs") / name
     if (folder / "summary.json").exists():
         console.print(f"the run in {folder} is finished: nothing is changed")
         summary = read_summary(folder)
     else:
-        reach = replace(access(checked, nats, key, ca, "coordinator"), server_log=server_log)
+        reach = replace(reaching.reach(checked, "coordinator"), server_log=server_log)
         map_large()
-        with interruptible(), exporting(metrics_port, metrics_host) as exporter:
+        with interruptible(), exporting(figures) as exporter:
             way = transport(reach, name)
             summary = coordinate(checked, name, way, folder, fresh, Shown(console), exporter).summary
     for line in by_client(summary):
@@ -87,58 +107,57 @@ def serve(
     console.print(f"Files: {folder}")
 
 
-def join(
-    recipe: RecipeArgument,
+@dataclass(frozen=True)
+class Site:
+    """What is a site's own; its file (--local) says the same."""
+
     client: Annotated[
         list[str] | None,
-        typer.Option("--client", help='Whom this process works for; repeatable, patterns such as "client-*" too.'),
-    ] = None,
-    nats: UrlOption = None,
+        typer.Option(help='Whom this process works for; repeatable, patterns such as "client-*" too.'),
+    ] = None
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="The client's own data, a file or a folder; of several: a file NAME in a folder."),
-    ] = None,
-    evaluation_file: Annotated[
-        Path | None, typer.Option("--evaluation-file", help="What it evaluates on, not a share of its own data.")
-    ] = None,
+        typer.Option(help="The client's own data, a file or a folder; of several: a file NAME in a folder."),
+    ] = None
+    evaluation_file: Annotated[Path | None, typer.Option(help="What it evaluates on, not a share of its own data.")] = (
+        None
+    )
     out: Annotated[
         Path | None, typer.Option(help="Folder for the tuned model, its orbit and a card, when the run is over.")
-    ] = None,
-    local: Annotated[
-        Path | None, typer.Option("--local", help="TOML file with what is this site's own: client, out, [data], ...")
-    ] = None,
-    set_: SetOption = None,
-    run: RunOption = None,
-    key: KeyOption = None,
-    ca: CaOption = None,
+    ] = None
     identity: Annotated[
         Path | None,
-        typer.Option("--identity", help='File with the key that signs for a client in secure sums; "{name}": whose.'),
-    ] = None,
-    device: DeviceOption = None,
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
-) -> None:
+        typer.Option(help='File with the key that signs for a client in secure sums; "{name}": whose.'),
+    ] = None
+    local: Annotated[
+        Path | None, typer.Option(help="TOML file with what is this site's own: client, out, data, ...")
+    ] = None
+
+
+@grouped
+def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: ReadingForDevice) -> None:
     """Take part in a federation over NATS, for one client or many."""
-    from fedseed.runs.recipe import read_recipe
     from fedseed.runs.site import read_site
     from fedseed.tasks.data import OwnData
 
-    site = read_site(local)
-    names = client or site.names
+    told = read_site(site.local)
+    names = site.client or told.names
     if not names:
         raise RecipeError('join: say for whom with --client NAME (repeatable; --client "*": for all)')
-    checked = read_recipe(recipe, settings(set_, device or site.device), plugin or [], trust_plugins)
-    name = run_name(checked, recipe, run or site.federation.run)
-    own = site.own
-    if data is not None or evaluation_file is not None:
+    checked = replace(reading, device=reading.device or told.device).read(recipe)
+    there, own = told.federation, told.own
+    reaching = Reaching(
+        reaching.nats or there.nats, reaching.run or there.run, reaching.key or _path(there.key),
+        reaching.ca or _path(there.ca),
+    )  # fmt: skip
+    name = run_name(checked, recipe, reaching.run)
+    if site.data is not None or site.evaluation_file is not None:
         given = own or OwnData()
-        own = replace(given, path=data or given.path, evaluation_file=evaluation_file or given.evaluation_file)
-    there = site.federation
-    key = key or (None if there.key is None else Path(there.key))
-    ca = ca or (None if there.ca is None else Path(there.ca))
-    way = transport(access(checked, nats or there.nats, key, ca, names[0]), name)
-    folder = out or (None if site.out is None else Path(site.out))
+        own = replace(
+            given, path=site.data or given.path, evaluation_file=site.evaluation_file or given.evaluation_file
+        )
+    way = transport(reaching.reach(checked, names[0]), name)
+    folder = site.out or _path(told.out)
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.reports.progress import Shown
     from fedseed.runs.joining import joining
@@ -146,9 +165,9 @@ def join(
 
     quiet()
     orbit = None if folder is None else orbit_place(folder)
+    signs = site.identity or _path(told.identity)
     with interruptible():
         shown = Shown(console, JOIN_LINES)
-        signs = identity or (None if site.identity is None else Path(site.identity))
         process = joining(checked, name, way, names, progress=shown, own=own, orbit=orbit, identity=signs)
         digest = process.run()
     say(f"the run {name} is over: {process.at} rounds")
@@ -156,6 +175,10 @@ def join(
     if folder is not None:
         keep(process, digest, folder)
         say(f"Model: {folder}")
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def status(
@@ -213,12 +236,6 @@ def keys(
         say(line)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (serve, join, status, keys):
-        app.command()(command)
-
-
 # -- what the commands share ----------------------------------------------------------------------------------
 
 
@@ -227,34 +244,16 @@ def run_name(recipe: "Recipe", source: str, given: str | None) -> str:
     return check_run(given or recipe.federation.run or Path(source).stem)
 
 
-def access(recipe: "Recipe", url: str | None, key: Path | None, ca: Path | None, name: str) -> Access:
-    """How to reach the server: the command line goes before the recipe."""
-    settings = recipe.federation
-    url = url or settings.nats
-    if url is None:
-        raise RecipeError("where is the server? --nats URL, or federation.nats in the recipe")
-    if key is None and settings.key is not None:
-        key = Path(settings.key.replace("{name}", name)).expanduser()
-    if ca is None and settings.ca is not None:
-        ca = Path(settings.ca).expanduser()
-    return Access(url, key, ca)
-
-
-def say(line: str) -> None:
-    """Print a line as it is, so that it can be pasted."""
-    console.print(line, highlight=False, soft_wrap=True)
-
-
 @contextmanager
-def exporting(port: int | None, host: str) -> "Iterator[Exporter | None]":
-    """Figures for Prometheus as long as the block lasts; None: nobody asked for them."""
-    if port is None:
+def exporting(figures: Figures) -> "Iterator[Exporter | None]":
+    """Serves figures for Prometheus as long as the block lasts; None: nobody asked for them."""
+    if figures.metrics_port is None:
         yield None
         return
     from fedseed.reports.prometheus import Exporter
 
-    exporter = Exporter(port, host)
-    console.print(f"figures for Prometheus: http://{host}:{exporter.port}/metrics", highlight=False, soft_wrap=True)
+    exporter = Exporter(figures.metrics_port, figures.metrics_host)
+    say(f"figures for Prometheus: http://{figures.metrics_host}:{exporter.port}/metrics")
     try:
         yield exporter
     finally:

@@ -1,5 +1,6 @@
 """`fedseed orbit ...`: look at orbits, check them, replay them, make new ones of them, sign them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,30 +8,44 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedseed.cli.common import JsonOption, PluginOption, answer, stepping, talking
+from fedseed.cli.common import JsonOption, PluginOption, answer, console, say, stepping
+from fedseed.cli.groups import Telling, grouped
 from fedseed.errors import RecipeError, plural
 from fedseed.orbit import NO_DIGEST, Orbit, edit, signature
 from fedseed.orbit.card import Facts
 from fedseed.orbit.export import check_free, export_model
 from fedseed.registry import load_plugin
-from fedseed.reports.screen import Screen
 from fedseed.text import shown
 
 app = typer.Typer(help="Look at, check, replay, cut, compare, sign and share orbits.", no_args_is_help=True)
-console = Screen()
 MOST_SHOWN = 2000  # characters of one of a header's texts; --json has all of it
 
 PathArgument = Annotated[Path, typer.Argument(help="The orbit file.")]
 NewFile = Annotated[Path, typer.Option("--out", help="The new orbit file; must not exist.")]
-BaseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--base", help="The base: a name, its folder, or a folder with several. Default: what the orbit names."
-    ),
-]
-DeviceOption = Annotated[
-    str, typer.Option("--device", help="Where to replay: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
-]
+
+
+@dataclass(frozen=True)
+class Replaying:
+    """Of which base steps are replayed, and where."""
+
+    base: Annotated[
+        str | None,
+        typer.Option(help="The base: a name, its folder, or a folder with several. Default: what the orbit names."),
+    ] = None
+    device: Annotated[
+        str, typer.Option(help="Where to replay: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
+    ] = "auto"
+
+    def replay(
+        self, path: Path, orbit: Orbit, count: int, screen: Console, check_all: bool = False
+    ) -> tuple[Any, Any, str]:
+        """Load the base and replay onto it, with a bar; returns model, tokenizer and digest."""
+        from fedseed.models.loading import quiet
+        from fedseed.runs.tuned import replayed
+
+        quiet()
+        with stepping(screen, count) as tell:
+            return replayed(orbit, path, count, self.base, self.device, tell, check_all)
 
 
 @app.command()
@@ -66,57 +81,59 @@ def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = 
 
 
 @app.command()
+@grouped
 def verify(
     path: PathArgument,
     replay: Annotated[bool, typer.Option("--replay", help="Also replay, and compare every recorded digest.")] = False,
     key: Annotated[Path | None, typer.Option(help="Public key: also check the signature.")] = None,
     signed: Annotated[Path | None, typer.Option("--signature", help="The signature. Default: PATH.sig.")] = None,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
     plugin: PluginOption = None,
     as_json: JsonOption = False,
+    *,
+    replaying: Replaying,
 ) -> None:
     """Check an orbit: checksums, chain, every step's content; if asked, digests and signature."""
     if signed is not None and key is None:
         raise RecipeError("--signature needs --key, the signer's public key")
     orbit = _open(path, plugin)
     orbit.check_steps()
-    screen = talking(console, as_json)
-    _say(f"{plural(len(orbit), 'step')} up to {orbit.last:,}: checksums, chain and contents are right", screen)
-    _say(_state(orbit), screen)
+    screen = Telling(as_json).screen()
+    say(f"{plural(len(orbit), 'step')} up to {orbit.last:,}: checksums, chain and contents are right", screen)
+    say(_state(orbit), screen)
     found: dict[str, Any] = {"steps": len(orbit), "last": orbit.last, "complete": orbit.complete}
     if key is not None:
         signature.verify(path, key, signed)
         found["signed_by"] = key.name
-        _say(f"the signature is that of {key.name}", screen)
+        say(f"the signature is that of {key.name}", screen)
     if replay:
         recorded = sum(part.digest != NO_DIGEST for part in orbit.parts)
-        digest = _replay(path, orbit, orbit.last, base, device, check_all=True, screen=screen)[2]
+        digest = replaying.replay(path, orbit, orbit.last, screen, check_all=True)[2]
         found |= {"digests_compared": recorded, "digest": digest}
         right = f"{plural(recorded, 'recorded digest')} {'is' if recorded == 1 else 'are'} right"
-        _say(f"replayed: {right}; the last is {digest}", screen)
+        say(f"replayed: {right}; the last is {digest}", screen)
     if as_json:
         answer(found)
 
 
 @app.command()
+@grouped
 def replay(
     path: PathArgument,
     out: Annotated[Path, typer.Option(help="Folder to write the model to; must not hold one.")],
-    base: BaseOption = None,
     upto: Annotated[int | None, typer.Option(help="Apply the steps up to this number only.")] = None,
-    device: DeviceOption = "auto",
     plugin: PluginOption = None,
+    *,
+    replaying: Replaying,
 ) -> None:
     """Rebuild the model (or the adapter) and write a folder that transformers (or peft) loads, with a model card."""
     orbit = _open(path, plugin)
     count = orbit.check_upto(upto)
     check_free(out)
-    model, tokenizer, digest = _replay(path, orbit, count, base, device)
+    model, tokenizer, digest = replaying.replay(path, orbit, count, console)
     facts = Facts(count, digest, orbit.last, path.name, orbit.size)
     export_model(out, model, tokenizer, orbit.header, facts)
-    _say(f"{plural(count, 'step')} applied; digest {digest}")
-    _say(f"{'Model' if orbit.header.adapter is None else 'Adapter'}: {out}")
+    say(f"{plural(count, 'step')} applied; digest {digest}")
+    say(f"{'Model' if orbit.header.adapter is None else 'Adapter'}: {out}")
 
 
 @app.command()
@@ -129,7 +146,7 @@ def rollback(
     """Write the steps up to a number into a new orbit. What comes after may be damaged; PATH is not changed."""
     _load(plugin)
     orbit = edit.rollback(path, to, out)
-    _say(f"{out}: {plural(orbit.last, 'step')}, {orbit.size:,} bytes")
+    say(f"{out}: {plural(orbit.last, 'step')}, {orbit.size:,} bytes")
 
 
 @app.command()
@@ -137,7 +154,7 @@ def compact(path: PathArgument, out: NewFile, plugin: PluginOption = None) -> No
     """Keep only the final model, for a method whose newest step replaces all before it (FedKSeed)."""
     _load(plugin)
     orbit = edit.compact(path, out)
-    _say(f"{out}: step {orbit.last:,} only, {orbit.size:,} bytes")
+    say(f"{out}: step {orbit.last:,} only, {orbit.size:,} bytes")
 
 
 @app.command()
@@ -155,21 +172,21 @@ def diff(
         answer({"same": not differences, "differences": differences})
         return
     for line in differences or [f"the same base, settings and {plural(a.last, 'step')}"]:
-        _say(line)
+        say(line)
 
 
 @app.command()
 def keygen(key: Annotated[Path, typer.Argument(help="Where the private key goes; the public one to KEY.pub.")]) -> None:
     """Make an Ed25519 key: to sign orbits with, or for a client of secure sums."""
     public = signature.generate_key(key)
-    _say(f"private key: {key} (keep it to yourself); public key: {public}")
-    _say(f"in a recipe (secure_sums.identities): {public.read_text(encoding='ascii').splitlines()[1]}")
+    say(f"private key: {key} (keep it to yourself); public key: {public}")
+    say(f"in a recipe (secure_sums.identities): {public.read_text(encoding='ascii').splitlines()[1]}")
 
 
 @app.command()
 def sign(path: PathArgument, key: Annotated[Path, typer.Option(help="The private key's file.")]) -> None:
     """Sign an orbit with Ed25519; the signature goes to PATH.sig."""
-    _say(f"signature: {signature.sign(path, key)}")
+    say(f"signature: {signature.sign(path, key)}")
 
 
 @app.command()
@@ -188,7 +205,7 @@ def push(
     found = path / "model.orbit" if path.is_dir() else path
     if path.is_dir() and not found.is_file():
         raise RecipeError(f"{path}: no model.orbit there: a run of whole weights is shared as a model (fedseed export)")
-    _say(hub.push(found, repository, private, file, revision))
+    say(hub.push(found, repository, private, file, revision))
 
 
 @app.command()
@@ -204,8 +221,8 @@ def pull(
 
     _load(plugin)
     orbit = hub.pull(repository, out, file, revision)
-    _say(f"{out}: {orbit.last:,} steps of {orbit.header.method.name}, {orbit.size:,} bytes")
-    _say(_state(orbit))
+    say(f"{out}: {orbit.last:,} steps of {orbit.header.method.name}, {orbit.size:,} bytes")
+    say(_state(orbit))
 
 
 def _load(plugins: list[str] | None) -> None:
@@ -220,10 +237,6 @@ def _open(path: Path, plugins: list[str] | None) -> Orbit:
 
 def _settings(table: dict[str, Any]) -> str:
     return ", ".join(f"{k}={v}" for k, v in table.items())
-
-
-def _say(text: str, screen: Console | None = None) -> None:
-    (screen or console).print(text, highlight=False, soft_wrap=True)
 
 
 def _about(orbit: Orbit) -> dict[str, Any]:
@@ -269,21 +282,3 @@ def _state(orbit: Orbit) -> str:
 
 def _digest(digest: str) -> str:
     return "not recorded" if digest == NO_DIGEST else digest
-
-
-def _replay(
-    path: Path,
-    orbit: Orbit,
-    count: int,
-    base: str | None,
-    device: str,
-    check_all: bool = False,
-    screen: Console | None = None,
-) -> tuple[Any, Any, str]:
-    """Load the base and replay onto it, with a bar; returns model, tokenizer and digest."""
-    from fedseed.models.loading import quiet
-    from fedseed.runs.tuned import replayed
-
-    quiet()
-    with stepping(screen or console, count) as tell:
-        return replayed(orbit, path, count, base, device, tell, check_all)

@@ -72,12 +72,6 @@ def watch(
         server.close()
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (report, watch):
-        app.command()(command)
-
-
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 

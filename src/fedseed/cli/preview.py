@@ -4,26 +4,23 @@ from typing import Annotated
 
 import typer
 
-from fedseed.cli.common import PluginOption, SetOption, TrustOption
-from fedseed.reports.screen import Screen
-
-console = Screen()
+from fedseed.cli.common import RecipeArgument, console
+from fedseed.cli.groups import Reading, grouped
 
 
+@grouped
 def preview(
-    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged recipe.")],
+    recipe: RecipeArgument,
     client: Annotated[str | None, typer.Option(help="Whose examples are shown. Default: the first client's.")] = None,
     examples: Annotated[int, typer.Option(min=0, help="How many are shown.")] = 2,
     held_out: Annotated[bool, typer.Option("--held-out", help="Show held-out examples.")] = False,
-    set_: SetOption = None,
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
+    *,
+    reading: Reading,
 ) -> None:
     """Show examples as tokens, what counts for the loss, what is cut. Needs the data and the tokenizer, no weights."""
     from fedseed.reports.preview import clients_table, tokens_text
-    from fedseed.runs.recipe import read_recipe
 
-    checked = read_recipe(recipe, set_ or [], plugin or [], trust_plugins)
+    checked = reading.read(recipe)
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.runs.preview import preview as look
 
@@ -48,8 +45,3 @@ def preview(
     if found.shown:
         how = "green counts for the loss" if console.is_terminal else "[[...]] counts for the loss, | ends a token"
         console.print(f"{how}; ⏎ is a line's end", highlight=False)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(preview)

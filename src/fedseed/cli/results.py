@@ -3,13 +3,15 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedseed.cli.common import JsonOption, PluginOption, SetOption, TrustOption, stepping
+from fedseed.cli.common import JsonOption, PluginOption, answer, console, say, stepping
+from fedseed.cli.groups import Reading, grouped
 from fedseed.errors import RecipeError
 from fedseed.registry import load_plugin
 from fedseed.reports.screen import Screen
@@ -26,132 +28,163 @@ SourceArgument = Annotated[
         help="A run's folder, an orbit, a run's model.safetensors, or a model's folder or name.",
     ),
 ]
-BaseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--base", help="The base: a name, its folder, or a folder with several. Default: where the run had it."
-    ),
-]
-UptoOption = Annotated[int | None, typer.Option("--upto", min=0, help="The model after this round, not the last one.")]
-BestOption = Annotated[
-    str | None, typer.Option("--best", help="The model after the round that was best by this metric, such as loss.")
-]
-DeviceOption = Annotated[
-    str, typer.Option("--device", help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
-]
 
 
+@dataclass(frozen=True)
+class Opening:
+    """Which round's model is opened, of which base, and where it lies."""
+
+    best: Annotated[
+        str | None, typer.Option(help="The model after the round that was best by this metric, such as loss.")
+    ] = None
+    upto: Annotated[int | None, typer.Option(min=0, help="The model after this round, not the last one.")] = None
+    base: Annotated[
+        str | None,
+        typer.Option(help="The base: a name, its folder, or a folder with several. Default: where the run had it."),
+    ] = None
+    device: Annotated[
+        str, typer.Option(help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map.")
+    ] = "auto"
+
+    def open(self, name: str, plugins: list[str] | None, quietly: bool = False) -> "Tuned":
+        """Load a model, with a bar on standard error where there are steps to replay.
+
+        Args:
+            name: what the command line calls it.
+            plugins: files and modules to load first.
+            quietly: say nothing on standard output.
+        """
+        from fedseed.models.loading import quiet
+        from fedseed.runs.tuned import best_round, find_source, open_tuned
+
+        for plugin in plugins or []:
+            load_plugin(plugin)
+        if self.best is not None and self.upto is not None:
+            raise RecipeError("--best or --upto, not both")
+        source, upto = find_source(name), self.upto
+        if self.best is not None:
+            upto = best_round(source, self.best)
+            if not quietly:
+                say(f"round {upto} has the best {self.best}")
+        quiet()
+        with stepping(Screen(stderr=True)) as tell:
+            return open_tuned(source, self.base, upto, self.device, tell)
+
+
+@grouped
 def export(
     source: SourceArgument,
     out: Annotated[Path, typer.Option(help="Folder to write the model to; must not hold one.")],
-    best: BestOption = None,
-    upto: UptoOption = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Of a LoRA run: the whole model, with the adapter added to its weights.")
     ] = False,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
     plugin: PluginOption = None,
+    *,
+    opening: Opening,
 ) -> None:
     """Write the tuned model as a folder that transformers loads (an adapter: peft), with tokenizer and model card."""
     from fedseed.orbit.export import check_free, export_model
 
     check_free(out)
-    tuned = _open(source, base, upto, best, device, plugin)
+    tuned = opening.open(source, plugin)
     if tuned.header is None or tuned.facts is None:
         raise RecipeError(f"{source} is a model already: there is nothing to export")
     export_model(out, tuned.model, tuned.processor, tuned.header, tuned.facts, merge)
-    adapter = tuned.header.adapter is not None and not merge
-    _say(f"round {tuned.facts.steps} of {tuned.facts.of}; digest {tuned.facts.digest}")
-    _say(f"{'Adapter' if adapter else 'Model'}: {out}")
+    say(f"round {tuned.facts.steps} of {tuned.facts.of}; digest {tuned.facts.digest}")
+    say(f"{'Adapter' if tuned.header.adapter is not None and not merge else 'Model'}: {out}")
 
 
+@dataclass(frozen=True)
+class Harness:
+    """What lm-evaluation-harness measures, in place of a task of fedseed's."""
+
+    tasks: Annotated[
+        str | None, typer.Option("--lm-eval", help="Tasks of lm-evaluation-harness in place of ours: NAME,NAME.")
+    ] = None
+    path: Annotated[
+        Path | None, typer.Option("--lm-eval-path", help="Folder with tasks of your own, in the harness' form.")
+    ] = None
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="With --lm-eval: examples of each task.")] = None
+
+
+@grouped
 def evaluate(
     source: SourceArgument,
-    recipe: Annotated[
-        str | None, typer.Option("--recipe", help="Measure on this recipe's task. Default: that of the run.")
-    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Measure on this recipe's task. Default: that of the run.")] = None,
     task: Annotated[
-        str | None,
-        typer.Option("--task", help="A task in place of the recipe's; --set task.KEY=VALUE for its settings."),
+        str | None, typer.Option(help="A task in place of the recipe's; --set task.KEY=VALUE for its settings.")
     ] = None,
-    harness: Annotated[
-        str | None, typer.Option("--lm-eval", help="Tasks of lm-evaluation-harness in place of ours: NAME,NAME.")
-    ] = None,
-    harness_path: Annotated[
-        Path | None, typer.Option("--lm-eval-path", help="Folder with tasks of your own, in the harness' form.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="With --lm-eval: examples of each task.")] = None,
-    best: BestOption = None,
-    upto: UptoOption = None,
-    set_: SetOption = None,
     as_json: JsonOption = False,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
-    plugin: PluginOption = None,
-    trust_plugins: TrustOption = False,
+    *,
+    harness: Harness,
+    opening: Opening,
+    reading: Reading,
 ) -> None:
     """Measure a model on held-out examples: its run's, another recipe's or task's, or lm-evaluation-harness'."""
     from fedseed.runs.tuned import evaluate, evaluate_by_harness, find_source, recipe_for
 
-    if harness is not None and (recipe or task or set_):
+    if harness.tasks is not None and (recipe or task or reading.set_):
         raise RecipeError("--lm-eval goes without --recipe, --task and --set: the harness has tasks of its own")
-    if harness is None and (limit is not None or harness_path is not None):
+    if harness.tasks is None and (harness.limit is not None or harness.path is not None):
         raise RecipeError("--limit and --lm-eval-path go with --lm-eval")
     checked = None
-    if harness is None:  # before anything is loaded
-        checked = recipe_for(find_source(source), recipe, task, set_ or [], plugin or [], trust_plugins)
-    tuned = _open(source, base, upto, best, device, plugin, quietly=as_json)
-    about = {
-        "source": source,
-        "round": None if tuned.facts is None else tuned.facts.steps,
-        "weights_digest": None if tuned.facts is None else tuned.facts.digest,
-    }
+    if harness.tasks is None:  # before anything is loaded
+        checked = recipe_for(find_source(source), recipe, task, reading.changes, reading.plugins, reading.trust_plugins)
+    tuned = opening.open(source, reading.plugin, quietly=as_json)
+    notes: list[str] = []
     if checked is None:
-        names = [name.strip() for name in (harness or "").split(",") if name.strip()]
-        results = evaluate_by_harness(tuned, names, harness_path, limit)
-        notes: list[str] = []
+        names = [name.strip() for name in (harness.tasks or "").split(",") if name.strip()]
+        results = evaluate_by_harness(tuned, names, harness.path, harness.limit)
     else:
         metrics, notes = evaluate(tuned, checked)
         results = {str(checked.task.name): metrics}
     if as_json:
-        print(json.dumps({**about, "notes": notes, "metrics": results}, indent=2))
+        facts = tuned.facts
+        about = {
+            "source": source,
+            "round": None if facts is None else facts.steps,
+            "weights_digest": None if facts is None else facts.digest,
+        }
+        answer({**about, "notes": notes, "metrics": results})
         return
     for text in notes:
-        _say(text)
-    table = Table(box=None, pad_edge=False)
-    for title, side in (("task", "left"), ("metric", "left"), ("value", "right")):
-        table.add_column(title, justify="right" if side == "right" else "left")
+        say(text)
+    table = Table("task", "metric", box=None, pad_edge=False)
+    table.add_column("value", justify="right")
     for name, numbers in results.items():
         for metric, value in numbers.items():
             table.add_row(name, metric, f"{value:.4f}")
-    Screen().print(table)
+    console.print(table)
 
 
+@dataclass(frozen=True)
+class Wording:
+    """How new text is chosen."""
+
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most new tokens.")] = 128
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token each time; above: drawn.")] = 0.0
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this probability.")
+    ] = 1.0
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of what is drawn.")] = 0
+
+
+@grouped
 def generate(
     source: SourceArgument,
     prompt: Annotated[str | None, typer.Argument(help="What the model goes on from. Default: standard input.")] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help='A text file: one prompt. A .jsonl file: a "prompt" (or "messages") in each line.'),
+        typer.Option(help='A text file: one prompt. A .jsonl file: a "prompt" (or "messages") in each line.'),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Use the tokenizer's chat template; on a terminal, talk on turn by turn.")
     ] = False,
-    system: Annotated[str | None, typer.Option("--system", help="With --chat: the system's turn.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The most new tokens.")] = 128,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0: the likeliest token each time; above: drawn.")
-    ] = 0.0,
-    top_p: Annotated[
-        float, typer.Option("--top-p", min=0.0, max=1.0, help="Draw from the likeliest tokens of this probability.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Of what is drawn.")] = 0,
-    best: BestOption = None,
-    upto: UptoOption = None,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
+    system: Annotated[str | None, typer.Option(help="With --chat: the system's turn.")] = None,
     plugin: PluginOption = None,
+    *,
+    wording: Wording,
+    opening: Opening,
 ) -> None:
     """Let a model write: after a prompt, for each line of a file, or in a conversation (--chat)."""
     from fedseed.objectives.generation import Writer, Writing
@@ -162,57 +195,21 @@ def generate(
         raise RecipeError("--system goes with --chat")
     talking = prompt is None and file is None and sys.stdin.isatty()
     wanted = [] if talking else list(_prompts(prompt, file, chat))
-    tuned = _open(source, base, upto, best, device, plugin, quietly=True)
-    writer, writing = Writer(tuned.model, tuned.processor), Writing(max_tokens, temperature, top_p, seed)
-    opening = [] if system is None else [{"role": "system", "content": system}]
+    tuned = opening.open(source, plugin, quietly=True)
+    writer = Writer(tuned.model, tuned.processor)
+    writing = Writing(wording.max_tokens, wording.temperature, wording.top_p, wording.seed)
+    turns = [] if system is None else [{"role": "system", "content": system}]
     if talking:
-        _talk(writer, writing, chat, opening)
+        _talk(writer, writing, chat, turns)
         return
     for one in wanted:
         if isinstance(one, str):
-            turns = [*opening, {"role": "user", "content": one}]
-            text = writer.answer(turns, writing) if chat else writer.after(one, writing)
+            asked = [*turns, {"role": "user", "content": one}]
+            text = writer.answer(asked, writing) if chat else writer.after(one, writing)
         else:
-            text = writer.answer([*opening, *one], writing)
+            text = writer.answer([*turns, *one], writing)
         lines = file is not None and file.suffix == ".jsonl"
         print(json.dumps({"prompt": one, "response": text}, ensure_ascii=False) if lines else _seen(text))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (export, evaluate, generate):
-        app.command()(command)
-
-
-def _say(text: str) -> None:
-    Screen().print(text, highlight=False, soft_wrap=True)
-
-
-def _open(
-    name: str,
-    base: str | None,
-    upto: int | None,
-    best: str | None,
-    device: str,
-    plugins: list[str] | None,
-    quietly: bool = False,
-) -> "Tuned":
-    """Load a model, with a bar on standard error where there are steps to replay."""
-    from fedseed.models.loading import quiet
-    from fedseed.runs.tuned import best_round, find_source, open_tuned
-
-    for plugin in plugins or []:
-        load_plugin(plugin)
-    if best is not None and upto is not None:
-        raise RecipeError("--best or --upto, not both")
-    source = find_source(name)
-    if best is not None:
-        upto = best_round(source, best)
-        if not quietly:
-            _say(f"round {upto} has the best {best}")
-    quiet()
-    with stepping(Screen(stderr=True)) as tell:
-        return open_tuned(source, base, upto, device, tell)
 
 
 def _prompts(prompt: str | None, file: Path | None, chat: bool) -> Iterator[str | list[dict[str, str]]]:
@@ -257,10 +254,9 @@ def _seen(text: str) -> str:
     return clean(text) if sys.stdout.isatty() else text
 
 
-def _talk(writer: "Writer", writing: "Writing", chat: bool, opening: list[dict[str, str]]) -> None:
+def _talk(writer: "Writer", writing: "Writing", chat: bool, turns: list[dict[str, str]]) -> None:
     """Turn by turn on a terminal, until its end (Ctrl-D) or an empty line."""
     print("Ctrl-D or an empty line ends.", file=sys.stderr)
-    turns = list(opening)
     while True:
         try:
             said = input("> ")
@@ -269,10 +265,7 @@ def _talk(writer: "Writer", writing: "Writing", chat: bool, opening: list[dict[s
             return
         if not said:
             return
-        if not chat:
-            print(_seen(writer.after(said, writing)))
-            continue
-        turns.append({"role": "user", "content": said})
-        answer = writer.answer(turns, writing)
-        turns.append({"role": "assistant", "content": answer})
-        print(_seen(answer))
+        if chat:
+            turns.append({"role": "user", "content": said})
+            turns.append({"role": "assistant", "content": writer.answer(turns, writing)})
+        print(_seen(turns[-1]["content"] if chat else writer.after(said, writing)))

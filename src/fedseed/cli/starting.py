@@ -8,11 +8,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from fedseed.cli.common import JsonOption, PluginOption, answer
+from fedseed.cli.common import JsonOption, PluginOption, answer, console, say
 from fedseed.errors import FedseedError, RecipeError, StorageError
-from fedseed.reports.screen import Screen
-
-console = Screen()
 
 
 def new(
@@ -30,9 +27,9 @@ def new(
     except OSError as error:
         raise StorageError(f"{error.filename}: can't be written: {error.strerror}") from error
     for part, _ in parts:
-        _say(f"  {folder / part}")
+        say(f"  {folder / part}")
     where = "" if folder == Path() else f"cd {folder} && "
-    _say(f"Next: {where}fedseed run recipe.toml")
+    say(f"Next: {where}fedseed run recipe.toml")
 
 
 def explain(
@@ -57,17 +54,11 @@ def explain(
         return
     for number, one in enumerate(found):
         console.print(Text(f"{one.key}" if number == 0 else f"\n{one.key}", style="bold"), soft_wrap=True)
-        _say(f"  {one.about}")
+        say(f"  {one.about}")
         default = one.default if " " in one.default else f"default {one.default}"
-        _say(f"  {one.kind}; {default}")
+        say(f"  {one.kind}; {default}")
         if one.of:
-            _say(f"  of {', '.join(one.of)}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (new, explain):
-        app.command()(command)
+            say(f"  of {', '.join(one.of)}")
 
 
 def _parts(folder: Traversable, inside: Path) -> list[tuple[Path, Traversable]]:
@@ -79,7 +70,3 @@ def _parts(folder: Traversable, inside: Path) -> list[tuple[Path, Traversable]]:
         elif not part.name.startswith((".", "_")):
             found.append((inside / part.name, part))
     return found
-
-
-def _say(text: str) -> None:
-    console.print(Text(text), soft_wrap=True)

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedseed.federation.protocol import listed
+from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.reports.tables import privacy_spent
 
 
@@ -44,10 +45,10 @@ def describe(about: dict[str, Any]) -> list[str]:
         lines.append(f"waiting  for {listed(about['waiting_for'])}")
     if "bytes_up" in last:
         lines.append(f"bytes    {last['bytes_up']:,.0f} up, {last['bytes_down']:,.0f} down a client and round")
-    for key, label in (("loss", "held-out loss"), ("train_loss", "local loss"), ("accuracy", "accuracy")):
-        if last.get(key) is not None:
-            number = last["round"] if key == "train_loss" else last.get("evaluated", last["round"])
-            lines.append(f"{label:<8} {last[key]:.4f} (round {number})")
+    for name in shown_metrics(name for name, value in last.items() if isinstance(value, float)):
+        if not name.startswith("bytes_"):
+            number = last.get("evaluated", last["round"]) if metric_of(name)[1].held_out else last["round"]
+            lines.append(f"{metric_title(name)} {last[name]:.4f} (round {number})")
     if privacy := about.get("privacy"):
         plain = " (plain composition)" if "epsilon_pure" in privacy else ""
         lines.append(f"privacy  {privacy_spent(privacy)}{plain}")
