@@ -56,6 +56,8 @@ declare(
     Metric("reward", "reward", digits=3),
     Metric("train_loss", "local loss", better="down", digits=3, held_out=False),
     Metric("epsilon", "epsilon", better="down", digits=3, held_out=False),
+    Metric("step_over_weights", "step's length beside the weights'", better="down", shown=False, held_out=False),
+    Metric("weights_moved", "share of weights that moved", shown=False, held_out=False),
 )
 
 

@@ -158,7 +158,7 @@ def test_a_run_by_its_commands(recipe, shared_server, tmp_path, fedseed, without
 
 def test_an_adapters_run_by_its_commands(recipe, shared_server, tmp_path, without_torch):
     """FedIT: what travels is the adapter, as weights, and the coordinator averages it without torch or peft."""
-    method = 'name = "fedit"\n[method.training]\nrate = 0.01\nsteps = 2\nbatch = 2\naccumulation = 1'
+    method = 'name = "fedit"\n[method.training]\nlearning_rate = 0.01\nsteps = 2\nbatch = 2\naccumulation = 1'
     text = recipe.read_text().replace('name = "feedsign"\nbatch = 2', method).replace("rounds = 6", "rounds = 3")
     recipe.write_text(text)
     digest = digest_over(["--nats", shared_server.url, "--run", "fedit"], recipe, tmp_path / "net", without_torch)
