@@ -51,7 +51,10 @@ def test_names_say_which_examples(wobble):
     ]  # fmt: skip
     assert metric_title("unseen_accuracy", unit=True) == "unseen accuracy, %"
     assert metric_of("my_score")[1].better == "up" and metric_of("unseen_perplexity")[1].better == "down"
-    assert shown_metrics(("loss", "perplexity", "validation_accuracy", "step_over_weights", "my_score")) == ["loss", "my_score"]
+    assert shown_metrics(("loss", "perplexity", "validation_accuracy", "step_over_weights", "my_score")) == [
+        "loss",
+        "my_score",
+    ]
 
 
 def test_a_line_is_read_as_it_was_written():
