@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedseed import FedZO, FeedSign, MeZO
-from fedseed.methods.normalised import normalised
+from fedseed.methods.zeroth import normalised
 from support.zeroth_order import LAYOUT
 
 LOSSES = st.lists(st.integers(-50, 50), min_size=1, max_size=12)

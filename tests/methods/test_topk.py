@@ -13,10 +13,9 @@ from fedseed.errors import MessageError
 from fedseed.experiments.sweeps import Sweeping, packaged_sweeps, read_sweep
 from fedseed.federation.bounds import Bounds
 from fedseed.methods import topk
-from fedseed.methods.entries import Kept
 from fedseed.methods.packing import CHUNK, Small, packed_bytes
 from fedseed.methods.payload import About, to_floats
-from fedseed.methods.topk import quantized
+from fedseed.methods.topk import Kept, quantized
 from fedseed.runs.recipe import read_recipe
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers

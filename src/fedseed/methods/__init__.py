@@ -5,9 +5,8 @@ A method of others stands in a package of theirs (entry point `fedseed.methods`)
 
 from typing import Any
 
-from fedseed.methods.adapted import FedIT, FedPrompt, FedPTuning
 from fedseed.methods.base import Method
-from fedseed.methods.fedavg import FedAvg
+from fedseed.methods.fedavg import FedAvg, FedIT, FedPrompt, FedPTuning
 from fedseed.methods.fedkseed import FedKSeed
 from fedseed.methods.fedmezo import FedMeZO
 from fedseed.methods.fedsgd import FedSGD

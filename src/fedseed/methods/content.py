@@ -13,7 +13,7 @@ import numpy as np
 from fedseed.methods.coefficients import RaggedBits
 from fedseed.methods.packing import Entrywise, Packed
 from fedseed.methods.payload import Bits, Codec, Many, Nested, Payload, Ragged, Tensors, codecs
-from fedseed.methods.signs import SignCodec
+from fedseed.methods.sign import SignCodec
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,15 @@
 
 two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)      SPSA; MeZO, FedKSeed Eq. 3, FeedSign Eq. 2
 one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward difference; FedZO
+
+Losses may be made comparable (`normalize`): what a client measured in one step, without its scale.
+
+none        as they are
+z-score     (l - mean) / deviation, over the losses of the step; all 0 where they are all alike
+ranks       the place among them, from -1/2 to 1/2; equal losses share theirs, all alike are all 0
+
+A population is what a client measures in a step: both sides of each direction. With one direction only the sign of the
+difference is left, as in FeedSign, times a constant.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,18 +18,47 @@ from math import isfinite
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import NonFiniteError
 from fedseed.methods.base import Method
 from fedseed.methods.client import Client
-from fedseed.methods.normalised import Normalisation, normalised
 from fedseed.optimizers.schedule import Schedule, factor_of
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.training.settings import Autocast, check_autocast
 from fedseed.weights.change import Add, Change, Term
 from fedseed.weights.layout import Layout
+
+Normalisation = Literal["none", "z-score", "ranks"]
+
+
+def normalised(losses: Sequence[float] | NDArray[np.floating[Any]], how: Normalisation) -> NDArray[np.float64]:
+    """The losses of one population without their scale.
+
+    Args:
+        losses: finite, shape (n,), in any order.
+        how: by their mean and deviation, or by their ranks alone.
+
+    Returns:
+        Shape (n,), in the same order.
+    """
+    given = np.asarray(losses, dtype=np.float64)
+    if how == "none" or not len(given):
+        return given
+    if how == "z-score":
+        centred = given - given.mean()
+        deviation = centred.std()
+        # what rounding leaves of losses that are all alike is no deviation
+        alike = deviation <= 1e-12 * float(np.abs(given).max())
+        return np.zeros_like(centred) if alike else centred / deviation
+    values, place, count = np.unique(given, return_inverse=True, return_counts=True)
+    if len(values) == 1:
+        return np.zeros_like(given)
+    highest = np.cumsum(count) - 1  # rank of each value
+    return np.asarray((highest - (count - 1) / 2)[place] / (len(given) - 1) - 0.5, dtype=np.float64)
+
 
 Draw = TypeVar("Draw")
 Estimated = TypeVar("Estimated")
@@ -55,7 +93,7 @@ class ZerothOrder(Method):
         batch: examples an estimate is made on.
         clip: loss guard: a step whose two losses differ by more is skipped.
         normalize: what becomes of the losses that a client measures in one step, before they are compared: "none",
-            "z-score" or "ranks" (`fedseed.methods.normalised`), so that clients' scales do not matter. It wants a
+            "z-score" or "ranks" (`fedseed.methods.zeroth`), so that clients' scales do not matter. It wants a
             learning rate of its own; with one direction a step only the sign of the difference is left.
         small_steps: what becomes of changes far below a 16-bit weight's last place. "nearest": they vanish when
             rounded (harmless in float32); "stochastic": rounded up or down by the shared stream, right on average;

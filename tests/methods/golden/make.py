@@ -14,7 +14,6 @@ from fedseed.methods import FedIT, FedPrompt, FedPTuning
 from fedseed.methods.base import Answers, Round
 from fedseed.methods.coefficients import BitStep
 from fedseed.methods.dense import Weights
-from fedseed.methods.entries import Combined, Kept
 from fedseed.methods.fedkseed import Accumulated, Pairs, Pool
 from fedseed.methods.fedsgd import Gradient
 from fedseed.methods.feedsign import Votes
@@ -23,7 +22,8 @@ from fedseed.methods.mezo import Estimates
 from fedseed.methods.packing import Scattered, Small
 from fedseed.methods.payload import Nothing
 from fedseed.methods.personal import Rate
-from fedseed.methods.signs import Signed, Signs, SignStep, Weighted
+from fedseed.methods.sign import Signed, Signs, SignStep, Weighted
+from fedseed.methods.topk import Combined, Kept
 from fedseed.methods.traces import Branch, Branches, Trace
 from fedseed.methods.traces import Tensored as Tuned
 from fedseed.methods.zofedsgd import ByteProjections, Projections

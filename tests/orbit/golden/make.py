@@ -12,13 +12,13 @@ import torch
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, MeZO, Orbit, ParameterSpace, Sign, TopK, ZOFedSGD
 from fedseed.methods.coefficients import BitCoefficients, BitStep, one_bit
-from fedseed.methods.entries import Combined
 from fedseed.methods.fedkseed import Accumulated
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.methods.mezo import Estimates
 from fedseed.methods.packing import Scattered, nothing
-from fedseed.methods.signs import Signs, SignStep, Weighted
+from fedseed.methods.sign import Signs, SignStep, Weighted
+from fedseed.methods.topk import Combined
 from fedseed.methods.traces import Branch, Branches, Trace
 from fedseed.methods.zofedsgd import Projections
 from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
