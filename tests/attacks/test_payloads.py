@@ -5,10 +5,9 @@ import pytest
 
 from fedseed import FeedSign, ZOFedSGD
 from fedseed.attacks.updates import Attack
-from fedseed.federation.messages import Message
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import words
-from support.zeroth_order import METHODS, federation
+from support.zeroth_order import federation
 
 
 @pytest.mark.long
@@ -38,26 +37,3 @@ def test_a_multiplier_is_one_plus_a_normal_number_and_reverses_votes_where_it_is
     reversed_ = votes != np.where(np.arange(20_000) % 2, 1, -1)
     np.testing.assert_array_equal(reversed_, sent < 0)  # the vote of the multiplied projection
     assert reversed_.mean() == pytest.approx(0.1587, abs=0.01)  # Phi(-1)
-
-
-@pytest.mark.parametrize("kind", ["sign", "random", "noise", "multiplier"])
-@pytest.mark.parametrize("name", ["zo-own", "zo-byte", "feedsign", "fedkseed"])
-def test_an_attack_changes_what_is_sent(name, kind):
-    method, _ = METHODS[name]
-    run = federation(method, attack=kind, attackers=[2])
-    changed = 0
-    for number in range(1, 9):
-        run.coordinator.open(number)
-        honest = run.worker.train(run.coordinator.plan(2), 2, run.items[2]).message
-        sent = run.worker.corrupt(honest, kind)
-        run.coordinator.receive(sent, 2)  # it is well formed: nobody can tell
-        changed += sent != honest
-        if kind == "sign":
-            a, b = (
-                method.decode_update(run.coordinator.state, number, Message.decode(m).payload) for m in (honest, sent)
-            )
-            np.testing.assert_array_equal(*(([a.signs, -b.signs]) if name == "feedsign" else [a.scalars, -b.scalars]))
-        run.worker.apply(run.coordinator.close())
-    # a vote may stay what it was; so may a scalar of a byte that is multiplied by nearly 1
-    fewest = {"feedsign": 2 if kind != "multiplier" else 1, "zo-byte": 6 if kind == "multiplier" else 8}.get(name, 8)
-    assert fewest <= changed <= 8

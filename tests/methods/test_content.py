@@ -47,11 +47,6 @@ class Whole(Payload):
     data: Annotated[bytes, Tensors()]
 
 
-def test_whole_tensors_are_all_parameters_in_any_precision_and_an_empty_step_none():
-    assert content(Whole(b"\0" * 20), b"\0" * 20, 10) == Content(20, scalars=10)
-    assert content(Whole(b""), b"", 10) == Content()
-
-
 def known(problem):
     """Each method, and what a client sends in a round, its plan holds, and a step with all clients' answers."""
     training = problem.training

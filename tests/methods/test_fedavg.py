@@ -48,15 +48,6 @@ def test_global_rate_moves_from_the_old_weights():
     np.testing.assert_allclose(to_floats(step.data, "float32"), a + 0.25 * (b - a), rtol=1e-6, atol=1e-7)
 
 
-def test_no_answer_changes_nothing():
-    where = ParameterSpace(model("float32", 0))
-    method, before = FedAvg(), where.digest()
-    state = method.start(where.layout, 1)
-    step = method.decode_step(state, method.aggregate(state, answers(1, [])).encode())
-    where.apply(method.change(state, step))
-    assert where.digest() == before and method.advance(state, step) == state
-
-
 def test_wrong_weights_are_refused():
     where = ParameterSpace(model("bfloat16", 0))
     method = FedAvg()

@@ -8,15 +8,12 @@ from torch.nn.functional import cross_entropy
 
 from fedseed import Basis, Ferret, ParameterSpace
 from fedseed.errors import MessageError, NonFiniteError
-from fedseed.methods.allocation import proportional
 from fedseed.methods.ferret import Coefficients, CoefficientStep
 from fedseed.methods.payload import About
 from fedseed.objectives.losses import Supervised
 from fedseed.randomness import Domain, derive
-from fedseed.runs.assembly import Federation
 from fedseed.training.client import LocalClient
 from fedseed.training.settings import LocalTraining
-from fedseed.weights.change import expected_norm
 from fedseed.weights.layout import Layout, TensorEntry
 from fedseed.weights.vector import Vector
 from support.rounds import answers, plan
@@ -57,32 +54,6 @@ def coefficients(method, state, basis, delta, where):
     return method.scaled(state, basis, where.project(delta, basis, counts.tolist()))
 
 
-def test_norm_allocation_is_the_papers():
-    method = Ferret(directions=50)
-    n = norms(delta())
-    expected = [max(2, int(50 * x / max(n))) for x in n]
-    assert list(method.allocate(method.start(LAYOUT, 1), n)) == expected
-    assert max(expected) == 50 and min(expected) == 2
-
-
-def test_sqrt_allocation_follows_proposition_2():
-    method = Ferret(directions=5000, allocation="sqrt", basis="truncated_normal")
-    n = norms(delta())
-    rho = [Basis("truncated_normal").variance(s) for s in SIZES]
-    counts = method.allocate(method.start(LAYOUT, 1), n)
-    expected = np.sqrt(n / rho)
-    assert counts.sum() == 5000
-    np.testing.assert_allclose(counts, 5000 * expected / expected.sum(), atol=1)
-
-
-def test_uniform_and_size_allocations():
-    start = Ferret().start(LAYOUT, 1)
-    uniform = Ferret(directions=42, allocation="uniform").allocate(start, norms(delta()))
-    assert list(uniform) == [11, 11, 10, 10]
-    size = Ferret(directions=1100, allocation="size").allocate(start, norms(delta()))
-    assert list(size) == list(SIZES)
-
-
 def test_previous_allocation_estimates_norms_from_scalars_alone():
     """With many coefficients the estimate is near the truth: counts within 15% of those of "sqrt"."""
     method = Ferret(directions=8000, allocation="previous", basis="rademacher")
@@ -95,15 +66,6 @@ def test_previous_allocation_estimates_norms_from_scalars_alone():
     ideal = Ferret(directions=8000, allocation="sqrt", basis="rademacher").allocate(state, norms(delta()))
     np.testing.assert_allclose(known, ideal, rtol=0.15, atol=2)
     assert method.advance(state, CoefficientStep(())) == state  # an empty step tells nothing
-
-
-def test_proportional_gives_each_block_one_and_adds_up():
-    for total in (4, 5, 17, 1000):
-        for shares in ([1, 1, 1, 1], [1e9, 1, 1, 1], [0, 0, 0, 0], [0, 3, 0, 1]):
-            counts = proportional(total, np.array(shares, dtype=float))
-            assert counts.sum() == total and counts.min() >= 1
-    with pytest.raises(ValueError, match="3 directions for 4 blocks"):
-        proportional(3, np.ones(4))
 
 
 def test_more_blocks_than_directions_is_refused_with_a_remedy():
@@ -156,36 +118,12 @@ def test_exact_refuses_many_directions():
         coefficients(method, method.start(LAYOUT, 1), Basis("normal"), delta(), space())
 
 
-def test_payload_is_the_seed_the_counts_and_the_coefficients():
-    update = Coefficients(2**63 + 5, tuple(np.arange(n, dtype=np.float32) for n in (3, 0, 7, 1)))
-    data = update.encode()
-    assert len(data) == 8 + 4 * 4 + 4 * 11
-    method = Ferret(directions=7)
-    back = method.decode_update(method.start(LAYOUT, 1), 1, data)
-    assert back.seed == update.seed
-    for a, b in zip(back.gammas, update.gammas, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def contributions(number, seeds, counts):
     rng = np.random.default_rng(number)
     return [
         (i, 1 / len(counts), Coefficients(seed, tuple(rng.normal(size=c).astype(np.float32) for c in row)))
         for i, (seed, row) in enumerate(zip(seeds, counts, strict=True))
     ]
-
-
-def test_downlink_with_shared_seeds_does_not_grow_with_the_clients():
-    sizes = []
-    for clients in (1, 3, 30):
-        method = Ferret(directions=20, allocation="size", seeds="shared")
-        state = method.start(LAYOUT, 1)
-        step = method.aggregate(state, answers(1, contributions(1, [5] * clients, [(6, 1, 12, 1)] * clients)))
-        sizes.append(len(step.encode()))
-    assert sizes == [8 + 16 + 80] * 3
-    method = Ferret(directions=20, allocation="size")
-    step = method.aggregate(method.start(LAYOUT, 1), answers(1, contributions(1, [1, 2, 3], [(6, 1, 12, 1)] * 3)))
-    assert len(step.encode()) == 3 * (8 + 16 + 80)
 
 
 @pytest.mark.parametrize("seeds", ["shared", "per-client"])
@@ -210,23 +148,6 @@ def test_aggregate_and_apply_are_the_papers_sum(seeds):
     np.testing.assert_allclose(where.parameters[0].detach().numpy(), expected, atol=2e-6)
 
 
-def test_the_expected_norm_is_what_a_step_does():
-    """Expected norm from the scalars within 5% of the norms measured, root mean square over 30 seeds, K << d."""
-    method = Ferret(directions=40, allocation="size", basis="truncated_normal", global_rate=2.0)
-    state = method.start(LAYOUT, 1)
-    squares = []
-    for seed in range(30):
-        where = space()
-        gammas = coefficients(method, state, Basis("truncated_normal", seed, size=40), delta(), where)
-        step = CoefficientStep((Coefficients(seed, tuple(gammas)),))
-        before = where.parameters[0].detach().clone()
-        where.apply(method.change(state, step))
-        norm = expected_norm(method.change(state, step), LAYOUT)
-        squares.append([norm**2, float((where.parameters[0].detach() - before).norm()) ** 2])
-    expected, measured = np.sqrt(np.mean(squares, axis=0))
-    assert expected == pytest.approx(measured, rel=0.05)
-
-
 def test_wrong_updates_are_refused():
     method = Ferret(directions=20, allocation="size", seeds="shared")
     state = method.start(LAYOUT, 1)
@@ -247,20 +168,6 @@ def test_wrong_updates_are_refused():
         method.decode_update(state, 2, good.encode())  # an old round's seed
     with pytest.raises(MessageError, match="2 parts"):
         method.decode_step(state, good.encode() * 2)
-
-
-@pytest.mark.parametrize("allocation", ["norm", "size"])
-def test_an_update_that_overflows_is_not_sent(allocation):
-    where = space()
-    before = where.snapshot()
-    client = LocalClient(where, None, [], 1, 1, 0)
-    client._train = lambda training, step: [p.data.fill_(-3e38) for p in where.parameters]
-    method = Ferret(directions=4, blocks="one", basis="rademacher", allocation=allocation)
-    state = method.start(LAYOUT, 1)
-    with pytest.raises(NonFiniteError), np.errstate(all="ignore"):
-        method.train(state, plan(method, state, 1), client)
-    client.put_back()
-    assert all(torch.equal(a, b) for a, b in zip(before, where.parameters, strict=True))
 
 
 class MadeUp:
@@ -462,22 +369,6 @@ def test_a_clients_counts_follow_the_norms_of_its_blocks_changes(blocks, dtype, 
         share = np.sqrt(length / [Basis("truncated_normal").variance(n) for n in where.layout.block_sizes])
         assert counts.sum() == 90
         np.testing.assert_allclose(counts, 90 * share / share.sum(), atol=1)
-
-
-def test_a_streaming_run_is_the_ordinary_run_within_rounding():
-    digests, losses = set(), []
-    for streaming in (False, True):
-        net, items, objective = regression()
-        training = LocalTraining(learning_rate=0.05, steps=4, batch=5, accumulation=1)
-        method = Ferret(
-            directions=64, basis="hadamard", blocks="one", allocation="size", seeds="shared", training=training,
-            streaming=streaming,
-        )  # fmt: skip
-        run = Federation(net, [items[:20], items[20:]], method, objective, rounds=5, seed=2, evaluation={"": items})
-        summary = run.run().summary
-        digests.add(summary["weights_digest"])
-        losses.append(summary["final"]["loss"])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4) and len(digests) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedseed import FedZO, FeedSign, MeZO
+from fedseed import FedZO, MeZO
 from fedseed.methods.zeroth import normalised
 from support.zeroth_order import LAYOUT
 
@@ -86,8 +86,3 @@ def test_a_steps_losses_are_one_population(how, estimator):
     zo = FedZO(**settings, steps=1)
     zo.train(zo.start(LAYOUT, 1), None, client)
     np.testing.assert_allclose(client.changes[0], expected, rtol=1e-6)
-
-
-def test_votes_have_no_scale():
-    with pytest.raises(ValueError, match='normalize = "ranks": votes have no scale'):
-        FeedSign(normalize="ranks")

@@ -36,16 +36,6 @@ def update(method=METHOD, scale=1.0):
     return method.sent(SEED, [scale * rng.normal(size=k).astype(np.float32) for k in counts])
 
 
-def test_a_coefficient_takes_a_bit():
-    sent = update()
-    data = sent.encode()
-    assert [len(g) for g in sent.gammas] == [3, 8] and len(data) == 8 + 2 * (4 + 4) + 2
-    back = METHOD.decode_update(STATE, 1, data)
-    assert back.encode() == data
-    for a, b in zip(back.gammas, sent.gammas, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_magnitudes_and_bytes_by_hand():
     """Zeros stay zeros and count as positive; three blocks, whose bits follow one another without a gap."""
     assert one_bit(np.float32([3, -1, 0])).tolist() == [2.5, -2.5, 2.5]
@@ -133,14 +123,6 @@ def test_it_learns_and_its_orbit_is_the_model(tmp_path, without_pictures):
     orbit = Orbit.open(tmp_path / "run" / "model.orbit")
     assert orbit.header.method == method
     assert orbit.replay(problem.model(), check_all=True) == summary["weights_digest"]
-
-
-@pytest.mark.parametrize("kind", ["sign", "random", "alie"])
-def test_liars_keep_to_the_bits(kind, without_pictures):
-    problem = Problem()
-    method = problem.ferret(scalars="bit", directions=512, allocation="size")
-    run = problem.federation(method, rounds=1, per_round=5, attack=kind, attackers=[2]).run()
-    assert run.summary["refused"] == 0 and run.summary["attack"]
 
 
 def test_what_needs_sums_is_refused():

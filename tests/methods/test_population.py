@@ -17,7 +17,6 @@ from fedseed.methods.payload import About
 from fedseed.methods.traces import Trace
 from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.objectives.losses import Choices
-from fedseed.privacy import mechanism_of
 from fedseed.randomness import Domain, derive
 from fedseed.tasks.data import Choice
 from fedseed.training.client import LocalClient
@@ -287,11 +286,6 @@ def test_pairs_and_traces_of_a_population():
         method.decode_update(about.state, 1, Trace(None, trace.scalars[:3]).encode())
 
 
-def test_each_vote_of_a_population_is_counted_in_the_account():
-    private = FeedSign(**SETTINGS, votes_per_round=2, epsilon=0.5)
-    assert mechanism_of(private).counted(3) == {"epsilon_per_vote": 0.5, "votes": 24, "epsilon_pure": 12.0}
-
-
 @pytest.mark.parametrize(
     ("kind", "settings", "text"),
     [
@@ -305,10 +299,6 @@ def test_each_vote_of_a_population_is_counted_in_the_account():
 def test_what_does_not_fit_is_refused_by_name(kind, settings, text):
     with pytest.raises(ValidationError, match=text):
         kind(**settings)
-
-
-def test_a_population_is_several_directions():
-    assert ZOFedSGD(divide_by="deviation", seeds="shared", population=4).several
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Top-k beside its formulas: what is kept, what is remembered, what is refused."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +9,14 @@ from fedseed import FedAvg, Orbit, ParameterSpace, TopK
 from fedseed.aggregation.median import Median
 from fedseed.attacks.updates import alone
 from fedseed.errors import MessageError
-from fedseed.experiments.sweeps import Sweeping, packaged_sweeps, read_sweep
 from fedseed.federation.bounds import Bounds
 from fedseed.methods import topk
-from fedseed.methods.packing import CHUNK, Small, packed_bytes
+from fedseed.methods.packing import CHUNK, Small
 from fedseed.methods.payload import About, to_floats
 from fedseed.methods.topk import Kept, quantized
-from fedseed.runs.recipe import read_recipe
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
-from support.zeroth_order import LAYOUT, federation, model
+from support.zeroth_order import federation, model
 
 SIZE = 2 * CHUNK + 1000
 LARGE = Layout((TensorEntry("a", (SIZE - 7,), "float32"), TensorEntry("b", (7,), "float32")), (0, SIZE))
@@ -146,17 +143,6 @@ def test_lies_are_as_large_as_the_truth(bits):
     assert honest.size(About(method, state, "update")) == pytest.approx((np.square(q, dtype=float).sum() / SIZE) ** 0.5)
 
 
-def test_bytes_are_those_that_the_method_says():
-    """2 a chunk, 14 bits an entry up; 2 a chunk and 28 bits an entry down."""
-    method, state = started(TopK())
-    k = 64 + 64 + round(1000 / 64)
-    updates = [method.compressed(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(2)]
-    assert len(updates[0].encode()) == 2 * 3 + packed_bytes(k, 12) + packed_bytes(k, 2)
-    step = method.aggregate(state, answers(1, [(i, 0.5, u) for i, u in enumerate(updates)]))
-    either = len(set(updates[0].entries(state.counts).indices) | set(updates[1].entries(state.counts).indices))
-    assert len(step.encode()) == 2 * 3 + packed_bytes(either, 12) + 2 * either
-
-
 def test_a_step_is_what_the_rule_makes_of_the_entries():
     method, state = started(TopK(share=0.5))
     updates = [method.compressed(state, np.random.default_rng(i).normal(size=SIZE), 1) for i in range(3)]
@@ -219,20 +205,3 @@ def test_all_entries_in_eight_bits_are_fedavg_but_for_rounding():
     start, *both = (ParameterSpace(m).dense() for m in (model(), fedavg.tuned(), run.tuned()))
     whole, mine = (to_floats(end, "float32") - to_floats(start, "float32") for end in both)
     assert np.linalg.norm(mine - whole) < 0.02 * np.linalg.norm(whole)
-
-
-@pytest.mark.parametrize("kind", ["sign", "random", "noise"])
-def test_attacks_are_well_formed(kind):
-    run = federation(TopK(share=0.1, training=TRAINING), attack=kind, attackers=[2])
-    run.coordinator.open(1)
-    honest = run.worker.train(run.coordinator.plan(2), 2, run.items[2]).message
-    sent = run.worker.corrupt(honest, kind)
-    run.coordinator.receive(sent, 2)
-    assert sent != honest and len(sent) == len(honest)
-
-
-def test_recipes_and_the_sweep_are_valid():
-    assert isinstance(read_recipe("small-topk").method, TopK)
-    assert started(read_recipe("small-topk").method, LAYOUT)[1].entries == 1
-    for name in ("equal-bytes", "ferret-steps"):
-        Sweeping(read_sweep(packaged_sweeps()[name]), Path("nowhere"))

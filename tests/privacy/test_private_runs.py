@@ -13,8 +13,7 @@ from fedseed.errors import RecipeError
 from fedseed.privacy import PrivacySettings, PrivateScalars, mechanism_of, protected, scalars
 from fedseed.runs.folder import RunFolder
 from fedseed.runs.recipe import Recipe, stored_recipe
-from fedseed.tracking.csv import CSV
-from support.told import CLIENTS, PAGE, contents, data, fields, listed, still
+from support.told import CLIENTS, PAGE, data, fields, listed, still
 from support.zeroth_order import OBJECTIVE, model
 
 ROUNDS = 4
@@ -97,16 +96,6 @@ def test_runs_are_the_same_whatever_the_data(name, constant):
     lengths = {"mezo": 3, "zo-shared": 2, "ferret": 16, "fedkseed-client": 16, "fedmezo-client": 3}
     assert found["odd"][1] == [lengths.get(name, 1)] * turns * each
     assert result.summary["privacy"]["releases"] == ROUNDS * each
-
-
-def test_files_are_the_same_whatever_the_data(constant, tmp_path):
-    """All of them, and what stands in them is listed."""
-    for kind in ("plain", "odd"):
-        federation("zo-shared", kind, out=tmp_path / kind, recipe_text="rounds = 4", trackers=[CSV()]).run()
-    assert contents(tmp_path / "plain") == contents(tmp_path / "odd")
-    page, extra = listed(), also_told()
-    for file, found in in_files(tmp_path / "odd").items():
-        assert found <= page.get(file, set()) | extra.get(file, set()), file
 
 
 def test_updates_are_the_same_whatever_the_data(constant):

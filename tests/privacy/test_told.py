@@ -429,12 +429,6 @@ def test_no_report_changes_the_account(monkeypatch, tmp_path):
     assert all(line.get("train_loss") is None for line in result.metrics)
 
 
-def test_no_metric_changes_the_account():
-    """A figure called "round" once made four rounds' epsilon that of one."""
-    told = federation("plain", evaluation=lambda model: {"round": 1, "votes": 0.0, "epsilon": 0.0})
-    assert told.run().summary["privacy"] == PrivateSign(0.5, 3).spent(ROUNDS)
-
-
 def test_a_restart_forgets_nothing_that_was_spent(monkeypatch, tmp_path):
     """The steps of earlier sessions count, in the summary as in the coordinator's own figure."""
     add, stopped = RunFolder.add_metrics, federation("plain", out=tmp_path / "run")

@@ -43,11 +43,9 @@ class CentredClipping(Geometric):
 
     @property
     def needs_past(self) -> str | None:
-        """Momentum."""
         return f"momentum = {self.momentum:g}" if self.momentum else None
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """Of m; where there is no past, of (1 - beta) v."""
         n = len(gram) - past
         centre = np.zeros(len(gram))
         if past:

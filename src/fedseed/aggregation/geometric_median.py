@@ -31,7 +31,6 @@ class GeometricMedian(Geometric):
     iterations: PositiveInt = 100
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """Of z."""
         found = np.zeros(len(gram))
         for _ in range(self.iterations):
             before = found

@@ -52,7 +52,6 @@ class Krum(_Scored):
     about: ClassVar[str] = "the vector of the client whom most others are near to; stands f liars; n^2 distances"
 
     def wanted(self, n: int) -> int:
-        """One."""
         return 1
 
 
@@ -71,9 +70,7 @@ class MultiKrum(_Scored):
 
     @property
     def fewest(self) -> int:
-        """Also as many as are chosen."""
         return max(super().fewest, 0 if self.chosen is None else self.chosen + self.liars)
 
     def wanted(self, n: int) -> int:
-        """m."""
         return n - self.liars if self.chosen is None else self.chosen

@@ -22,7 +22,6 @@ class Mean(AggregationRule):
     about: ClassVar[str] = "the weighted mean: what the papers use; one Byzantine client can pull it anywhere"
 
     def combine(self, vectors: Part, weights: Sequence[float]) -> Vector:
-        """sum_i c_i v_i, in the order of the clients."""
         check_vectors(vectors, weights)
         total = np.zeros(len(vectors[0]))
         for vector, weight in zip(vectors, weights, strict=True):
@@ -41,7 +40,6 @@ class Mean(AggregationRule):
         values: Sequence[NDArray[np.floating[Any]]],
         weights: Sequence[float],
     ) -> Vector:
-        """Each client's entries go straight into the total: no vector is made dense."""
         result = total.astype(np.float64)
         for where, what, weight in zip(indices, values, weights, strict=True):
             np.add.at(result, where, weight * what.astype(np.float64))

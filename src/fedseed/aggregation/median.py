@@ -21,5 +21,4 @@ class Median(Entrywise):
     about: ClassVar[str] = "the median of each coordinate, every client counting the same; stands almost half of liars"
 
     def entries(self, points: Matrix) -> Vector:
-        """The median of each entry."""
         return np.asarray(np.median(points, axis=0), dtype=np.float64)

@@ -28,7 +28,6 @@ class NormBound(Geometric):
     bound: PositiveFloat | Literal["median"] = "median"
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """1 / n, less for those that are clipped."""
         found = lengths(gram)
         return clipping(found, float(np.median(found)) if self.bound == "median" else self.bound) / len(found)
 

@@ -64,7 +64,6 @@ class Robust(AggregationRule):
 
     @property
     def geometric(self) -> bool:
-        """What is done before may look at them."""
         return any(step != "bucketing" for step in self.before)
 
     @abstractmethod
@@ -79,7 +78,6 @@ class Robust(AggregationRule):
         """
 
     def combine(self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> Vector:
-        """One vector from the clients'; `weights` do not matter."""
         check_vectors(vectors, weights)
         (outcome,) = self.combine_parts([vectors], weights, Past())
         return outcome
@@ -133,7 +131,6 @@ class Geometric(Robust):
 
     @property
     def geometric(self) -> bool:
-        """Always."""
         return True
 
     @abstractmethod

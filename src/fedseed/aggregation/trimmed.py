@@ -25,7 +25,6 @@ class TrimmedMean(Entrywise):
     liars: NonNegativeInt = 1
 
     def entries(self, points: Matrix) -> Vector:
-        """The mean of what is left of each entry."""
         f, n = self.liars, len(points)
         if f:
             points = np.partition(points, (f, n - f - 1), axis=0)[f : n - f]

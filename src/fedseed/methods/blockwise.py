@@ -112,7 +112,6 @@ class Blockwise(Method):
 
     @property
     def unsummable(self) -> str | None:
-        """A sum of signs is none."""
         return 'scalars = "bit": each client has a magnitude of its own' if self.scalars == "bit" else self.incomparable
 
     def squares_after(self, state: BlockState, step: CoefficientStep) -> Squares:

@@ -22,7 +22,6 @@ class Client(Protocol):
 
     def batches(self, size: int) -> Iterator[list[Any]]:
         """Endless batches of the client's examples, in an order that (seed, round, client) decides."""
-        ...
 
     # -- zeroth order --------------------------------------------------------------------------------------------
 
@@ -30,19 +29,15 @@ class Client(Protocol):
         self, method: Any, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Any]:
         """The estimates along some directions, as a zeroth-order method measures them (`ZerothOrder.measured`)."""
-        ...
 
     def loss(self, items: Sequence[Any]) -> float:
         """The mean loss over all terms of `items` at the weights as they are; one forward pass."""
-        ...
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
         """The same at w + scale * direction(k)."""
-        ...
 
     def example_losses(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> list[float]:
         """The mean loss over each item's own terms at w + scale * direction(k); 0: at the weights as they are."""
-        ...
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
         """The mean losses over all terms of n equal parts of `items`; one forward pass over all of them.
@@ -53,62 +48,48 @@ class Client(Protocol):
             scale: how far; 0: at the weights as they are.
             items: a multiple of n.
         """
-        ...
 
     def apply(self, change: Change) -> None:
         """Change the weights, for a local step."""
-        ...
 
     def skip(self, reason: str) -> None:
         """Count a local step that was not usable."""
-        ...
 
     def autocast(self, dtype: Autocast | None) -> AbstractContextManager[None]:
         """Inside, forward passes compute in a 16-bit dtype what they may; None: they do not."""
-        ...
 
     # -- first order ---------------------------------------------------------------------------------------------
 
     def first_order(self, training: LocalTraining) -> None:
         """Train the weights in place. Raises NonFiniteError if a loss is not finite."""
-        ...
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
         """The gradient of the mean loss over one batch (None: all examples) as bytes; and how many terms that has."""
-        ...
 
     def project_gradients(self, training: LocalTraining, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """Train with plain SGD; V^T (w_start - w_end), summed up gradient by gradient. Raises NonFiniteError."""
-        ...
 
     # -- what training has changed -------------------------------------------------------------------------------
 
     def change_norms(self) -> NDArray[np.float64]:
         """|w_start - w_now| for each block."""
-        ...
 
     def project_change(self, basis: Basis, counts: Sequence[int]) -> list[Floats]:
         """V^T (w_start - w_now), counts[l] directions for block l."""
-        ...
 
     def difference(self) -> Floats:
         """w_start - w_now as one vector of length d, which the caller may change."""
-        ...
 
     def weights(self) -> bytes:
         """All trainable tensors as they are, in order, in their own dtypes (rounded to them if need be)."""
-        ...
 
     # -- what it remembers from round to round -----------------------------------------------------------------------
 
     def recall(self) -> Floats | None:
         """What it kept when it last took part in a round before this one, length d; None: nothing yet."""
-        ...
 
     def keep(self, vector: Floats) -> None:
         """Keep a vector of length d for later rounds; the same round again keeps another in its place."""
-        ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Count the time spent inside under this name."""
-        ...

@@ -35,14 +35,12 @@ class Coefficients(Summand):
     gammas: Annotated[tuple[Floats, ...], Ragged("most")]
 
     def check(self, about: About) -> None:
-        """A shared seed must be the round's."""
         if about.kind == "update" and about.lookup("shared"):
             planned = about.lookup("round_seed")(about.state, about.round)
             if self.seed != planned:
                 raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
 
     def size(self, about: About) -> float:
-        """How far it moves the weights, at a global rate of 1."""
         return moved(about.method.directions_of(0), about.state.layout, [self.gammas])
 
     def times(self, weight: float) -> "Coefficients":
@@ -51,7 +49,6 @@ class Coefficients(Summand):
 
     @classmethod
     def words(cls, about: About) -> int:
-        """All blocks' together."""
         return sum(summed_counts(about))
 
     def vector(self, about: About) -> Vector:
@@ -68,7 +65,6 @@ class Coefficients(Summand):
         return cls(about.lookup("round_seed")(about.state, about.round), tuple(blocks))  # type: ignore[arg-type]  # doubles
 
     def with_vector(self, vector: NDArray[Any], about: About) -> "Coefficients":
-        """As many coefficients a block as it has, or as reach to the last that is not zero."""
         blocks = np.split(vector.astype(np.float32), np.cumsum(summed_counts(about))[:-1])
         kept = [max(len(g), np.flatnonzero(b).max(initial=0) + 1) for g, b in zip(self.gammas, blocks, strict=True)]
         return replace(self, gammas=tuple(block[:k] for block, k in zip(blocks, kept, strict=True)))
@@ -99,12 +95,10 @@ class CoefficientStep(Payload):
     parts: Annotated[tuple[Coefficients, ...], Many(Coefficients)]
 
     def check(self, about: About) -> None:
-        """One part where clients share a seed."""
         if about.lookup("shared") and len(self.parts) > 1:
             raise MessageError(f"{len(self.parts)} parts in a step whose clients share a seed")
 
     def size(self, about: About) -> float:
-        """How far all parts together move the weights."""
         return moved(about.method.directions_of(0), about.state.layout, [part.gammas for part in self.parts])
 
 
@@ -134,14 +128,12 @@ class RaggedBits(Ragged):
     """
 
     def write(self, value: Any) -> bytes:
-        """Lengths, magnitudes, bits."""
         lengths = np.array([len(part) for part in value]).astype("<u4")
         scales = np.array([magnitude(part) for part in value]).astype("<f4")
         bits = np.packbits(np.concatenate(value) >= 0, bitorder="little")
         return lengths.tobytes() + scales.tobytes() + bits.tobytes()
 
     def read(self, reader: Reader, about: About, rest: Sequence[Codec]) -> tuple[Floats, ...]:
-        """The arrays. Raises MessageError: a magnitude below 0, or a padding bit is set."""
         lengths = self.lengths(reader, about)
         scales = reader.array("f4", len(lengths))
         if (scales < 0).any():

@@ -43,16 +43,13 @@ class Tuned(Payload):
     data: Any
 
     def size(self, about: About) -> float:
-        """How far they are from the weights before."""
         held = about.lookup("weights")
         return distance(about.state.layout, self.data, None if held is None else held.data)
 
     def vector(self, about: About) -> Floats:
-        """How far they are from the weights before."""
         return flat(about.state.layout, self.data, about.lookup("weights"))
 
     def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
-        """Weights so far from those before."""
         return replace(self, data=unflat(about.state.layout, vector, about.lookup("weights")))  # type: ignore[type-var]
 
 
@@ -110,11 +107,9 @@ class DenseState(State):
     second: Floats = field(default_factory=_nothing)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The server optimiser's averages."""
         return {name: a for name, a in (("first", self.first), ("second", self.second)) if len(a)}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """The inverse of `state_dict`."""
         first, second = arrays.get("first", self.first), arrays.get("second", self.second)
         if any(len(array) not in (0, self.layout.size) for array in (first, second)):
             raise ValueError("the server optimiser's averages do not fit the model")
@@ -202,11 +197,9 @@ class Dense(Method):
 
     @property
     def catch_up(self) -> CatchUp:
-        """The newest weights replace all before them."""
         return NewestStep()
 
     def start(self, layout: Layout, seed: int) -> DenseState:
-        """The state before the first round."""
         return DenseState(layout, seed)
 
     def remember(self, state: Any, answers: Answers) -> Any:
@@ -250,11 +243,9 @@ class Dense(Method):
             yield moments.descent(slice(at, at := at + entry.size), np.dtype(np.float64))
 
     def change(self, state: Any, step: Any) -> Change:
-        """The new weights."""
         return Replace(step.data) if step.data else NOTHING
 
     def advance(self, state: Any, step: Any) -> Any:
-        """Remember the new weights."""
         return replace(state, weights=step) if step.data else state
 
 

@@ -43,7 +43,6 @@ class Averaged(Dense):
     global_rate: PositiveFloat = 1.0
 
     def server_rate(self, number: int) -> float:
-        """eta_g, the same in every round."""
         return self.global_rate
 
     def average(self, state: DenseState, answers: Answers) -> Iterator[NDArray[np.float64]]:
@@ -51,7 +50,6 @@ class Averaged(Dense):
         return state.combine(answers, lambda update: update.data, of_moves=True)
 
     def wanted(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
-        """sum_i c_i w_i - w."""
         for mean, before in zip(self.average(state, answers), known(state), strict=True):
             yield mean - before
 
@@ -76,7 +74,6 @@ class FedAvg(Averaged):
     training: LocalTraining = LocalTraining(optimizer="adamw", learning_rate=3e-4)
 
     def check(self, layout: Layout) -> None:
-        """Whether the settings of local training fit. Raises ValueError."""
         self.training.check(layout)
 
     @property
@@ -85,7 +82,6 @@ class FedAvg(Averaged):
         return self.training.small_steps != "nearest"
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
-        """Train locally, send the weights."""
         client.first_order(self.training.at(client.round))
         return Weights(client.weights())
 

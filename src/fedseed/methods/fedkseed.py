@@ -62,7 +62,6 @@ class Pairs(Scalars):
 
     @classmethod
     def words(cls, about: About) -> int:
-        """K."""
         return int(about.lookup("candidates"))
 
     def vector(self, about: About) -> NDArray[np.float64]:
@@ -73,11 +72,9 @@ class Pairs(Scalars):
 
     @classmethod
     def of(cls, vector: NDArray[np.float64], about: About) -> "Pairs":
-        """Every candidate once."""
         return cls(np.arange(len(vector), dtype=np.uint32), vector)  # type: ignore[arg-type]  # in full precision
 
     def with_vector(self, vector: NDArray[Any], about: About) -> "Pairs":
-        """The largest of its entries: as many as a client may send."""
         most = about.lookup("steps") * about.lookup("population")
         chosen = np.sort(np.argsort(-np.abs(vector), kind="stable")[:most]).astype(np.uint32)
         return Pairs(chosen, vector[chosen].astype(np.float32))
@@ -138,7 +135,6 @@ class FedKSeed(Population):
     weighting: Literal["equal", "examples"] = "examples"
 
     def start(self, layout: Layout, seed: int) -> FedKSeedState:
-        """An empty accumulator."""
         zeros = np.zeros(self.candidates, dtype=np.float32)
         counted = (zeros, zeros.astype(np.uint32)) if self.importance else (None, None)
         return FedKSeedState(layout, seed, Accumulated(zeros, *counted))
@@ -200,33 +196,27 @@ class FedKSeed(Population):
         return Rebuild([Term(self.directions(state.pool), step.accumulator)], scale=-self.learning_rate)
 
     def advance(self, state: FedKSeedState, step: Accumulated) -> FedKSeedState:
-        """Remember the accumulator."""
         return replace(state, step=step)
 
     # -- what it declares ------------------------------------------------------------------------------------------
 
     @property
     def catch_up(self) -> NextPlan:
-        """The plan carries the model."""
         return NextPlan()
 
     @property
     def lasting_entries(self) -> bool:
-        """The pool stays."""
         return True
 
     @property
     def from_base(self) -> bool:
-        """The model is the base plus the accumulator."""
         return True
 
     @property
     def unsummable(self) -> str | None:
-        """Pro counts who used which candidate."""
         return "importance = true needs every single pair, not their sum" if self.importance else super().unsummable
 
     def figures(self, state: FedKSeedState) -> dict[str, NDArray[Any]]:
-        """Pro's probabilities."""
         return {"probabilities": probabilities(state.step)} if self.importance else {}
 
 

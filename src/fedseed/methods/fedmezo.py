@@ -122,22 +122,18 @@ class FedMeZO(PersonalRates, Population):
 
     @property
     def catch_up(self) -> NewestStep | EveryStep:
-        """With pairs by every step."""
         return NewestStep() if self.travel == "tensors" else EveryStep()
 
     @property
     def incomparable(self) -> str | None:
-        """Pairs on different directions."""
         if self.travel == "tensors" or self.seeds == "shared":
             return None
         return 'seeds = "own" with travel = "pairs": each client steps along directions of its own'
 
     @property
     def update_type(self) -> type[Tensored | Trace]:  # type: ignore[override]
-        """Pairs or tensors."""
         return Trace if self.travel == "pairs" else Tensored
 
     @property
     def step_type(self) -> type[Any]:  # type: ignore[override]
-        """Pairs side by side, or whole weights."""
         return Branches if self.travel == "pairs" else Weights

@@ -44,20 +44,16 @@ class Gradient(Payload):
     data: Annotated[bytes, Tensors()]
 
     def check(self, about: About) -> None:
-        """Of at least one term."""
         if self.terms < 1:
             raise MessageError("a gradient of a loss with no terms")
 
     def size(self, about: About) -> float:
-        """The root of the mean square of its entries."""
         return gradient_size(about.state.layout, self.data)
 
     def vector(self, about: About) -> Floats:
-        """The gradient."""
         return flat(about.state.layout, self.data)
 
     def with_vector(self, vector: NDArray[Any], about: About) -> Payload:
-        """Another gradient of as many terms."""
         return replace(self, data=unflat(about.state.layout, vector))
 
 
@@ -88,16 +84,13 @@ class FedSGD(Dense):
 
     @property
     def together(self) -> Literal["gradients"]:
-        """Clients of one process may add up their gradients."""
         return "gradients"
 
     @property
     def keeps_small_steps(self) -> bool:
-        """Where they are rounded stochastically."""
         return self.small_steps == "stochastic"
 
     def server_rate(self, number: int) -> float:
-        """eta, as the schedule has it."""
         return self.learning_rate * factor_of(self.schedule, number)
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Gradient:

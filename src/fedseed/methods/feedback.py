@@ -72,20 +72,16 @@ class Feedback(Method):
         return update
 
     def check(self, layout: Layout) -> None:
-        """Whether the settings of local training fit. Raises ValueError."""
         self.training.check(layout)
 
     @property
     def remembers(self) -> bool:
-        """Unless `feedback` is 0."""
         return self.feedback > 0
 
     @property
     def entrywise(self) -> bool:
-        """Entries of the change are looked at one by one."""
         return True
 
     @property
     def lasting_entries(self) -> bool:
-        """They are entries of the weights' change."""
         return True

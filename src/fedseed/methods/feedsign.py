@@ -97,7 +97,6 @@ class FeedSign(Population, Stepwise):
         return self.descent(state, step.signs)
 
     def advance(self, state: StepState, step: Votes) -> StepState:
-        """Count the step, also one that nobody voted on."""
         return self.count(state, step.signs)
 
     def _settled(self, values: NDArray[Any], state: StepState, number: int) -> Signs:
@@ -113,5 +112,4 @@ class FeedSign(Population, Stepwise):
 
     @property
     def together(self) -> Literal["losses"]:
-        """All clients look along the step's directions."""
         return "losses"

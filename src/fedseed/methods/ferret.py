@@ -148,20 +148,17 @@ class Ferret(Blockwise):
         return self.moved(state, step, numbers if self.keeps_small_steps else None)
 
     def advance(self, state: FerretState, step: CoefficientStep) -> FerretState:
-        """Remember the step, unless it is empty."""
         if not step.parts:
             return state
         return replace(state, previous=step, done=state.done + 1, squares=self.squares_after(state, step))
 
     def check(self, layout: Layout) -> None:
-        """Whether the settings of local training fit. Raises ValueError."""
         self.training.check(layout)
 
     # -- what it declares ------------------------------------------------------------------------------------------
 
     @property
     def keeps_small_steps(self) -> bool:
-        """As local training does."""
         return self.training.small_steps != "nearest"
 
     @property
@@ -175,10 +172,8 @@ class Ferret(Blockwise):
 
     @property
     def incomparable(self) -> str | None:
-        """Coefficients on different directions."""
         return None if self.shared else 'seeds = "per-client": each client projects on directions of its own'
 
     @property
     def lasting_entries(self) -> bool:
-        """One seed for all rounds."""
         return self.seeds == "fixed"

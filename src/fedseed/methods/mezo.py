@@ -75,5 +75,4 @@ class MeZO(Population, Stepwise):
         return self.descent(state, step.scalars)
 
     def advance(self, state: StepState, step: Estimates) -> StepState:
-        """Count the step."""
         return self.count(state, step.scalars)

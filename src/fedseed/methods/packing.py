@@ -84,11 +84,9 @@ class Packed(Codec):
     kind: Literal["integers", "scalars"] = "integers"
 
     def write(self, value: Small) -> bytes:
-        """ceil(count * width / 8) bytes."""
         return pack(value.numbers, value.width)
 
     def read(self, reader: Reader, about: About, rest: Sequence[Codec]) -> Small:
-        """The numbers."""
         width = self.width if isinstance(self.width, int) else int(about.lookup(self.width))
         count = int(about.lookup(self.length))
         return Small(unpack(reader.take(packed_bytes(count, width)), width, count), width)
@@ -98,11 +96,9 @@ class Halves(Array):
     """Numbers in bfloat16, which has float32's range: 2 bytes each, within 1/256 of what they were."""
 
     def write(self, value: Any) -> bytes:
-        """Rounded to nearest."""
         return from_floats(np.asarray(value, dtype=np.float32), "bfloat16")
 
     def decoded(self, values: NDArray[Any]) -> Floats:
-        """float32. Raises MessageError if one is not finite."""
         return finite(to_floats(values.astype("<u2").tobytes(), "bfloat16"))
 
 
@@ -145,14 +141,12 @@ class Entrywise(Codec):
     """
 
     def write(self, value: Scattered) -> bytes:
-        """Counts, places, values."""
         if not len(value.counts):
             return b""
         places, values = pack(value.places, PLACE_BITS), from_floats(value.values, "bfloat16")
         return value.counts.astype("<u2").tobytes() + places + values
 
     def read(self, reader: Reader, about: About, rest: Sequence[Codec]) -> Scattered:
-        """The entries. Raises MessageError: more of a chunk than it has, places that do not ascend, not finite."""
         if about.kind == "step" and not reader.left:
             return nothing()
         size = about.state.layout.size

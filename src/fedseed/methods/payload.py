@@ -185,11 +185,9 @@ class Scalar(Codec):
     when: str | None = None
 
     def write(self, value: Any) -> bytes:
-        """Its bytes; none for None."""
         return b"" if value is None else np.array(value, dtype=f"<{self.dtype}").tobytes()
 
     def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        """A Python number."""
         return None if self.absent(about) else reader.array(self.dtype, 1)[0].item()
 
 
@@ -212,11 +210,9 @@ class Array(Codec):
     each: str | None = None
 
     def write(self, value: Any) -> bytes:
-        """The elements' bytes; none for None."""
         return b"" if value is None else np.asarray(value).astype(f"<{self.dtype}").tobytes()
 
     def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        """The array."""
         if self.absent(about):
             return None
         count = self.length if isinstance(self.length, int) else about.lookup(self.length)
@@ -253,11 +249,9 @@ class Bits(Codec):
     length: str
 
     def write(self, value: Any) -> bytes:
-        """ceil(count / 8) bytes."""
         return np.packbits(value > 0, bitorder="little").tobytes()
 
     def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        """The signs, int8."""
         if about.kind == "step" and not reader.left:
             return np.zeros(0, dtype=np.int8)
         return self.unpacked(reader.take(reader.left), about.lookup(self.length))
@@ -287,12 +281,10 @@ class Ragged(Codec):
     most: str
 
     def write(self, value: Any) -> bytes:
-        """Lengths, elements."""
         lengths = np.array([len(part) for part in value])
         return lengths.astype("<u4").tobytes() + np.concatenate(value).astype("<f4").tobytes()
 
     def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        """The arrays."""
         return tuple(reader.array("f4", length) for length in self.lengths(reader, about))
 
     def lengths(self, reader: "Reader", about: About) -> list[int]:
@@ -310,11 +302,9 @@ class Tensors(Codec):
     """All trainable tensors in order, in their own dtypes: the right length and finite; in a step possibly nothing."""
 
     def write(self, value: Any) -> bytes:
-        """The bytes themselves."""
         return bytes(value)
 
     def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        """The bytes."""
         data, layout = reader.take(reader.left), about.state.layout
         if not data and about.kind == "step":
             return data
@@ -336,11 +326,9 @@ class Nested(Codec):
     of: type[Payload]
 
     def write(self, value: Any) -> bytes:
-        """Its fields."""
         return bytes(value.encode())
 
     def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        """The payload."""
         return self.of.read(reader, about)
 
 
@@ -351,11 +339,9 @@ class Many(Codec):
     of: type[Payload]
 
     def write(self, value: Any) -> bytes:
-        """All of them."""
         return b"".join(part.encode() for part in value)
 
     def read(self, reader: "Reader", about: About, rest: Sequence[Codec]) -> Any:
-        """The payloads."""
         parts = []
         while reader.left:
             parts.append(self.of.read(reader, about))

@@ -143,7 +143,6 @@ class Rate(Payload):
     rate: Annotated[float, Scalar("f4")]
 
     def check(self, about: About) -> None:
-        """Within alpha of eta_0."""
         eta, alpha = about.lookup("learning_rate"), about.lookup("alpha")
         low, high = eta * (1 - alpha), eta * (1 + alpha)
         if not low * (1 - 1e-6) <= self.rate <= high * (1 + 1e-6):

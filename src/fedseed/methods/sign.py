@@ -53,12 +53,10 @@ class SignCodec(Codec):
     """`Signs`: the turn, scales as bfloat16, bits."""
 
     def write(self, value: Signs) -> bytes:
-        """4 bytes, 2 a chunk, 1/8 an entry."""
         turn = np.array(value.turn, dtype="<u4").tobytes()
         return turn + from_floats(value.scales, "bfloat16") + value.bits.tobytes()
 
     def read(self, reader: Reader, about: About, rest: Sequence[Codec]) -> Signs:
-        """The signs. Raises MessageError: another turn than the round's, a scale below 0, a padding bit that is set."""
         every, size = about.lookup("every"), about.state.layout.size
         turn = int(reader.array("u4", 1)[0])
         if turn >= every or (about.kind == "update" and turn != turn_of(about.round, every)):
@@ -97,17 +95,14 @@ class Signed(Payload):
     signs: Annotated[Signs, SignCodec()]
 
     def size(self, about: About) -> float:
-        """The root of the mean square that the weights are moved by, at a global rate of 1."""
         squares = float(np.square(self.signs.scales, dtype=np.float64).sum()) * CHUNK
         return max(SMALLEST_MOVE, sqrt(squares / about.state.layout.size))
 
     def numbers(self, about: About) -> NDArray[np.int8]:
-        """The signs."""
         bits = np.unpackbits(self.signs.bits, count=self.signs.entries, bitorder="little")
         return np.where(bits, 1, -1).astype(np.int8)
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> "Signed":
-        """Other signs."""
         turn, scales, _, entries = self.signs
         return Signed(Signs(turn, scales, np.packbits(numbers > 0, bitorder="little"), entries))
 
@@ -132,7 +127,6 @@ class SignStep(Payload):
     parts: Annotated[tuple[Weighted, ...], Many(Weighted)]
 
     def check(self, about: About) -> None:
-        """All of one turn."""
         if len({part.signs.turn for part in self.parts}) > 1:
             raise MessageError("a step whose parts are about different chunks")
 
@@ -172,11 +166,9 @@ class Sign(Feedback):
         return Signed(Signs(turn, halved(np.array(scales)), together, entries_in(chunks, len(vector))))
 
     def sent(self, state: State, update: Signed, round: int) -> list[Patch]:
-        """q, as everybody will read it."""
         return list(self._patches([(1.0, update.signs)], state.layout.size))
 
     def aggregate(self, state: State, answers: Answers) -> SignStep:
-        """All answers, with their weights c_i."""
         return SignStep(tuple(Weighted(weight, update.signs) for _, weight, update in answers))
 
     def change(self, state: State, step: SignStep) -> Change:
@@ -203,5 +195,4 @@ class Sign(Feedback):
 
     @property
     def incomparable(self) -> str | None:
-        """Signs are passed on, not combined."""
         return "the signs of all clients are passed on as they are, each with scales of its own"

@@ -112,7 +112,6 @@ class Stepwise(ZerothOrder):
         return range((number - 1) * self.per_step, number * self.per_step)
 
     def start(self, layout: Layout, seed: int) -> StepState:
-        """The state before the first step."""
         return StepState(layout, seed)
 
     def count(

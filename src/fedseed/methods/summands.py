@@ -55,12 +55,10 @@ class Summand(Payload):
         return int(each) * codec.times(about)
 
     def vector(self, about: About) -> Vector:
-        """The vector of this update, shape (words,); what is missing of it is zero."""
         values = np.asarray(getattr(self, fields(self)[-1].name), dtype=np.float64)  # type: ignore[arg-type]
         return filled(values, self.words(about))
 
     def numbers(self, about: About) -> NDArray[Any]:
-        """Those of the last field."""
         return np.asarray(getattr(self, fields(self)[-1].name))  # type: ignore[arg-type]
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> Self:
@@ -71,7 +69,6 @@ class Summand(Payload):
         return replace(self, **{name: numbers.astype(own.dtype)})  # type: ignore[type-var]
 
     def with_vector(self, vector: NDArray[Any], about: About) -> Self:
-        """With another vector, in the numbers that travel."""
         return self.with_numbers(vector, about)
 
     @classmethod

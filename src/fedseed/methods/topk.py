@@ -92,7 +92,6 @@ class Kept(Payload):
     codes: Annotated[Small, Packed("entries", "bits", "scalars")]
 
     def check(self, about: About) -> None:
-        """Places ascend, and scales are not negative."""
         if (self.scales < 0).any():
             raise MessageError(f"the scale of chunk {int(np.argmax(self.scales < 0))} is negative")
         check_places(about.lookup("counts"), self.places.numbers, about.state.layout.size)
@@ -110,15 +109,12 @@ class Kept(Payload):
         return Scattered(counts.astype(np.uint16), self.places.numbers, self.values(counts))
 
     def size(self, about: About) -> float:
-        """The root of the mean square that the weights are moved by, at a global rate of 1."""
         return of_entries(about.state.layout, self.values(about.lookup("counts")))
 
     def numbers(self, about: About) -> NDArray[np.int8]:
-        """The values' signs."""
         return np.where(self.codes.numbers & 1 << (self.codes.width - 1), -1, 1).astype(np.int8)
 
     def with_numbers(self, numbers: NDArray[Any], about: About) -> "Kept":
-        """With other signs, and the same levels."""
         sign_bit = 1 << (self.codes.width - 1)
         codes = np.where(numbers < 0, self.codes.numbers | sign_bit, self.codes.numbers & (sign_bit - 1))
         return Kept(self.scales, self.places, Small(codes.astype(np.uint16), self.codes.width))
@@ -131,7 +127,6 @@ class Combined(Payload):
     entries: Annotated[Scattered, Entrywise()]
 
     def size(self, about: About) -> float:
-        """As of an update."""
         return of_entries(about.state.layout, self.entries.values)
 
 
@@ -156,7 +151,6 @@ class TopK(Feedback):
     bits: Annotated[int, Field(ge=1, le=8)] = 2
 
     def start(self, layout: Layout, seed: int) -> TopKState:
-        """The state before the first round; no step changes it."""
         return TopKState(layout, seed, self.share)
 
     def compressed(self, state: TopKState, vector: Floats, round: int) -> Kept:
@@ -173,7 +167,6 @@ class TopK(Feedback):
         return Kept(halved(np.concatenate(scales)), which, Small(np.concatenate(codes), self.bits))
 
     def sent(self, state: TopKState, update: Kept, round: int) -> list[Patch]:
-        """q, as everybody will read it."""
         entries = update.entries(state.counts)
         return [Patch(0, entries.values, entries.indices)]
 

@@ -50,12 +50,10 @@ class Trace(Scalars):
 
     @classmethod
     def unit(cls, about: About) -> float:
-        """The round's rate over n."""
         return float(about.lookup("rate")(about.round) / about.lookup("population"))
 
     @classmethod
     def of(cls, vector: Vector, about: About) -> "Trace":
-        """Without a loss."""
         return cls(None, vector)  # type: ignore[arg-type]  # in full precision
 
 
@@ -68,7 +66,6 @@ class Branch(Payload):
     trace: Annotated[Trace, Nested(Trace)]
 
     def check(self, about: About) -> None:
-        """A weight from 0 to 1."""
         if not 0 <= self.weight <= 1:
             raise MessageError(f"client {self.client} has a weight of {self.weight}: from 0 to 1")
 
@@ -80,14 +77,12 @@ class Branches(Payload):
     branches: Annotated[tuple[Branch, ...], Many(Branch)]
 
     def check(self, about: About) -> None:
-        """Each client once, in order."""
         numbers = [branch.client for branch in self.branches]
         for before, client in pairwise(numbers):
             if client <= before:
                 raise MessageError(f"client {client} stands after client {before}")
 
     def size(self, about: About) -> float:
-        """The mean of its branches'."""
         return sum(branch.weight * branch.trace.size(about) for branch in self.branches)
 
     @classmethod

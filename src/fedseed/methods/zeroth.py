@@ -119,22 +119,18 @@ class ZerothOrder(Method):
     schedule: Schedule | None = None
 
     def check(self, layout: Layout) -> None:
-        """Whether there is anything to cast. Raises ValueError."""
         check_autocast("method.autocast", self.autocast, layout)
 
     @property
     def keeps_small_steps(self) -> bool:
-        """Where they are rounded stochastically."""
         return self.small_steps == "stochastic"
 
     @property
     def from_base(self) -> bool:
-        """Whether the weights are rebuilt from the base."""
         return self.small_steps == "from-base"
 
     @property
     def rebuilds_often(self) -> bool:
-        """Whether every step is a rebuild."""
         return self.small_steps == "from-base"
 
     def directions(self, seed: int) -> Basis:

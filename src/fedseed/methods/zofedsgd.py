@@ -36,11 +36,9 @@ class OneByte(Array):
     """
 
     def write(self, value: Any) -> bytes:
-        """The codes."""
         return to_byte(value).tobytes()
 
     def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The numbers that codes stand for."""
         return _VALUES[values]
 
 
@@ -83,7 +81,6 @@ class Projections(Scalars):
         super().check(about)
 
     def size(self, about: About) -> float:
-        """That of an update's projection; of a step's, with the weights multiplied in, their sum."""
         return largest(self.scalars if about.kind == "update" else np.abs(self.scalars).sum(keepdims=True))
 
 
@@ -123,12 +120,10 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def per_step(self) -> int:
-        """Directions of a client, or of all that share them."""
         return self.population
 
     @property
     def several(self) -> bool:
-        """Own directions: as many as clients answer."""
         return self.own_seeds or super().several
 
     @property
@@ -162,7 +157,6 @@ class ZOFedSGD(Population, Stepwise):
         return self.descent(state, step.scalars) if terms is None else self.descent_along(state, terms)
 
     def advance(self, state: StepState, step: Projections) -> StepState:
-        """Count the step."""
         return self.count(state, step.scalars, self._own_terms(state, step))
 
     def _own_terms(self, state: StepState, step: Projections) -> list[Term] | None:
@@ -177,15 +171,12 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def update_type(self) -> type[Projections]:  # type: ignore[override]
-        """With full floats or a byte each."""
         return ByteProjections if self.scalars == "byte" else Projections
 
     @property
     def together(self) -> Literal["losses"] | None:
-        """With a shared seed all look along the same direction."""
         return None if self.own_seeds else "losses"
 
     @property
     def incomparable(self) -> str | None:
-        """Projections on different directions."""
         return 'seeds = "own": each client measures along a direction of its own' if self.own_seeds else None

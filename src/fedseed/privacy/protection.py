@@ -163,7 +163,6 @@ class ProtectedExamples(Protection):
 
     @property
     def alone(self) -> bool:
-        """Batches are the client's own secret."""
         return True
 
     def train(self, state: State, plan: Any, client: Client) -> Payload:
@@ -257,7 +256,6 @@ class _Voting(_Wrapped):
     def estimates(
         self, method: ZerothOrder, basis: Basis, along: Sequence[int], items: Sequence[Any], one_sided: bool = False
     ) -> list[Projection]:
-        """The client's; zeros where it has none."""
         with suppress(NonFiniteError):
             if items:
                 return list(self.inner.estimates(method, basis, along, items, one_sided))

@@ -97,7 +97,6 @@ class PrivateScalars(Mechanism):
 
     @property
     def affordable(self) -> int | None:
-        """The largest number of turns within the budget; None: there is no budget."""
         if (budget := self.settings.budget) is None:
             return None
         low, high = 0, 1  # what is within it, and what is not
@@ -120,7 +119,6 @@ class PrivateScalars(Mechanism):
         return float(compute_epsilon(ORDERS, one * (turns * self.releases), settings.delta)[0])
 
     def counted(self, rounds: int) -> dict[str, Any]:
-        """What `spent` says: it takes no time after the first."""
         return self.spent(rounds)
 
     def spent(self, rounds: int) -> dict[str, Any]:

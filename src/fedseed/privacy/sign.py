@@ -43,7 +43,6 @@ class PrivateSign(Mechanism):
         return float(-np.logaddexp(0.0, -0.5 * self.epsilon * sums * signs).sum())
 
     def counted(self, rounds: int) -> dict[str, float]:
-        """Over T votes: T epsilon, by plain composition."""
         votes = rounds * self.votes
         return {"epsilon_per_vote": self.epsilon, "votes": votes, "epsilon_pure": votes * self.epsilon}
 
