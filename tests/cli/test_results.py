@@ -385,7 +385,7 @@ def test_an_unknown_base_is_said_at_once(hub, monkeypatch):
 def test_without_the_hub_a_base_in_its_cache_is_used(place, tmp_path, monkeypatch):
     import huggingface_hub
 
-    from fedseed.models.hub import reach
+    from fedseed.models.loading import reach
 
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     config = str(place / "bases" / "mine" / "config.json")

@@ -11,8 +11,7 @@ from safetensors import safe_open
 
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
-from fedseed.models.loading import load_model, locate
-from fedseed.models.outline import has_weights, outline
+from fedseed.models.loading import has_weights, load_model, locate, outline
 from fedseed.weights.digest import base_digest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_random_base.py"

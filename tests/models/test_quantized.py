@@ -10,8 +10,7 @@ from fedseed import Federation, Orbit
 from fedseed.errors import RecipeError
 from fedseed.models import quantized
 from fedseed.models.heads import Head
-from fedseed.models.loading import choose_trainable, load_model
-from fedseed.models.outline import outline
+from fedseed.models.loading import choose_trainable, load_model, outline
 from fedseed.runs.recipe import read_recipe
 from fedseed.weights.digest import base_digest
 from support.text_bases import write

@@ -31,8 +31,7 @@ def bench(
     shown, checked = Telling(as_json).screen(), reading.read(recipe)
     from fedseed.experiments.bench import cost_table, fits, measure, memory_table  # torch from here on
     from fedseed.experiments.reckoning import reckon
-    from fedseed.models.loading import quiet
-    from fedseed.models.outline import has_weights
+    from fedseed.models.loading import has_weights, quiet
 
     quiet()
     memory = reckon(checked, tokens)

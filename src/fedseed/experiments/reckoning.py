@@ -13,8 +13,7 @@ from fedseed.errors import RecipeError, plural
 from fedseed.models import adapters, quantized
 from fedseed.models.architectures import architecture_of
 from fedseed.models.heads import Head, head_parameters
-from fedseed.models.loading import base_config, choose_trainable
-from fedseed.models.outline import outline
+from fedseed.models.loading import base_config, choose_trainable, outline
 from fedseed.objectives.evaluation import longest_input
 from fedseed.runs.equipment import kind_for
 from fedseed.runs.parties import load_data

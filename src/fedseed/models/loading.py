@@ -1,9 +1,12 @@
 """Loading models: the project's own bases, a local folder, or a hub name."""
 
 import logging
+import os
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,16 +14,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from fedseed.errors import RecipeError, closest, to_install
 from fedseed.models.architectures import LOADERS, Architecture, Loader, architecture_of
 from fedseed.models.foreign import check_files, own_code
 from fedseed.models.heads import Head
-from fedseed.models.hub import reach
 from fedseed.models.placement import deal_out, find_device, spread
 from fedseed.models.quantized import Quantization, settings_of, settle
 
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+PATIENCE_SECONDS = 10.0  # for the hub's one answer: its client would try for most of a minute
 PACKAGED = ("small", "words", "digits")  # the project's own bases: two language models, an image classifier
 
 
@@ -37,15 +41,57 @@ def locate(base: str) -> str:
     if path.is_dir():
         return str(path)
     if looks_like_path:
-        raise RecipeError(
-            f'model.base = "{base}": there is no such folder; give "small", "words", "digits", an existing folder or a '
-            "hub name"
-        )
+        raise _not_there(base)
     if "/" not in base and (meant := closest(base, PACKAGED, 0.8)):  # asking the hub for it could take a minute
         raise RecipeError(
             f'model.base = "{base}": did you mean {meant}? It is no folder, and models on the hub are OWNER/NAME'
         )
     return base
+
+
+def reach(place: str) -> str:
+    """A place from which `transformers` can load without waiting for what will not come.
+
+    Args:
+        place: a folder, or a name on the hub.
+
+    Returns:
+        A folder as it is; a name that the hub knows as it is; without the hub, the folder in its cache.
+
+    Raises:
+        RecipeError: there is no such folder, and the hub can't be reached or has no such model.
+    """
+    return place if Path(place).is_dir() else _ask(place)
+
+
+@lru_cache
+def _ask(place: str) -> str:
+    """What the hub says; it is asked once for a name."""
+    # what the hub's client is built on has changed before: its errors are told apart by what all of them are
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(place, timeout=PATIENCE_SECONDS)
+        return place
+    except HFValidationError as error:
+        raise _not_there(place, "and this is no name of the hub") from error
+    except RepositoryNotFoundError as error:
+        raise _not_there(place, "and the hub has no model of this name that is open to you") from error
+    except HfHubHTTPError:
+        return place  # it answers: what is wrong, loading will say
+    except Exception as error:
+        config = try_to_load_from_cache(place, "config.json")
+        if isinstance(config, str):
+            return str(Path(config).parent)
+        raise _not_there(place, f"and the hub can't be reached ({_first_line(error)})") from error
+
+
+def _not_there(place: str, why: str = "") -> RecipeError:
+    return RecipeError(
+        f'model.base = "{place}": there is no such folder{", " if why else ""}{why}; give "small", "words", "digits", '
+        "an existing folder or a hub name"
+    )
 
 
 def load_model(
@@ -153,6 +199,55 @@ def load_model(
         model = spread(model, deal_out(model))
     model.eval()
     return model, processor
+
+
+def has_weights(base: str) -> bool:
+    """Whether a base has weights to load: a folder may hold none. Raises RecipeError if there is no such folder."""
+    folder = Path(locate(base))
+    return not folder.is_dir() or any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
+
+
+def outline(
+    base: str,
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    architecture: Architecture | None = None,
+    head: Head | None = None,
+    attention: str | None = None,
+    device: str | None = None,
+) -> Any:
+    """The model that `load_model` would load, with weights that are whatever the memory held.
+
+    Under torch's `FakeTensorMode`, or on the device "meta", it takes no memory.
+
+    Args:
+        base: as `load_model` takes it; a folder needs a config.json and nothing else.
+        dtype: as there.
+        trust_remote_code: as there.
+        architecture: as there.
+        head: as there.
+        attention: as there.
+        device: where its tensors lie; None: torch's default.
+
+    Raises:
+        RecipeError: the configuration can't be had, or no model can be made from it.
+    """
+    place = reach(locate(base))
+    options: dict[str, Any] = {} if head is None else head.options()
+    options.pop("ignore_mismatched_sizes", None)
+    attended = {} if attention is None else {"attn_implementation": attention}
+    try:
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+        wanted = architecture or architecture_of(config.to_dict(), head is not None)
+        with nullcontext() if device is None else torch.device(device), torch.random.fork_rng(devices=[]):
+            model = LOADERS[wanted].auto.from_config(
+                config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, **attended
+            )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = _first_line(error)
+        raise RecipeError(f'model.base = "{base}": no model can be made from its configuration ({reason})') from error
+    model.eval()
+    return model
 
 
 def _remedy(error: Exception, folder: Path) -> str:

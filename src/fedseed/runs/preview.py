@@ -127,9 +127,7 @@ def _objective(recipe: Recipe, data: TaskData) -> tuple[Objective, str]:
     from fedseed.models import adapters
     from fedseed.models.architectures import LOADERS
     from fedseed.models.heads import Head
-    from fedseed.models.hub import reach
-    from fedseed.models.loading import locate
-    from fedseed.models.outline import outline
+    from fedseed.models.loading import locate, outline, reach
 
     settings = recipe.model
     kind, classes = kind_for(recipe, data)

@@ -15,13 +15,14 @@ Score = Callable[[Sequence[str], Sequence[Sequence[str]]], float]
 
 # by how Unicode's names of characters begin
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # scripts written without spaces
-SYMBOLS = ("MODIFIER", "MATHEMATICAL", "SCRIPT", "DOUBLE-STRUCK", "BLACK-LETTER", "INFORMATION", "MICRO",
-           "FEMININE ORDINAL", "MASCULINE ORDINAL")  # letters to Unicode, but of no language  # fmt: skip
+# letters to Unicode, but of no language
+SYMBOLS = ("MODIFIER", "MATHEMATICAL", "SCRIPT", "DOUBLE-STRUCK", "BLACK-LETTER", "INFORMATION", "MICRO")
+SYMBOLS += ("FEMININE ORDINAL", "MASCULINE ORDINAL")
 ASCII_WORDS = re.compile("[a-z0-9]+")
 
 
 def rouge_l(predictions: Sequence[str], references: Sequence[str]) -> float:
-    """Mean Rouge-L F-measure times 100, from the `rouge-score` package (no stemming).
+    """Returns the mean Rouge-L F-measure times 100, from the `rouge-score` package (no stemming).
 
     Its own tokenizer keeps a-z and 0-9 and nothing else, so that a right answer in Greek or Chinese would score 0.
     `RougeTokens` gives the same tokens for text in Latin letters (accents included: both drop them), and for other
@@ -78,23 +79,16 @@ def _kind(character: str) -> str:
 
 
 def f1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Mean F1 of the words that a text shares with an answer, the best over the answers, times 100.
+    """Returns the mean F1 of the words that a text shares with an answer, the best over the answers, times 100.
 
     As SQuAD's evaluation has it (Rajpurkar et al., 2016; where nothing is left of a text, 2018): `normalised`
-    texts, words counted as often as they occur, 1 for two empty texts.
-
-    Args:
-        predictions: generated texts.
-        answers: the right answers to each, at least one.
-
-    Raises:
-        ValueError: the lengths differ, an answer is missing, or there is nothing to score.
+    texts, words counted as often as they occur, 1 for two empty texts. Arguments and errors are `exact_match`'s.
     """
     return _percent([max(_f1(said, right) for right in rights) for said, rights in _pairs(predictions, answers)])
 
 
 def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """How many texts are the same as one of their answers, both `normalised`, in percent.
+    """Returns how many texts are the same as one of their answers, both `normalised`, in percent.
 
     Args:
         predictions: generated texts.
@@ -108,7 +102,7 @@ def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) ->
 
 
 def macro_f1(found: Sequence[int], right: Sequence[int]) -> float:
-    """The mean of the classes' F1, in percent, over all classes that are right or were found at least once.
+    """Returns the mean of the classes' F1, in percent, over all classes that are right or were found at least once.
 
     Args:
         found: the class that was found for each example.
@@ -126,14 +120,9 @@ def macro_f1(found: Sequence[int], right: Sequence[int]) -> float:
 
 
 def final_number(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """How many texts end with the right number, in percent: GSM8K's exact match (Cobbe et al., 2021).
+    """Returns how many texts end with the right number, in percent: GSM8K's exact match (Cobbe et al., 2021).
 
-    Args:
-        predictions: generated texts.
-        answers: the right answers to each, at least one; see `last_number`.
-
-    Raises:
-        ValueError: the lengths differ, an answer is missing or has no number, or there is nothing to score.
+    Arguments and errors are `exact_match`'s; an answer without a number (`last_number`) is an error, too.
     """
     right = []
     for said, rights in _pairs(predictions, answers):
