@@ -24,7 +24,7 @@ def load():
         spec, weights = Basis(name, 1).spec, np.ones(8, np.float32)
         prepared = cpu.prepare([Part(spec, 0, np.ones(2, np.float32))], 8)
         cpu.combine(prepared, 0, 8)
-        cpu.project(spec, 0, 2, weights, 0, 8)
+        cpu.project_sums(spec, 0, 2, weights, 0, 8)
         cpu.move(weights, weights, "float32", prepared, 0.5, 0)
         cpu.move_many([(weights, weights, 0)], "float32", prepared, 0.5)
         cpu.move_steps(weights, "float32", cpu.prepare_steps([([Part(spec, 0, np.ones(2, np.float32))], 0.5)], 8), 0)

@@ -28,7 +28,7 @@ from fedseed.randomness.kernels.reference import (
     Stored,
     truncated_normal_constants,
 )
-from fedseed.randomness.kernels.transform import hadamard_tables, project_finish
+from fedseed.randomness.kernels.transform import hadamard_tables, project_finish  # noqa: F401  (`Kernels` asks for it)
 from fedseed.randomness.stream import MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1, Domain, split_seed
 
 TENSORS = False  # arrays in, arrays out
@@ -1112,11 +1112,6 @@ def prepare(parts: Sequence[Part], length: int) -> Prepared:
     return Prepared(np.array(rows[1:] or rows, dtype=_UNIT), np.concatenate(payload))
 
 
-def direction(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
-    """Elements start..stop of direction k."""
-    return combine(prepare([Part(spec, k, np.ones(1, dtype=np.float32))], length), start, stop)
-
-
 def combine(prepared: Prepared, start: int, stop: int) -> Floats:
     """The sum of all parts over elements start..stop, added up term by term in their order."""
     out = np.empty(stop - start, dtype=np.float32)
@@ -1230,11 +1225,6 @@ def _multiply(
 
 
 product = _multiply if _REGISTER else None
-
-
-def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> Floats:
-    """<direction(first + j), x> for j < count, where x holds elements start, start + 1, ..."""
-    return project_finish(spec, first, count, project_sums(spec, first, count, x, start, length))
 
 
 def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> NDArray[np.float64]:

@@ -222,32 +222,6 @@ def add_sums(out: Stored, source: Stored, dtype: str, sums: Floats, scale: float
     out[:] = from_float(to_float(source, dtype) + change, dtype)
 
 
-def move_many(moves: Sequence[tuple[Stored, Stored, int]], dtype: str, prepared: Prepared, scale: float) -> None:
-    """`move` for each (out, source, start)."""
-    for out, source, start in moves:
-        move(out, source, dtype, prepared, scale, start)
-
-
-def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> list[tuple[Prepared, float]]:
-    """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
-    return [(prepare(parts, length), scale) for parts, scale in steps]
-
-
-def move_steps(out: Stored, dtype: str, prepared: list[tuple[Prepared, float]], start: int) -> None:
-    """`move` in place for one step after the other, each rounded."""
-    for step, scale in prepared:
-        move(out, out, dtype, step, scale, start)
-
-
-def move_rows(
-    out: Stored, source: Stored, rows: NDArray[np.int64], dtype: str, prepared: Prepared, scale: float, start: int
-) -> None:
-    """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
-    width = source.shape[1]
-    for i, row in enumerate(rows):
-        move(out[i], source[row], dtype, prepared, scale, start + int(row) * width)
-
-
 def product(
     out: Floats,
     x: Floats,
@@ -316,14 +290,6 @@ def _aligned(values: Floats, start: int, unit: int) -> Floats:
     before = start % unit
     after = -(start + len(values)) % unit
     return np.pad(values, (before, after))
-
-
-def project(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> Floats:
-    """<direction(first + j), x> for j < count, where x holds elements start, start + 1, ...
-
-    The order of the sums is fixed (see `entries.CHUNK`).
-    """
-    return project_finish(spec, first, count, project_sums(spec, first, count, x, start, length))
 
 
 def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> NDArray[np.float64]:

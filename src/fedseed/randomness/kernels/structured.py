@@ -36,8 +36,11 @@ class Mixed(NamedTuple):
     sums: list[Any]
 
 
-class Structured:
-    """An implementation of the flat bases, and of `lowrank`: see `fedseed.randomness.kernels.Kernels`.
+class Kernels:
+    """An implementation of all bases; see `reference` for the meaning of the arguments.
+
+    What has nothing to do with matrices is the flat kernels' own: `TENSORS` (whether they take and give torch tensors
+    in place of arrays), `element_words`, `draw` (None: who calls rounds by himself), `product` (None: make a copy).
 
     Args:
         flat: the implementation (a module) of the other bases.
@@ -69,8 +72,9 @@ class Structured:
 
     def direction(self, spec: Spec, k: int, start: int, stop: int, length: int) -> Any:
         """Elements start..stop of direction k."""
-        if spec.name != "lowrank":
-            return self._flat.direction(spec, k, start, stop, length)
+        own = None if spec.name == "lowrank" else getattr(self._flat, "direction", None)
+        if own is not None:
+            return own(spec, k, start, stop, length)
         prepared = self.prepare([Part(spec, k, np.ones(1, dtype=np.float32))], length)
         entries = self.combine(prepared, start, stop)
         return entries.cpu().numpy() if self.TENSORS else entries
@@ -157,12 +161,13 @@ class Structured:
 
     def move_many(self, moves: Sequence[tuple[Any, Any, int]], dtype: str, prepared: Any, scale: float) -> None:
         """`move` for each (out, source, start): for many small runs."""
-        if isinstance(prepared, Mixed):
+        at_once = getattr(self._flat, "move_many", None)
+        if at_once is None or isinstance(prepared, Mixed):
             for out, source, start in moves:
                 self.move(out, source, dtype, prepared, scale, start)
             return
         if not isinstance(prepared, Sum):
-            self._flat.move_many(moves, dtype, prepared, scale)
+            at_once(moves, dtype, prepared, scale)
             return
         on_vectors = []
         for out, source, start in moves:
@@ -171,27 +176,29 @@ class Structured:
                 on_vectors.append((out, source, start))
             else:
                 self.move(out, source, dtype, prepared, scale, start)
-        self._flat.move_many(on_vectors, dtype, prepared.vectors, scale)
+        at_once(on_vectors, dtype, prepared.vectors, scale)
 
     def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
         """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
-        if not any(part.spec.name == "lowrank" for parts, _ in steps for part in parts):
-            return self._flat.prepare_steps(steps, length)
+        in_one_pass = getattr(self._flat, "prepare_steps", None)
+        if in_one_pass is not None and not any(part.spec.name == "lowrank" for parts, _ in steps for part in parts):
+            return in_one_pass(steps, length)
         return [(self.prepare(parts, length), scale) for parts, scale in steps]
 
     def move_steps(self, out: Any, dtype: str, prepared: Any, start: int) -> None:
         """`move` in place for one step after the other, each rounded."""
-        if not (isinstance(prepared, list) and any(isinstance(sums, Sum | Mixed) for sums, _ in prepared)):
+        if not isinstance(prepared, list):
             self._flat.move_steps(out, dtype, prepared, start)
             return
-        for lo in range(0, len(out), FEW_PIECE):  # a piece at a time, so that it stays in the cache
-            part = out[lo : lo + FEW_PIECE]
+        piece = max(1, len(out)) if self.TENSORS else FEW_PIECE  # which stays in a CPU's cache
+        for lo in range(0, len(out), piece):
+            part = out[lo : lo + piece]
             for sums, scale in prepared:
                 self.move(part, part, dtype, sums, scale, start + lo)
 
     def move_rows(self, out: Any, source: Any, rows: Any, dtype: str, prepared: Any, scale: float, start: int) -> None:
         """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
-        if isinstance(prepared, Mixed):
+        if isinstance(prepared, Mixed) or not hasattr(self._flat, "move_rows"):
             width = source.shape[1]
             for i, row in enumerate(rows):
                 self.move(out[i], source[int(row)], dtype, prepared, scale, start + int(row) * width)
@@ -207,8 +214,6 @@ class Structured:
 
     def project(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> Floats:
         """Inner products of x, which begins at element `start`, with directions."""
-        if spec.name != "lowrank":
-            return self._flat.project(spec, first, count, x, start, length)
         return self.project_finish(spec, first, count, self.project_sums(spec, first, count, x, start, length))
 
     def project_sums(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> NDArray[np.float64]:

@@ -33,13 +33,12 @@ from fedseed.errors import to_install
 from fedseed.randomness import entries
 from fedseed.randomness.kernels.cpu import element_words  # noqa: F401  (words for the host: nothing to gain here)
 from fedseed.randomness.kernels.reference import (
-    Floats,
     Part,
     Spec,
     fold_columns,
     truncated_normal_constants,
 )
-from fedseed.randomness.kernels.transform import hadamard_tables, project_finish
+from fedseed.randomness.kernels.transform import hadamard_tables, project_finish  # noqa: F401  (`Kernels` asks for it)
 from fedseed.randomness.stream import (
     MULTIPLIER_0,
     MULTIPLIER_1,
@@ -513,12 +512,6 @@ def prepare(parts: Sequence[Part], length: int) -> Prepared:
     return Prepared(runs)
 
 
-def direction(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
-    """Elements start..stop of direction k."""
-    one = prepare([Part(spec, k, np.ones(1, dtype=np.float32))], length)
-    return combine(one, start, stop).cpu().numpy()
-
-
 def _run(
     out: torch.Tensor, source: torch.Tensor, rows: torch.Tensor | None, dtype: int, prepared: Prepared, scale: float,
     start: int, size: int,
@@ -585,25 +578,6 @@ def add_sums(out: torch.Tensor, source: torch.Tensor, dtype: str, sums: torch.Te
         launch(_add_all, grid, to, own, sums.contiguous(), int_bits(scale), len(to), DTYPE=_DTYPES[dtype], TILE=tile)
 
 
-def move_many(
-    moves: Sequence[tuple[torch.Tensor, torch.Tensor, int]], dtype: str, prepared: Prepared, scale: float
-) -> None:
-    """`move` for each (out, source, start)."""
-    for out, source, start in moves:
-        move(out, source, dtype, prepared, scale, start)
-
-
-def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> list[tuple[Prepared, float]]:
-    """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
-    return [(prepare(parts, length), scale) for parts, scale in steps]
-
-
-def move_steps(out: torch.Tensor, dtype: str, prepared: list[tuple[Prepared, float]], start: int) -> None:
-    """`move` in place for one step after the other, each rounded: a launch for each step."""
-    for step, scale in prepared:
-        move(out, out, dtype, step, scale, start)
-
-
 def move_rows(
     out: torch.Tensor, source: torch.Tensor, rows: torch.Tensor, dtype: str, prepared: Prepared, scale: float,
     start: int,
@@ -611,14 +585,6 @@ def move_rows(
     """out[i] = what `move` makes of row rows[i] of `source`, a matrix whose first element has index `start`."""
     kept = rows.contiguous()
     _run(_stored(out), _stored(source), kept, _DTYPES[dtype], prepared, scale, start, source.shape[1])
-
-
-def project(spec: Spec, first: int, count: int, x: torch.Tensor | NDArray[Any], start: int, length: int) -> Floats:
-    """<direction(first + j), x> for j < count, where x holds elements start, start + 1, ...
-
-    A tensor on a GPU is used where it is; others are copied to the GPU piece by piece, if there is one.
-    """
-    return project_finish(spec, first, count, project_sums(spec, first, count, x, start, length))
 
 
 def project_sums(
