@@ -7,7 +7,8 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedseed.flower import client, wire
+from fedseed.flower import client
+from fedseed.transport import flower_wire as wire
 
 
 def copied(content):

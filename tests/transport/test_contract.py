@@ -1,4 +1,4 @@
-"""What every transport must do: the same tests for the one in memory and for NATS on a real server.
+"""What every transport must do: the same tests for the one in memory, for Flower, and for NATS on a real server.
 
 A transport of another package is tested by `FEDSEED_CONTRACT=scheme://... pytest tests/transport/test_contract.py`.
 Everything waits for what it expects, and for nothing else; `SECONDS` only bounds how long a failure takes.
@@ -16,6 +16,7 @@ from fedseed.transport import transport
 from fedseed.transport.base import Access, Events, Interrupted, Log
 from fedseed.transport.memory import Hub
 from fedseed.transport.signatures import key_file
+from support.flower_grid import OverFlower, messages
 
 SECONDS = 60
 RUNS = itertools.count()
@@ -83,8 +84,14 @@ def signed(request):
     return AtAddress(request.getfixturevalue("shared_server").url, abort, request.getfixturevalue("one_key"))
 
 
+def over_flower(request):
+    messages(request.getfixturevalue("monkeypatch"))
+    return OverFlower()
+
+
 KINDS = {
     "memory": lambda request: InMemory(),
+    "flower": over_flower,
     "nats": lambda request: AtAddress(request.getfixturevalue("shared_server").url, abort),
 }
 if url := os.environ.get("FEDSEED_CONTRACT"):

@@ -68,6 +68,11 @@ class Answers:
         self._question = about
 
     @property
+    def asked(self) -> bool:
+        """Whether a plan or a question waits."""
+        return bool(self._plans or self._question)
+
+    @property
     def _ready(self) -> bool:
         return self.introduction.welcome and self.replica.current
 

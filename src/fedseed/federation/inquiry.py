@@ -11,7 +11,7 @@ from fedseed.federation.held_out import Figures, averaged, read_figures
 from fedseed.federation.membership import Host, Roster
 from fedseed.federation.protocol import ask_message, listed
 from fedseed.federation.report import MOST_ROUND, Phases, Report, read_report, whole
-from fedseed.federation.session import RESEND_SECONDS, Session
+from fedseed.federation.session import Session
 from fedseed.orbit.record import NO_DIGEST
 from fedseed.reports.results import RoundLine
 from fedseed.text import shown
@@ -172,10 +172,11 @@ class Inquiry:
             self.awaited = sorted(late if evaluated or evaluator is None else {*late, evaluator})
             if now >= resend:
                 if alive:
-                    await session.end.broadcast(ask_message(number, each or evaluator, digest))
+                    asked = [*late, *([] if evaluator is None else [evaluator])]
+                    await session.end.broadcast(ask_message(number, each or evaluator, digest), asked)
                 else:
                     await session.call()
-                resend = now + (RESEND_SECONDS if alive else 0.5)
+                resend = now + (session.end.resend_seconds if alive else 0.5)
             await session.pause(0.25)
 
     def _give_up(self, number: int, late: Set[str]) -> None:

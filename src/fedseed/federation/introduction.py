@@ -83,6 +83,17 @@ class Introduction:
             await self._hello()
         return self._has_blobs
 
+    @property
+    def due(self) -> bool:
+        """Whether a hello is to be said."""
+        return not self.welcome or self._call.is_set()
+
+    async def greet(self) -> None:
+        """Say hello, and again while an answer asks for more. Raises FedseedError if this process does not fit."""
+        self._call.clear()
+        while await self._hello() and self._call.is_set():
+            self._call.clear()
+
     async def _keep_hello(self) -> None:
         told = False
         try:
@@ -124,7 +135,7 @@ class Introduction:
             "bucket": self._wants_blobs,
         }
         if self.replica.applying.large:
-            if self._begins is None:  # the first hello is before the first step
+            if self._begins is None and not self.replica.at:  # those before the first step
                 self._begins = await self._thread.do(hosted.worker.space.digest)
             about["begins"] = self._begins
         if self._bring_weights:

@@ -30,11 +30,16 @@ class Membership:
     Args:
         dead_after: seconds of silence after which a host counts as gone.
         now: the clock.
+        present: whether a host is connected, where the transport knows; None: its signs of life tell.
     """
 
-    def __init__(self, dead_after: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, dead_after: float, now: Callable[[], float] = time.monotonic,
+        present: Callable[[str], bool | None] = lambda name: None,
+    ) -> None:  # fmt: skip
         self.dead_after = dead_after
         self.now = now
+        self._present = present
         self.hosts: dict[str, Host] = {}
         self._host_of: dict[str, str] = {}  # by client
 
@@ -57,8 +62,11 @@ class Membership:
 
     def alive(self) -> dict[str, Host]:
         """The hosts that can be reached."""
-        since = self.now() - self.dead_after
-        return {name: host for name, host in self.hosts.items() if host.fits and host.heard > since}
+        return {name: host for name, host in self.hosts.items() if host.fits and self._reached(name, host)}
+
+    def _reached(self, name: str, host: Host) -> bool:
+        present = self._present(name)
+        return host.heard > self.now() - self.dead_after if present is None else present
 
     def clients(self) -> list[str]:
         """The clients that can be reached."""
@@ -74,18 +82,19 @@ class Roster:
         names: the clients, where they are known; none: the first to come says.
         enrols: whoever comes is one, until the roster is closed.
         now: the clock.
+        present: whether a host is connected, where the transport knows; None: its signs of life tell.
     """
 
     def __init__(
         self, dead_after: float, names: Iterable[str] = (), enrols: bool = False,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.monotonic, present: Callable[[str], bool | None] = lambda name: None,
     ) -> None:  # fmt: skip
         self.names: list[str] = []  # in the order of their numbers; none: not known yet
         self.numbers: dict[str, int] = {}
         self.examples: dict[str, int] = {}
         self.outvoted: set[str] = set()  # clients whose process has another base or layout than most
         self.goes_without = False  # whether the start waits for these no longer
-        self.membership = Membership(dead_after, now)
+        self.membership = Membership(dead_after, now, present)
         self.name(names)
         self.open = enrols
 

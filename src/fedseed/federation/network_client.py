@@ -113,30 +113,38 @@ class NetworkClient:
         self._wake.set()
 
     def _take(self, data: bytes, introduction: Introduction, answers: Answers) -> None:
-        """Something was broadcast."""
-        kind, body = data[:1], data[1:]
-        with suppress(MessageError):  # what is not valid is not from a coordinator
-            if kind == b"C":
-                introduction.called(body.decode("ascii", errors="replace"))
-            elif kind == b"P":
-                answers.take_plan(body)
-                self._wake.set()
-            elif kind == b"K":
-                answers.take_ask(body)
-                self._wake.set()
-            elif kind == b"A":
-                answers.take_question(read_json(body))
-                self._wake.set()
+        hear(data, introduction, answers)
+        self._wake.set()
 
     async def _work(self, replica: Replica, answers: Answers) -> None:
         while True:
             self._wake.clear()
             if self._failure is not None:
                 raise self._failure
-            if replica.waits:
-                await replica.advance()
-            elif replica.ended and replica.current:
+            if replica.ended and replica.current and not replica.waits:
                 return
-            elif not (await answers.try_ask() or await answers.try_plan() or await answers.try_question()):
+            if not await work(replica, answers):
                 await first_of(self._wake, None if replica.current else 1.0)
                 await replica.settle()
+
+
+def hear(data: bytes, introduction: Introduction, answers: Answers) -> None:
+    """Take what a coordinator has broadcast; what is not valid is not from one."""
+    kind, body = data[:1], data[1:]
+    with suppress(MessageError):
+        if kind == b"C":
+            introduction.called(body.decode("ascii", errors="replace"))
+        elif kind == b"P":
+            answers.take_plan(body)
+        elif kind == b"K":
+            answers.take_ask(body)
+        elif kind == b"A":
+            answers.take_question(read_json(body))
+
+
+async def work(replica: Replica, answers: Answers) -> bool:
+    """Do the next thing that there is to do; returns whether there was any."""
+    if replica.waits:
+        await replica.advance()
+        return True
+    return await answers.try_ask() or await answers.try_plan() or await answers.try_question()

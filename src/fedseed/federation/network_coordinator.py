@@ -65,7 +65,7 @@ class NetworkCoordinator:
         self.run = run
         self.total = total
         self.session = Session(end, settings, progress, Rejected(progress, run), clock=end.now)
-        self.roster = Roster(settings.dead_after, settings.names, settings.enrols, end.now)
+        self.roster = Roster(settings.dead_after, settings.names, settings.enrols, end.now, end.present)
         replacing = method.catch_up.replaces  # each step is whole weights, in place of those before
         self.reception = Reception(self.session, self.roster, method, seed, BaseWeights(self.session, replacing))
         self.inquiry = Inquiry(self.session, self.roster)
@@ -97,7 +97,7 @@ class NetworkCoordinator:
         await end.allow(None, None)
         await end.listen(self.receive, self._answer, self.session.rejected.add)
         if there is None:
-            if known:
+            if known and end.lasting:
                 self.session.progress.warn("the server has lost the run: it is put there again from the orbit")
             await self.reception.assemble()
             header = self.reception.header
@@ -242,6 +242,7 @@ class NetworkCoordinator:
             "repeated_rounds": self.rounds.repeated if self.rounds is not None else 0,
             "refusals": self.session.rejected.counts(),
             "drifted": sorted(self.inquiry.drifted),
+            **self.session.end.carried(),
         }
 
     def _privacy(self) -> dict[str, Any] | None:

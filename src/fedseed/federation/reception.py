@@ -130,7 +130,8 @@ class Reception:
             self._decide()
             if (now := time.monotonic()) >= called + RESEND_SECONDS:  # not at each hello: it would call forth the next
                 called = now
-                await self.session.call()
+                bring = self.header is not None and self.base.missing  # one of them has to hear that it is to
+                await self.session.call(roster.membership.clients()[:1] if bring else ())
             if roster.names and not roster.open:
                 settings.check(len(roster.names))
             if self.header is not None and self._all_here(len(roster.present())) and not self.base.missing:

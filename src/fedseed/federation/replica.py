@@ -90,8 +90,8 @@ class Replica:
             incarnation: the log's; one that is followed already is not begun again.
         """
         async with self._turn:
-            looking, self._log.looking = self._log.looking, False
-            if not (looking and self._log.incarnation == incarnation):
+            self._log.looking = False
+            if self._log.following is None or self._log.incarnation != incarnation:
                 await self._begin()
 
     async def look(self) -> None:

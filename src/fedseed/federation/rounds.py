@@ -315,7 +315,7 @@ class Rounds:
                 blobs.append(name)
         for carried, clients in asked:
             everybody = len(clients) == len(self.roster.names)
-            await end.broadcast(plan_message(clients, everybody, carried))
+            await end.broadcast(plan_message(clients, everybody, carried), self._names(clients))
         reason = await self._answers(current, asked)
         for name in blobs:
             await end.drop(None, name)
@@ -325,7 +325,8 @@ class Rounds:
         """Wait for answers: all of them, or the deadline, or until nobody is left to wait for."""
         clock = self.session.clock
         deadline = clock() + self.session.settings.deadline
-        resend = clock() + RESEND_SECONDS
+        between = self.session.end.resend_seconds
+        resend = clock() + between
         while current.missing:
             await self.session.pause(0.25)
             if not current.missing:
@@ -340,9 +341,12 @@ class Rounds:
             if now >= resend:
                 for carried, clients in asked:
                     if again := [client for client in clients if client in missing]:
-                        await self.session.end.broadcast(plan_message(again, False, carried))
-                resend = now + RESEND_SECONDS
+                        await self.session.end.broadcast(plan_message(again, False, carried), self._names(again))
+                resend = now + between
         return ""
+
+    def _names(self, clients: Sequence[int]) -> list[str]:
+        return [self.roster.names[client] for client in clients]
 
     def _asked(self, here: frozenset[int]) -> frozenset[int]:
         """Those of the clients that are here who may be drawn: all but those left out, unless too few would be left."""

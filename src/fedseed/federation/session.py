@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -90,9 +90,9 @@ class Session:
         """Something has happened that somebody may wait for."""
         self._changed.set()
 
-    async def call(self) -> None:
-        """Ask everybody to say hello."""
-        await self.end.broadcast(call_message(self.incarnation))
+    async def call(self, soon: Collection[str] = ()) -> None:
+        """Ask everybody to say hello; `soon`: clients that must not wait for another message to hear of it."""
+        await self.end.broadcast(call_message(self.incarnation), soon)
 
     async def pause(self, seconds: float) -> None:
         """Wait for something to happen, at most so long. Raises what ends the run."""

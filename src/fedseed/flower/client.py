@@ -1,114 +1,103 @@
-"""A ClientApp's side: brings weights to where the server asks, trains, and reports.
+"""A ClientApp's side: a client of the run (`fedseed.federation`) that works while a message of Flower is answered.
 
 Flower may end the process after each message, or keep it and let it work for many nodes in turn (a simulation's
-actors). So weights are kept for the process where it stays, and are rebuilt from the steps that the node holds where
-it does not. A simulation's process has one model and the examples of all clients; a node with clients of its own has
-theirs alone.
+actors). So weights are kept for the process where it stays, and are rebuilt from the log, which the node's state holds,
+where it does not. A simulation's process has one model and the examples of all clients; a node with clients of its own
+has theirs alone.
 """
 
+import asyncio
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedseed.errors import FedseedError, RecipeError
+from fedseed.federation.answers import Answers
 from fedseed.federation.cost import Cost
-from fedseed.federation.hosted import Hosted
-from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.worker import cost_of
-from fedseed.flower import wire
+from fedseed.federation.hosted import Hosted, WorkThread
+from fedseed.federation.introduction import Introduction
+from fedseed.federation.network_client import hear, work
+from fedseed.federation.replica import Replica
 from fedseed.flower.config import Place, place_of, recipe_of
-from fedseed.flower.held import Held
-from fedseed.orbit import Record
+from fedseed.reports.progress import Silent
 from fedseed.runs.joining import Loading
 from fedseed.runs.recipe import Recipe
+from fedseed.transport import flower_wire as wire
+from fedseed.transport.flower_node import NodeEnd
 
 Load = Callable[[Sequence[str]], Hosted]  # model and examples of some clients, by name or pattern; none: of all
+RUN = "flower"
 _SITES: dict[tuple[Any, ...], "Site"] = {}  # of this process; of one run at a time
 
 
-class LateError(FedseedError):
-    """The process has gone beyond the steps that a message is about."""
-
-
 class Site:
-    """A model in this process, and what it has been asked.
+    """A model in this process, and the conversations of the nodes that it works for.
 
     Args:
         load: makes the model at its base, with the clients' examples.
     """
 
     def __init__(self, load: Callable[[], Hosted]) -> None:
-        self.hosted = load()
-        self.at = 0
-        self._norm: float | None = None  # of the newest step, where the method knows it
-        self._digest: str | None = None  # of the weights as they are
-        self._measured: tuple[dict[str, Any], float] | None = None
+        self._load = load
+        self._mine: Sequence[str] = ()  # the clients of the node that is worked for
+        self._end = NodeEnd()
+        self._thread = WorkThread()
+        self._parts: dict[str, tuple[Introduction, Answers]] = {}  # by the first of a node's clients
+        self._loop = asyncio.new_event_loop()
+        self.whole = load()
+        self.replica = Replica(self._end, RUN, self._loaded, self.whole, self._thread, Silent(), lambda: None)
 
     @property
-    def replacing(self) -> bool:
-        """Whether a step is whole weights."""
-        return self.hosted.worker.method.catch_up.replaces
+    def names(self) -> list[str]:
+        """The clients whose examples are here."""
+        return list(self.whole.items)
 
-    def bring(self, held: Held) -> float:
-        """Bring the weights to where the node is; returns the seconds it took.
+    def _loaded(self) -> Hosted:
+        self.whole = self._load()
+        return self._view()
+
+    def _view(self) -> Hosted:
+        """The model, with the examples of the node's clients alone."""
+        return replace(self.whole, items={name: self.whole.items[name] for name in self._mine})
+
+    def exchange(self, mine: Sequence[str], state: wire.Table, body: wire.Table) -> tuple[wire.Table, wire.Table]:
+        """Take what came for a node, and do what there is to do.
+
+        Args:
+            mine: the node's clients.
+            state: what Flower has kept of the node.
+            body: the message's.
+
+        Returns:
+            The reply, and what Flower is to keep.
 
         Raises:
-            LateError: they are beyond it.
-            FedseedError: a step is not valid.
+            FedseedError: the node does not fit the run, or can't go on.
         """
-        if self.at > held.at:
-            raise LateError(f"the weights are those after step {self.at}, the message is about step {held.at}")
-        began, worker, payloads = time.perf_counter(), self.hosted.worker, held.after(self.at)
-        if held.at > self.at:
-            self._norm = None
-        if len(payloads) == 1:
-            step = Message(MessageKind.STEP, worker.method.code, held.at, EVERYBODY, payloads[0])
-            self._norm = worker.apply(step.encode())
-        elif payloads:
-            worker.catch_up(Record(number, data) for number, data in enumerate(payloads, start=self.at + 1))
-        if payloads:
-            self._digest = self._measured = None
-        self.at = held.at
-        return time.perf_counter() - began
+        self._mine, self._end.client = mine, mine[0]
+        self.replica.hosted = self._view()
+        self._end.load(state)
+        self.replica.spent = Cost(**json.loads(state.get("spent", "{}")))  # and not reported yet
+        heard = self._loop.run_until_complete(self._take_part(body))
+        return self._end.reply(heard), {**self._end.state(), "spent": json.dumps(self.replica.spent.to_json())}
 
-    def train(self, asked: wire.Table) -> wire.Table:
-        """Do what the plans ask; the updates, or why there is none, and what the work cost."""
-        worker, names, numbers = self.hosted.worker, asked["clients"], [int(number) for number in asked["numbers"]]
-        plans = [asked["plans"][which] for which in asked["plan_of"]]
-        answers = worker.train_all(plans, numbers, [self.hosted.items[name] for name in names])
-        spent, updates, reasons = Cost(), [], []
-        for number, answer in zip(numbers, answers, strict=True):
-            spent.add(cost_of(answer.cost, counts=answer.message is not None))
-            update = answer.message
-            if update is not None and number in self.hosted.attackers and self.hosted.attack is not None:
-                update = worker.corrupt(update, self.hosted.attack)
-            updates.append(update or b"")
-            reasons.append("" if update is not None else str(answer.reason))
-        return {"updates": updates, "reasons": reasons, "spent": spent}
-
-    def report(self, asked: wire.Table, mine: list[str]) -> wire.Table:
-        """Say which weights these are, and what they are worth to the node's clients."""
-        space = self.hosted.worker.space
-        found: wire.Table = {"digest": "", "metrics": "", "by_client": "", "seconds": 0.0}
-        if asked["digest"]:
-            self._digest = self._digest or space.digest()
-            found["digest"] = self._digest
-        if self._norm is not None:
-            found["ratio"] = self._norm / max(space.norm(), 1e-30)
-        if asked["evaluate"]:
-            if self._measured is None:
-                began = time.perf_counter()
-                space.model.eval()
-                measured = self.hosted.evaluate(space.model)
-                self._measured = measured, time.perf_counter() - began
-            metrics, found["seconds"] = self._measured
-            figures = metrics.get("by_client", {})
-            found["by_client"] = json.dumps({name: figures[name] for name in mine if name in figures})
-            found["metrics"] = json.dumps({k: v for k, v in metrics.items() if k != "by_client"})
-        return found
+    async def _take_part(self, body: wire.Table) -> bool:
+        if self._mine[0] not in self._parts:
+            introduction = Introduction(self._end, self.replica, self._thread, Silent(), lambda error: None)
+            answers = Answers(self._end, self.replica, introduction, self._thread, Silent())
+            self._parts[self._mine[0]] = introduction, answers
+        introduction, answers = self._parts[self._mine[0]]
+        await self._end.listen(partial(hear, introduction=introduction, answers=answers))
+        if not self._end.take(body):
+            return False
+        if introduction.due:
+            await introduction.greet()
+        while await work(self.replica, answers):
+            pass
+        return introduction.welcome or not answers.asked
 
 
 def everybody(recipe: Recipe) -> list[str]:
@@ -138,7 +127,7 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
 
     Args:
         message: Flower's.
-        context: Flower's; its state holds the steps that the node has been sent.
+        context: Flower's; its state holds the node's copy of the log.
         recipe: the app's recipe.
         load: makes model and examples in place of the recipe: of a federation made in Python.
 
@@ -148,47 +137,22 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
     from flwr.app import Message as FlowerMessage
 
     try:
-        found = _answer(message, context, recipe, load)
+        place = place_of(context.node_config)
+        site, mine = _site(context.run_id, place, recipe, context.run_config, load)
+        kept = dict(context.state.config_records.get(wire.RECORD, {}))
+        found, state = site.exchange(mine, kept, wire.table(message))
+        context.state[wire.RECORD] = wire.record(state)
     except FedseedError as error:
         found = {"problem": " ".join(str(error).split())}
     return FlowerMessage(wire.content(found), reply_to=message)
 
 
-def _answer(message: Any, context: Any, recipe: Path | str, load: Load | None) -> wire.Table:
-    asked, what = wire.table(message), message.metadata.message_type
-    place = place_of(context.node_config)
-    site, mine = _site(context.run_id, place, recipe, context.run_config, load, bool(asked.get("anew")))
-    hosted = site.hosted
-    private = hosted.worker.protection is not None  # how many examples there are is not told
-    if what == "query":
-        known = {
-            "header": hosted.start,
-            "names": list(hosted.names),
-            "clients": mine,
-            "examples": [0 if private else len(hosted.items[name]) for name in mine],
-        }
-        if asked.get("weights"):
-            if site.at:  # only the base is asked for
-                raise LateError("the base's weights are asked for, and this process has gone on")
-            known["weights"] = hosted.worker.space.dense()
-        return known
-    held = Held(context.state, site.replacing)
-    if not held.take(asked):
-        return {"behind": True, "at": held.at}
-    seconds = site.bring(held)
-    if what == "evaluate":
-        return {"at": held.at, **site.report(asked, mine)}
-    answer = site.train(asked)
-    answer["spent"].add(Cost({"rebuild": seconds}))
-    return {**answer, "at": held.at, "spent": json.dumps(answer["spent"].to_json())}
-
-
 def _site(
-    run: int, place: Place, recipe: Path | str, run_config: Mapping[str, Any], load: Load | None, anew: bool
+    run: int, place: Place, recipe: Path | str, run_config: Mapping[str, Any], load: Load | None
 ) -> tuple[Site, list[str]]:
     """This process' site for a node, and the node's clients; it is made when the node first comes."""
     key = (run, place.clients, place.own)
-    for other in [other for other in _SITES if other[0] != run or (anew and other == key)]:
+    for other in [other for other in _SITES if other[0] != run]:
         del _SITES[other]
     if key not in _SITES:
         if load is None:
@@ -198,5 +162,5 @@ def _site(
             _SITES[key] = Site(loading(recipe_of(recipe, run_config), place))
         else:
             _SITES[key] = Site(partial(load, place.clients))
-    names = list(_SITES[key].hosted.items)
+    names = _SITES[key].names
     return _SITES[key], names if place.clients else place.mine(names)

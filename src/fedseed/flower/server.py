@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from fedseed.errors import FedseedError
-from fedseed.flower.backend import FlowerBackend
+from fedseed.errors import FedseedError, RecipeError
 from fedseed.flower.config import recipe_of
-from fedseed.reports.log import Logged
 from fedseed.reports.progress import Progress, Shown
 from fedseed.reports.results import read_metrics, read_summary
 from fedseed.reports.screen import Screen
+from fedseed.runs import network
 from fedseed.runs.costs import RunResult
 from fedseed.runs.folder import compare_recipes
-from fedseed.runs.loop import Loop
+from fedseed.runs.recipe import Recipe
+from fedseed.transport.flower import FlowerTransport
 
 OUT = "runs/flower"
 
@@ -43,18 +43,30 @@ def coordinate(grid: Any, context: Any, recipe: Path | str, progress: Progress |
 def _coordinate(grid: Any, context: Any, recipe: Path | str, console: Any, progress: Progress | None) -> RunResult:
     run_config = context.run_config
     checked = recipe_of(recipe, run_config)
-    for tracker in checked.tracking:
-        tracker.check()
+    _check(checked)
     out = Path(str(run_config.get("out") or OUT)).expanduser().absolute()
-    logged = Logged(progress or Shown(console))
-    logged.note(f"files: {out}")
+    shown = progress or Shown(console)
+    shown.note(f"files: {out}")
     if (out / "summary.json").exists():  # no node is needed to see that
         compare_recipes(out, checked.to_toml())
-        logged.note(f"the run in {out} is finished: nothing is changed")
+        shown.note(f"the run in {out} is finished: nothing is changed")
         return RunResult(read_summary(out), read_metrics(out), out)
-    backend = FlowerBackend(checked, grid, out, logged)
-    result = Loop(backend, logged).run(resume=True)
-    summary = result.summary
-    console.print(f"weights digest: {summary['weights_digest']}", highlight=False)
+    transport = FlowerTransport(grid, "flower", checked.federation.deadline)
+    result = network.coordinate(checked, "flower", transport, out, progress=shown)
+    console.print(f"weights digest: {result.summary['weights_digest']}", highlight=False)
     console.print(f"Files: {out}", highlight=False)
     return result
+
+
+def _check(recipe: Recipe) -> None:
+    """Whether a run can be over nodes whose processes may end after each message. Raises RecipeError."""
+    if recipe.secure_sums is not None:
+        raise RecipeError(
+            "secure_sums: not over Flower, whose nodes keep no secrets from one message to the next; `fedseed run` and "
+            "`fedseed serve` have them"
+        )
+    if recipe.method.remembers:
+        raise RecipeError(
+            f"method {recipe.method.name}: a client remembers what it has not sent yet, and nodes of Flower keep "
+            "nothing from round to round: set method.feedback = 0"
+        )

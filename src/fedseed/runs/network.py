@@ -123,7 +123,7 @@ class NetworkBackend(Backend):
             () if self.spec.patience is None else (stopping.VALIDATION_LOSS,), partial(check_counts, wanted),
             weights_digest=wanted.weights_digest, secure=recipe.secure_sums,
         )  # fmt: skip
-        end = await transport.coordinator(Events(refused=self._refused))
+        end = await transport.coordinator(Events(refused=self._refused, failed=self._failed))
         if end.unproven is not None:
             self.progress.note(end.unproven)
         self._talk = NetworkCoordinator(end, run, recipe.method, recipe.seed, recipe.rounds, dealings, self.progress)
@@ -136,6 +136,11 @@ class NetworkBackend(Backend):
         if recipe.attack is not None:
             count = len(self.names)
             self.spec = replace(self.spec, attackers=range(count - recipe.attack.clients, count))
+
+    def _failed(self, error: NetworkError) -> None:
+        """The transport can't go on."""
+        if self._talk is not None:
+            self._talk.session.fail(error)
 
     def _refused(self, text: str) -> None:
         """The server refuses something."""

@@ -15,7 +15,7 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,6 +239,7 @@ class CoordinatorEnd(End):
     """The coordinator's end."""
 
     keys: Mapping[str, frozenset[bytes]] | None = None  # public keys that speak for each client, if known
+    resend_seconds: ClassVar[float] = 2.0  # after which what is not answered is sent again, because it may be lost
 
     @abstractmethod
     async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
@@ -251,8 +252,13 @@ class CoordinatorEnd(End):
         """
 
     @abstractmethod
-    async def broadcast(self, data: bytes) -> None:
-        """Send to every client that listens now."""
+    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
+        """Send to every client that listens now.
+
+        Args:
+            data: what is sent.
+            to: the clients that it is for; others need not hear it soon. None: all.
+        """
 
     @abstractmethod
     async def entries(self, last: int) -> list[bytes]:
@@ -278,6 +284,14 @@ class CoordinatorEnd(End):
     def now(self) -> float:
         """Seconds on a clock that stands still while nothing can come from the other side."""
         return time.monotonic()
+
+    def present(self, name: str) -> bool | None:
+        """Whether a client's process is connected, where the transport knows; None: only signs of life tell."""
+        return None
+
+    def carried(self) -> dict[str, Any]:
+        """What the transport itself has carried, for the run's summary."""
+        return {}
 
     def poll(self) -> None:  # most transports have nothing
         """Look whether a server has refused something meanwhile; `rejected` is told."""

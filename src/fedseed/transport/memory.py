@@ -6,7 +6,7 @@ It does what a network does: bytes are copied, writers fenced, and an end can be
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -35,7 +35,7 @@ E = TypeVar("E", bound="MemoryEnd")
 Reply = Callable[[bytes], None]
 
 
-class _Run:
+class Shared:
     """What a server would keep of a run, and who is connected."""
 
     def __init__(self) -> None:
@@ -50,6 +50,16 @@ class _Run:
         self.blobs: dict[str | None, dict[str, bytes]] = {}
         self.limits: dict[str | None, int | None] = {}
 
+    def store(self, owner: str | None, name: str, data: bytes) -> None:
+        """Store a copy of a blob, within its owner's limit. Raises NetworkError."""
+        with self.lock:
+            if owner not in self.limits:
+                raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: {owner} may store nothing")
+            mine, most = self.blobs.setdefault(owner, {}), self.limits[owner]
+            if most is not None and sum(len(blob) for key, blob in mine.items() if key != name) + len(data) > most:
+                raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: at most {most:,} bytes are kept")
+            mine[name] = _copy(data)
+
     def listeners(self, kind: type[E]) -> list[E]:
         """The ends of a kind that listen."""
         with self.lock:
@@ -60,19 +70,19 @@ class Hub:
     """Where the ends of runs meet."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Shared] = {}
         self._lock = threading.Lock()
 
     def transport(self, run: str) -> "MemoryTransport":
         """The way to a run."""
         with self._lock:
-            return MemoryTransport(run, self._runs.setdefault(run, _Run()))
+            return MemoryTransport(run, self._runs.setdefault(run, Shared()))
 
 
 class MemoryTransport(Transport):
     """The way to a run at a hub."""
 
-    def __init__(self, run: str, shared: _Run) -> None:
+    def __init__(self, run: str, shared: Shared) -> None:
         self._at = run, shared
 
     async def coordinator(self, events: Events = QUIET) -> "MemoryCoordinator":
@@ -98,10 +108,10 @@ class MemoryEnd(End):
     largest = 256 * 1024
     hears = False  # whether it listens
 
-    def __init__(self, run: str, shared: _Run, owner: str | None, events: Events) -> None:
+    def __init__(self, run: str, shared: Shared, owner: str | None, events: Events) -> None:
         self._run = run
         self._shared = shared
-        self._owner = owner
+        self.owner = owner
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._stirred = asyncio.Event()  # the log has grown, or the connection is back
@@ -141,7 +151,7 @@ class MemoryEnd(End):
         if self._closed:
             raise NetworkError(f"the connection to run {self._run} is closed")
 
-    async def _reach(self) -> _Run:
+    async def _reach(self) -> Shared:
         """Wait until the end is not cut off. Raises NetworkError if it is closed."""
         while self._cut and not self._closed:
             await asyncio.sleep(POLL_SECONDS)
@@ -191,14 +201,7 @@ class MemoryEnd(End):
                 await self._stirred.wait()
 
     async def put(self, name: str, data: bytes) -> None:
-        shared, owner = await self._reach(), self._owner
-        with shared.lock:
-            if owner not in shared.limits:
-                raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: {owner} may store nothing")
-            mine, most = shared.blobs.setdefault(owner, {}), shared.limits[owner]
-            if most is not None and sum(len(blob) for key, blob in mine.items() if key != name) + len(data) > most:
-                raise NetworkError(f"{len(data):,} bytes can't be stored as {name}: at most {most:,} bytes are kept")
-            mine[name] = _copy(data)
+        (await self._reach()).store(self.owner, name, data)
 
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
         blob = (await self._reach()).blobs.get(owner, {}).get(name)
@@ -269,7 +272,7 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
             if answer is not None and reply is not None and self.reached:
                 reply(_copy(answer))
 
-    async def broadcast(self, data: bytes) -> None:
+    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
         self._open()
         copied = _copy(data)
         for client in self._shared.listeners(MemoryClient) if self.reached else ():
@@ -304,7 +307,7 @@ class MemoryCoordinator(MemoryEnd, CoordinatorEnd):
 class MemoryLogWriter(LogWriter):
     """Appends to a list if it is as long as it should be."""
 
-    def __init__(self, run: str, last: int, end: MemoryEnd, shared: _Run) -> None:
+    def __init__(self, run: str, last: int, end: MemoryEnd, shared: Shared) -> None:
         super().__init__(run, last)
         self._end = end
         self._shared = shared

@@ -1,6 +1,6 @@
 """The coordinator's end of a run on NATS."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -107,7 +107,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             for who, reason in self._log.new():
                 self._rejected(who, reason)
 
-    async def broadcast(self, data: bytes) -> None:
+    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
         """Publish to everybody."""
         await self._publish(self.subjects.down, data)
 

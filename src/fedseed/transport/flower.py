@@ -1,0 +1,343 @@
+"""A transport over Flower's Grid: a hub in the ServerApp (`fedseed.transport.memory`), and exchanges with nodes.
+
+Coordinators meet at the hub. A client stands there in place of each node: what it hears is carried to the node with
+the next exchange, what the node answers is said there (`fedseed.transport.flower_wire`). Flower knows who is there, so
+nothing has to be sent twice, and no signs of life are needed.
+"""
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedseed.errors import MessageError, NetworkError
+from fedseed.text import shown
+from fedseed.transport import flower_wire as wire
+from fedseed.transport.base import QUIET, Events, Receive, Rejected, Transport, end_task
+from fedseed.transport.memory import MemoryClient, MemoryCoordinator, MemoryEnd, Shared
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5  # seconds between looks for replies, which double from one to the other
+AGAIN_SECONDS = 10.0  # until a node that has failed is asked again
+MOST_FAILED = 3  # times in a row that every node has failed, which ends the run
+ANSWER_SECONDS = 5.0  # for the coordinator's answer to a node's question
+SPARE_SECONDS = 60.0  # for which Flower keeps a message beyond the time that its answer is waited for
+MOST_TOLD = 1000  # broadcasts that wait for a node
+
+
+@dataclass
+class _Node:
+    """A node, as far as the ServerApp knows it.
+
+    Args:
+        number: Flower's.
+        proxy: stands for it at the hub; None: it has not said who it is.
+        have: the last log entry that it holds.
+        blobs: the coordinator's blobs that it holds, by name and size.
+        told: what it is to hear.
+        urgent: whether something waits that must not wait for another reason to exchange.
+        answers: to its questions, by their numbers, with client and kind.
+        asking: its questions that have no answer yet.
+        exchange: the message whose reply is waited for, with what it told; None: there is none.
+        since: when that was sent.
+        exchanges: how many there were.
+        failed: how often in a row it has failed.
+        again: not before this time another exchange is begun.
+        resident: its process stays, and may have something to say at any time.
+        why: it has failed.
+    """
+
+    number: int
+    proxy: MemoryClient | None = None
+    have: int = 0
+    blobs: dict[str, int] = field(default_factory=dict)
+    told: deque[bytes] = field(default_factory=lambda: deque(maxlen=MOST_TOLD))
+    urgent: bool = True  # it has not been asked who it is
+    answers: dict[str, bytes] = field(default_factory=dict)
+    asking: set["asyncio.Task[None]"] = field(default_factory=set)
+    exchange: tuple[str, int] | None = None
+    since: float = 0.0
+    exchanges: int = 0
+    failed: int = 0
+    again: float = 0.0
+    resident: bool = False
+    why: str = ""
+
+
+class FlowerTransport(Transport):
+    """The way to one run, for its ServerApp.
+
+    Args:
+        grid: Flower's Grid.
+        run: the run's name.
+        patience: seconds after which a node that has not answered is given up.
+        again: seconds until a node that has failed is asked again.
+    """
+
+    def __init__(self, grid: Any, run: str, patience: float = 600.0, again: float = AGAIN_SECONDS) -> None:
+        self._run = run
+        self._shared = Shared()
+        self._nodes = _Nodes(grid, run, self._shared, patience, again)
+
+    async def coordinator(self, events: Events = QUIET) -> "FlowerCoordinator":
+        return FlowerCoordinator(self._run, self._shared, self._nodes, events)
+
+    async def client(self, name: str, events: Events = QUIET) -> MemoryClient:
+        raise NetworkError("clients of a Flower run are its nodes (fedseed.flower.client_app)")
+
+    async def watcher(self) -> MemoryEnd:
+        return MemoryEnd(self._run, self._shared, None, QUIET)
+
+
+class FlowerCoordinator(MemoryCoordinator):
+    """The coordinator's end: at the hub, and while it listens the nodes are spoken with."""
+
+    lasting = False
+    resend_seconds = float("inf")  # Flower delivers, or says that it can't
+
+    def __init__(self, run: str, shared: Shared, nodes: "_Nodes", events: Events) -> None:
+        super().__init__(run, shared, None, events)
+        self._nodes = nodes
+
+    def fail(self, why: str) -> None:
+        """The nodes can't be spoken with any more."""
+        self._events.failed(NetworkError(why))
+
+    async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
+        await super().listen(receive, status, rejected)
+        self._nodes.begin(self, rejected)
+
+    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
+        await super().broadcast(data)
+        self._loop.call_soon(self._nodes.hurry, to)  # once the nodes' proxies have heard it
+
+    def present(self, name: str) -> bool | None:
+        return self._nodes.present(name)
+
+    def carried(self) -> dict[str, Any]:
+        return {"flower": self._nodes.carried()}
+
+    async def close(self) -> None:
+        await self._nodes.end(self)
+        await super().close()
+
+
+class _Nodes:
+    """Exchanges with Flower's nodes, as long as a coordinator listens."""
+
+    def __init__(self, grid: Any, run: str, shared: Shared, patience: float, again: float) -> None:
+        self._grid, self._run, self._shared = grid, run, shared
+        self._patience, self._again = patience, again
+        self._nodes: dict[int, _Node] = {}
+        self._node_of: dict[str, int] = {}  # by client
+        self._there: set[int] = set()
+        self._listeners: dict[FlowerCoordinator, Rejected] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._messages = self._bytes_down = self._bytes_up = 0
+
+    def begin(self, end: FlowerCoordinator, rejected: Rejected) -> None:
+        """A coordinator listens."""
+        self._listeners[end] = rejected
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_going())
+
+    async def end(self, end: FlowerCoordinator) -> None:
+        """It does no longer."""
+        if self._listeners.pop(end, None) is not None and not self._listeners and self._task is not None:
+            await end_task(self._task)
+            self._task = None
+            for node in self._nodes.values():
+                await self._forget(node)
+
+    def carried(self) -> dict[str, int]:
+        """What Flower has carried: messages, and their serialized bytes, records and all."""
+        return {"messages": self._messages, "bytes_down": self._bytes_down, "bytes_up": self._bytes_up}
+
+    def present(self, name: str) -> bool:
+        """Whether the node that speaks for a client is there, and has not just failed."""
+        node = self._nodes.get(self._node_of.get(name, -1))
+        return node is not None and node.number in self._there and not node.failed
+
+    def hurry(self, to: Collection[str] | None) -> None:
+        """What was just broadcast is for these clients (None: all); others hear it when there is more to say."""
+        for node in self._nodes.values():
+            if to is None or any(self._node_of.get(name) == node.number for name in to):
+                node.urgent = True
+
+    def _reject(self, who: str, why: str) -> None:
+        for rejected in self._listeners.values():
+            rejected(who, why)
+
+    # -- going round -------------------------------------------------------------------------------------------------
+
+    async def _keep_going(self) -> None:
+        pause = SHORTEST_PAUSE
+        while True:
+            try:
+                moved = await self._round()
+            except Exception as error:  # Flower's own, of whatever kind
+                for end in self._listeners:
+                    end.fail(f"Flower's Grid: {type(error).__name__}: {error}")
+                return
+            pause = SHORTEST_PAUSE if moved else min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(pause)
+
+    async def _round(self) -> bool:
+        """See who is there, take the replies that have come, and begin exchanges; whether anything happened."""
+        await self._look()
+        replies = await self._replies()
+        for node, reply in replies:
+            await self._take(node, reply)
+        self._give_up_if_all_fail()
+        begun = False
+        for node in list(self._nodes.values()):
+            if node.number in self._there and node.exchange is None and self._wants(node):
+                await self._send(node)
+                begun = True
+        return bool(replies) or begun
+
+    async def _look(self) -> None:
+        self._there = set(await asyncio.to_thread(self._grid.get_node_ids))
+        for number in self._there - self._nodes.keys():
+            self._nodes[number] = _Node(number)
+        for number in [number for number in self._nodes if number not in self._there]:
+            await self._forget(self._nodes.pop(number))
+
+    async def _forget(self, node: _Node) -> None:
+        for task in node.asking:
+            task.cancel()
+        if node.proxy is not None:
+            await node.proxy.close()
+            node.proxy = None
+
+    def _wants(self, node: _Node) -> bool:
+        """Whether an exchange is due."""
+        if node.asking or time.monotonic() < node.again:
+            return False
+        return node.urgent or node.resident
+
+    # -- what goes to a node -------------------------------------------------------------------------------------------
+
+    async def _send(self, node: _Node) -> None:
+        from flwr.app import Message
+
+        shared = self._shared
+        with shared.lock:
+            log, blobs = shared.log, dict(shared.blobs.get(None, {}))
+            node.have = min(node.have, len(log or ()))
+            entries = [] if log is None else log[node.have :]
+            name = None if node.proxy is None else node.proxy.owner
+            most, mine = shared.limits.get(name, 0) if name else 0, shared.blobs.get(name, {}) if name else {}
+            kept = {key: len(blob) for key, blob in mine.items()}
+        lacking = [key for key, blob in blobs.items() if node.blobs.get(key) != len(blob)]
+        body = {
+            "number": node.exchanges, "since": node.have, "entries": entries, "end": -1 if log is None else len(log),
+            "over": shared.over, "told": list(node.told), "names": json.dumps({k: len(b) for k, b in blobs.items()}),
+            "lacking": lacking, "blobs": [blobs[key] for key in lacking], "limit": -1 if most is None else most,
+            "kept": json.dumps(kept), "asked": list(node.answers), "answers": list(node.answers.values()),
+        }  # fmt: skip
+        message = Message(wire.content(body), node.number, "query", ttl=self._patience + SPARE_SECONDS)
+        node.exchanges, node.urgent, node.since = node.exchanges + 1, False, time.monotonic()
+        sent = [identity for identity in await asyncio.to_thread(self._grid.push_messages, [message]) if identity]
+        self._messages += 1
+        self._bytes_down += wire.size(message)
+        if sent:
+            node.exchange = str(sent[0]), len(node.told)
+            node.blobs = {key: len(blob) for key, blob in blobs.items()}
+        else:
+            self._fail(node, "it can't be reached")
+
+    # -- what comes from nodes -----------------------------------------------------------------------------------------
+
+    async def _replies(self) -> list[tuple[_Node, Any]]:
+        """Replies that have come; None of a node whose time is over."""
+        waited = {node.exchange[0]: node for node in self._nodes.values() if node.exchange is not None}
+        if not waited:
+            return []
+        found: list[tuple[_Node, Any]] = []
+        for message in await asyncio.to_thread(self._grid.pull_messages, list(waited)):
+            node = waited.pop(message.metadata.reply_to_message_id, None)
+            if node is not None:
+                self._messages += 1
+                found.append((node, message))
+        late = time.monotonic() - self._patience
+        return found + [(node, None) for node in waited.values() if node.since < late]
+
+    async def _take(self, node: _Node, message: Any) -> None:
+        """A node's reply."""
+        assert node.exchange is not None
+        (_, told), node.exchange = node.exchange, None
+        if message is None:
+            self._fail(node, f"no answer within {self._patience:g} s")
+            return
+        if message.has_error():
+            self._fail(node, f"Flower reports: {message.error.reason}")
+            return
+        self._bytes_up += wire.size(message)
+        try:
+            reply = wire.table(message)
+            if problem := reply.get("problem"):
+                self._fail(node, str(problem))
+                return
+            node.have, node.resident = int(reply["have"]), bool(reply["resident"])
+            if reply["heard"]:
+                node.failed, node.answers = 0, {}
+                for _ in range(told):
+                    node.told.popleft()
+            else:
+                node.urgent, node.blobs = True, {}
+            await self._say(node, reply)
+        except (MessageError, NetworkError, KeyError, TypeError, ValueError, AttributeError) as error:
+            self._fail(node, f"not valid: {type(error).__name__}: {error}")
+
+    async def _say(self, node: _Node, reply: wire.Table) -> None:
+        """Say and do at the hub what a node has to say and do."""
+        if node.proxy is None:
+            node.proxy = MemoryClient(self._run, self._shared, str(reply["client"]), QUIET)
+            await node.proxy.listen(node.told.append)
+        contents = reply.get("contents", [])
+        for name, data in zip(reply.get("stored", []), contents, strict=True):
+            self._shared.store(node.proxy.owner, str(name), bytes(data))
+        for name in reply.get("dropped", []):
+            self._shared.blobs.get(node.proxy.owner, {}).pop(str(name), None)
+        for text, data in zip(reply.get("said", []), reply.get("data", []), strict=True):
+            about = json.loads(text)
+            client, what, question = str(about["client"]), str(about["what"]), about.get("question")
+            owner = self._node_of.setdefault(client, node.number)
+            if owner != node.number and owner in self._there:
+                self._reject(client, f"node {node.number} speaks for it, as another node does already")
+                continue
+            self._node_of[client] = node.number
+            if question is None:
+                await node.proxy.send(client, what, bytes(data))
+            else:
+                task = asyncio.create_task(self._answer(node, client, what, bytes(data), str(question)))
+                node.asking.add(task)
+                task.add_done_callback(node.asking.discard)
+        if reply["waits"]:
+            node.urgent = True
+
+    async def _answer(self, node: _Node, client: str, what: str, data: bytes, question: str) -> None:
+        assert node.proxy is not None
+        answer = await node.proxy.ask(client, what, data, ANSWER_SECONDS)
+        if answer is not None:
+            node.answers[question] = answer
+
+    # -- nodes that fail -----------------------------------------------------------------------------------------------
+
+    def _fail(self, node: _Node, why: str) -> None:
+        """A node has not answered as it should; it is asked again after a while, and hears then what it has missed."""
+        node.failed += 1
+        node.urgent, node.again = True, time.monotonic() + self._again
+        node.blobs, node.have = {}, 0
+        node.why = shown(why)
+        name = f"node {node.number}" if node.proxy is None else node.proxy.owner
+        self._reject(str(name), why)
+
+    def _give_up_if_all_fail(self) -> None:
+        nodes = [node for node in self._nodes.values() if node.number in self._there]
+        if nodes and all(node.failed >= MOST_FAILED for node in nodes):
+            for end in self._listeners:
+                end.fail(f"every node has failed {MOST_FAILED} times; the first says: {nodes[0].why}")
