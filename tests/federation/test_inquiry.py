@@ -42,7 +42,9 @@ class Ask:
         self.inquiry = Inquiry(self.session, self.roster)
         self.question, self.turns = None, 0
 
-    async def broadcast(self, data):
+    resend_seconds = 2.0
+
+    async def broadcast(self, data, to=None):
         self.question = json.loads(data[1:])
         self.asked.append((self.now, self.question["evaluate"]))
 

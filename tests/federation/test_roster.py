@@ -72,7 +72,7 @@ def test_while_somebody_is_missing_the_others_are_called_now_and_then_only():
         await one.start()
         session, called = one.reception.session, []
 
-        async def call():
+        async def call(soon=()):
             called.append(time.monotonic())
 
         session.call = call
@@ -96,7 +96,7 @@ def test_a_stranger_has_everybody_called_less_and_less_often():
         called, now = [], 1000.0
         session = Session(end, CoordinatorSettings(), Silent(), Rejected(Silent(), "run"), "it", clock=lambda: now)
 
-        async def call():
+        async def call(soon=()):
             called.append(now)
 
         session.call = call

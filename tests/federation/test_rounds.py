@@ -55,7 +55,9 @@ class Answering:
         self.roster.membership.hello(name, 0)
         self.roster.membership.attach(name, name)
 
-    async def broadcast(self, data):
+    resend_seconds = 2.0
+
+    async def broadcast(self, data, to=None):
         self.plan = Message.decode(read_plan(data[1:])[1])
 
     async def drop(self, owner, name):

@@ -10,12 +10,13 @@ import numpy as np
 import tomli_w
 
 from fedseed import Orbit
-from fedseed.flower import client, wire
+from fedseed.flower import client
 from fedseed.flower.server import coordinate
 from fedseed.privacy import PrivateScalars, mechanism_of
 from fedseed.reports.progress import Silent
 from fedseed.runs.joining import part_of
 from fedseed.runs.recipe import Recipe
+from fedseed.transport import flower_wire as wire
 from support.flower import Grid
 from support.problem import Problem
 

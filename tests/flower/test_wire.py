@@ -3,46 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedseed.errors import MessageError, RecipeError
-from fedseed.flower import wire
 from fedseed.flower.config import place_of, recipe_of
-
-
-@given(st.lists(st.binary(max_size=40)))
-def test_steps_come_back(payloads):
-    assert wire.unpack(wire.pack(payloads)) == payloads
-
-
-@pytest.mark.parametrize("cut", [1, 7, 8, 10])
-def test_steps_that_are_cut_short_are_refused(cut):
-    with pytest.raises(MessageError, match="cut short at byte"):
-        wire.unpack(wire.pack([b"abc"])[:cut])
-
-
-def test_a_nodes_state_takes_each_step_once():
-    pytest.importorskip("flwr", reason="Flower is missing: extra flower")
-    from flwr.app import RecordDict
-
-    from fedseed.flower.held import Held
-
-    def brings(since, *steps):
-        return {"since": since, "at": since + len(steps), "steps": wire.pack(steps)}
-
-    state = RecordDict()
-    assert Held(state, replacing=False).take(brings(0, b"1", b""))
-    assert not Held(state, replacing=False).take(brings(3, b"4"))  # the third is missing
-    assert Held(state, replacing=False).take(brings(1, b"", b"3"))  # the second is known
-    assert Held(state, replacing=False).take(brings(0, b"1"))  # an older message
-    held = Held(state, replacing=False)
-    assert (held.at, held.payloads, held.after(1)) == (3, [b"1", b"", b"3"], [b"", b"3"])
-    state = RecordDict()
-    for asked in (brings(0, b"old"), {"since": 1, "at": 4, "steps": wire.pack([b"new"])}, brings(4)):
-        assert Held(state, replacing=True).take(asked)
-    held = Held(state, replacing=True)
-    assert (held.payloads, held.after(3), held.after(4)) == ([b"new"], [b"new"], [])
+from fedseed.transport import flower_wire as wire
 
 
 def test_configurations(tmp_path):

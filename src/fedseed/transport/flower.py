@@ -73,13 +73,13 @@ class FlowerTransport(Transport):
         grid: Flower's Grid.
         run: the run's name.
         patience: seconds after which a node that has not answered is given up.
-        again: seconds until a node that has failed is asked again.
+        again: seconds until a node that has failed is asked again; None: AGAIN_SECONDS.
     """
 
-    def __init__(self, grid: Any, run: str, patience: float = 600.0, again: float = AGAIN_SECONDS) -> None:
+    def __init__(self, grid: Any, run: str, patience: float = 600.0, again: float | None = None) -> None:
         self._run = run
         self._shared = Shared()
-        self._nodes = _Nodes(grid, run, self._shared, patience, again)
+        self._nodes = _Nodes(grid, run, self._shared, patience, AGAIN_SECONDS if again is None else again)
 
     async def coordinator(self, events: Events = QUIET) -> "FlowerCoordinator":
         return FlowerCoordinator(self._run, self._shared, self._nodes, events)
