@@ -16,8 +16,8 @@ Score = Callable[[Sequence[str], Sequence[Sequence[str]]], float]
 # by how Unicode's names of characters begin
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # scripts written without spaces
 # letters to Unicode, but of no language
-SYMBOLS = ("MODIFIER", "MATHEMATICAL", "SCRIPT", "DOUBLE-STRUCK", "BLACK-LETTER", "INFORMATION", "MICRO")
-SYMBOLS += ("FEMININE ORDINAL", "MASCULINE ORDINAL")
+SYMBOLS: tuple[str, ...] = ("MODIFIER", "MATHEMATICAL", "SCRIPT", "DOUBLE-STRUCK", "BLACK-LETTER", "INFORMATION")
+SYMBOLS += ("MICRO", "FEMININE ORDINAL", "MASCULINE ORDINAL")
 ASCII_WORDS = re.compile("[a-z0-9]+")
 
 
