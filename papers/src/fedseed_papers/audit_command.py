@@ -177,7 +177,7 @@ class _Audited:
 
 
 def _whole(option: str, text: str) -> list[int]:
-    """Whole numbers with commas. Raises RecipeError."""
+    """Returns whole numbers with commas. Raises RecipeError."""
     try:
         found = [int(word) for word in text.split(",") if word.strip()]
     except ValueError as error:

@@ -55,7 +55,7 @@ class Expected(_Table):
 
     @property
     def labels(self) -> list[str]:
-        """The lines that it is about."""
+        """Returns the lines that it is about."""
         return [*self.order, *self.alike, *self.ratio, *([] if self.of is None else [self.of])]
 
 
@@ -82,23 +82,23 @@ class Item(_Table):
 
     @property
     def paper(self) -> str:
-        """The paper's name in the command line."""
+        """Returns the paper's name in the command line."""
         return self.name.partition("/")[0]
 
     @property
     def key(self) -> str:
-        """The item's name within its paper."""
+        """Returns the item's name within its paper."""
         return self.name.partition("/")[2]
 
     @property
     def title(self) -> str:
-        """Such as "Ferret, Figure 7"."""
+        """Returns a title such as "Ferret, Figure 7"."""
         kind, _, number = self.key.partition("-")
         return f"{TITLES[self.paper]}, {kind.capitalize()} {number.upper()}"
 
     @property
     def state(self) -> str:
-        """The best scale: "exact", "small", "published only", or "nothing to measure"."""
+        """Returns the best scale: "exact", "small", "published only", or "nothing to measure"."""
         if not self.scales:
             return NOTHING
         return "published only" if self.scales[0] == "published" else self.scales[0]
@@ -110,13 +110,13 @@ class _Catalogue(_Table):
 
 @cache
 def catalogue() -> tuple[Item, ...]:
-    """All items, papers and items in order."""
+    """Returns all items, papers and items in order."""
     text = (files("fedseed_papers") / "catalogue.toml").read_text(encoding="utf-8")
     return tuple(_Catalogue.model_validate(tomllib.loads(text)).items)
 
 
 def chosen(what: str) -> Sequence[Item]:
-    """The items that a name means: "all", a paper, or PAPER/ITEM.
+    """Returns the items that a name means: "all", a paper, or PAPER/ITEM.
 
     Raises:
         RecipeError: there is no such item; names those that are near.
@@ -133,7 +133,7 @@ def chosen(what: str) -> Sequence[Item]:
 
 
 def scale_of(item: Item, wanted: Scale | None) -> Scale:
-    """The scale to make an item at.
+    """Returns the scale to make an item at.
 
     Raises:
         RecipeError: it can't be made at that scale.

@@ -117,17 +117,17 @@ def appendix_e(draws: int = 200_000, projections: Sequence[float] = (0.01, 0.03,
 
 
 def printed(honest: float, byzantine: float) -> float:
-    """p_t by Eq. 24."""
+    """Returns p_t by Eq. 24."""
     return honest + byzantine - honest * byzantine
 
 
 def of_the_proof(honest: float, byzantine: float) -> float:
-    """E[V] / K by Eq. 47: the share of clients whose sign is wrong."""
+    """Returns E[V] / K by Eq. 47: the share of clients whose sign is wrong."""
     return 0.5 + (0.5 - honest) * (2 * byzantine - 1)
 
 
 def majority_errs(honest: float, clients: int, byzantine: int) -> float:
-    """That the majority is wrong, exactly: honest clients err with probability p_e, Byzantine ones with 1 - p_e.
+    """Returns how often the majority errs, exactly: honest clients with probability p_e, Byzantine ones 1 - p_e.
 
     A tie is a coin toss.
     """
@@ -212,7 +212,7 @@ def proposition_d5(
 
 
 def appendix_j(draws: int = 200_000, projections: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9)) -> Finding:
-    """E of a sign with noise, beside the projection."""
+    """Compares the mean of a sign with noise with the projection."""
     random = np.random.default_rng(1)
     noises: dict[str, Noise] = {
         "uniform on [-1, 1]": lambda r, n: r.uniform(-1, 1, n),

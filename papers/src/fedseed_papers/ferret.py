@@ -35,17 +35,17 @@ SIZES = tuple(10**p for p in range(1, 12))
 
 
 def directions_of(seed: int) -> Basis:
-    """Truncated normal directions, as published."""
+    """Returns truncated normal directions, as published."""
     return Basis("truncated_normal", seed)
 
 
 def start(length: int, seed: int) -> Vector:
-    """A random input, shape (length,)."""
+    """Returns a random input, shape (length,)."""
     return np.random.default_rng(seed).normal(size=length)
 
 
 def figure_6(sizes: Sequence[int] = SIZES) -> Finding:
-    """1 / rho over d."""
+    """Draws 1 / rho over d."""
     found = [(float(d), 1 / Basis("truncated_normal").variance(d)) for d in sizes]
     rate = slope([p for p in found if p[0] >= 100])
     worst = max(abs(y / (3 * x) - 1) for x, y in found if x >= 100)
@@ -265,7 +265,7 @@ def figure_8c(
 
 
 def figure_8(**small: dict[str, object]) -> Finding:
-    """Its three parts.
+    """Makes Figure 8 of its three parts.
 
     Args:
         small: arguments of the parts, by their letters, for a smaller figure.

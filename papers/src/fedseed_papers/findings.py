@@ -58,7 +58,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """The least favourable of its claims'."""
+        """Returns the least favourable of its claims'."""
         return max((claim.verdict for claim in self.claims), key=VERDICTS.index, default=UNKNOWN)
 
 
@@ -82,7 +82,7 @@ class Subject:
 
 
 def judged(holds: bool, otherwise: Verdict = "does not hold here", kind: bool = False) -> Verdict:
-    """A verdict of a condition.
+    """Returns a verdict of a condition.
 
     Args:
         holds: the condition.
@@ -93,7 +93,7 @@ def judged(holds: bool, otherwise: Verdict = "does not hold here", kind: bool = 
 
 
 def count_verdicts(claims: Sequence[Claim]) -> str:
-    """How many claims have which verdict: "3 of 4 hold, 1 does not hold here" in the verdicts' own words."""
+    """Returns how many claims have which verdict: "3 of 4 hold, 1 does not hold here" in the verdicts' own words."""
     found = [(verdict, sum(claim.verdict == verdict for claim in claims)) for verdict in VERDICTS]
     return ", ".join(f"{count} of {len(claims)}: {verdict}" for verdict, count in found if count)
 
@@ -102,7 +102,7 @@ def count_verdicts(claims: Sequence[Claim]) -> str:
 
 
 def data_csv(panels: Sequence[Panel]) -> str:
-    """All points of all curves, a line each: panel, series, x, y, low and high (of a band; empty without)."""
+    """Returns all points of all curves, a line each: panel, series, x, y, low and high (of a band; empty without)."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["panel", "series", "x", "y", "low", "high"])
@@ -145,14 +145,14 @@ def check_folder(out: Path) -> None:
 
 
 def table_csv(sheet: Sheet) -> str:
-    """A table's head and rows."""
+    """Returns a table's head and rows."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([sheet.head, *sheet.rows])
     return out.getvalue()
 
 
 def finding_json(subject: Subject, finding: Finding, seconds: float, finished: str) -> dict[str, Any]:
-    """For programs, and for the index."""
+    """Returns what result.json holds, for programs and for the index."""
     return {
         **asdict(subject),
         "verdict": finding.verdict,
@@ -190,7 +190,7 @@ def finding_page(subject: Subject, finding: Finding, seconds: float) -> str:
 
 
 def index_page(title: str, rows: Sequence[Mapping[str, Any]], missing: Sequence[tuple[str, str]] = ()) -> str:
-    """Many items on a page, with links to theirs.
+    """Returns many items on a page, with links to theirs.
 
     Args:
         title: above the page.

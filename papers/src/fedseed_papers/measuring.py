@@ -23,7 +23,7 @@ TIMED = "Times are this machine's, medians of three, in seconds of a core: other
 
 
 def seconds_to_move(basis: str, coefficients: NDArray[np.float32], length: int, repeats: int = 3) -> float:
-    """Seconds of a core to add directions to `length` float32 weights in one pass.
+    """Returns seconds of a core to add directions to `length` float32 weights in one pass.
 
     Args:
         basis: the directions' kind.
@@ -42,12 +42,12 @@ def seconds_to_move(basis: str, coefficients: NDArray[np.float32], length: int, 
 
 
 def _steps(count: int) -> NDArray[np.float32]:
-    """Scalars of so many steps."""
+    """Returns scalars of so many steps."""
     return np.random.default_rng(count).normal(size=count).astype(np.float32)
 
 
 def _pool(steps: int, candidates: int) -> NDArray[np.float32]:
-    """A pool's accumulator after so many steps, each along a candidate that was drawn."""
+    """Returns a pool's accumulator after so many steps, each along a candidate that was drawn."""
     drawn = np.random.default_rng(steps).integers(0, candidates, steps)
     return np.bincount(drawn, weights=_steps(steps), minlength=candidates).astype(np.float32)
 
@@ -187,7 +187,7 @@ def batch_projections(
 
 
 def _projections(at: "Worker", items: Sequence[Any], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Each example's projection along direction k, as a sum over its terms, and their number."""
+    """Returns each example's projection along direction k, as a sum over its terms, and their number."""
     import torch
 
     method: Any = at.method
@@ -218,5 +218,5 @@ SMALL_MAKERS: dict[str, Callable[..., Finding]] = {
 
 @cache
 def made_small(maker: str) -> Finding:
-    """What a maker of `SMALL_MAKERS` found, which figures of one command share."""
+    """Returns what a maker of `SMALL_MAKERS` found, which figures of one command share."""
     return SMALL_MAKERS[maker]()

@@ -30,12 +30,12 @@ class Exchange:
 
     @property
     def bytes(self) -> int:
-        """Both ways."""
+        """Returns the bytes both ways."""
         return self.plan.bytes + self.update.bytes + self.step.bytes
 
     @property
     def bits_up(self) -> int:
-        """Of the update's numbers, without the padding to whole bytes."""
+        """Returns the bits of the update's numbers, without the padding to whole bytes."""
         wide = sum(getattr(self.update, kind) for kind in NUMBERS if kind != "bits")
         return 32 * wide + self.update.bits
 
@@ -59,7 +59,7 @@ def exchange(method: Method, update: dict[str, Any], length: int) -> Exchange:
 
 
 def numbers(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Numbers to be sent, shape (count,): their values do not matter, their count does."""
+    """Returns numbers to be sent, shape (count,): their values do not matter, their count does."""
     drawn = words(1, 0, 0, 0, (count + 3) // 4).reshape(-1)[:count]
     return (drawn.astype(np.float64) / 2**32 - 0.5).astype(np.float32)
 

@@ -14,7 +14,7 @@ Vector = NDArray[np.float64]
 
 
 def direction(basis: Basis, k: int, length: int) -> Vector:
-    """Direction k, shape (length,), in double precision."""
+    """Returns direction k, shape (length,), in double precision."""
     return basis.direction(k, 0, length, length).astype(np.float64)
 
 
@@ -46,12 +46,12 @@ def combined(basis: Basis, gammas: Sequence[Vector], length: int) -> Vector:
 
 
 def reconstructed(basis: Basis, vector: Vector, count: int, blocks: int = 1) -> Vector:
-    """What is left of a vector after its way through `count` coefficients (Ferret, Eqs. 7 and 8)."""
+    """Returns what is left of a vector after its way through `count` coefficients (Ferret, Eqs. 7 and 8)."""
     return combined(basis, projected(basis, vector, count, blocks), len(vector))
 
 
 def cosine(a: Vector, b: Vector) -> float:
-    """Of the angle between them; 0 if one of them is zero."""
+    """Returns the cosine of the angle between two vectors; 0 if one of them is zero."""
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / norms if norms else 0.0
 
@@ -82,7 +82,7 @@ def zeroth_order(f: Callable[[Vector], float], x: Vector, basis: Basis, directio
 
 
 def over_seeds(name: str, tables: Sequence[dict[float, float]], number: int) -> Series:
-    """A line of means over seeds with their deviation.
+    """Returns a line of means over seeds with their deviation.
 
     Args:
         name: the line's.
@@ -97,6 +97,6 @@ def over_seeds(name: str, tables: Sequence[dict[float, float]], number: int) -> 
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of log y over log x, by least squares."""
+    """Returns the slope of log y over log x, by least squares."""
     x, y = np.log([p[0] for p in points]), np.log([p[1] for p in points])
     return float(np.polyfit(x, y, 1)[0])

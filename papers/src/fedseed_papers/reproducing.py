@@ -60,7 +60,7 @@ class Making:
     overwrite: bool = False
 
     def folder(self, item: Item, scale: Scale) -> Path:
-        """Where an item's files go."""
+        """Returns where an item's files go."""
         return self.out / item.paper / item.key / scale
 
     def make(self, item: Item, scale: Scale) -> Result:
@@ -120,7 +120,7 @@ class Making:
         return results
 
     def write_index(self, missing: Sequence[tuple[str, str]] = ()) -> Path:
-        """OUT/index.html with every result that lies there."""
+        """Write OUT/index.html with every result that lies there."""
         rows = []
         for item in catalogue():
             for scale in SCALES:
@@ -148,7 +148,7 @@ class Making:
         return finding(item, sweep, lines), {"lines": as_mapping(lines), "runs took": took}
 
     def _sweep(self, source: str) -> tuple[Sweep, list[SweepLine]]:
-        """A sweep's lines, or those of a recipe over three seeds, run as far as they are missing."""
+        """Returns a sweep's lines, or those of a recipe over three seeds, run as far as they are missing."""
         path = find_sweep(source)
         made = (
             Sweep(runs=[SweepRun(label=source, recipe=source)], seeds=[1, 2, 3]) if path is None else read_sweep(path)
@@ -187,7 +187,7 @@ def load_data(sweep: Sweep) -> None:
 
 
 def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
-    """What a page says of where its numbers come from."""
+    """Returns what a page says of where its numbers come from."""
     facts = {
         "paper wants": "-" if scale == "exact" else item.wants,
         "sweep or recipe": (item.small if scale == "small" else item.published if scale == "published" else None)
@@ -200,7 +200,7 @@ def _facts(item: Item, scale: Scale, settings: Sequence[str]) -> dict[str, str]:
 
 
 def _read(path: Path) -> Result | None:
-    """A file of JSON, if there is one that is whole."""
+    """Returns a file of JSON, if there is one that is whole."""
     try:
         found: Result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

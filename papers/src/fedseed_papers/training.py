@@ -28,7 +28,7 @@ SLIGHT = 0.01  # of the larger mean: so small a difference leaves lines alike, h
 
 
 def rounds_to_converge(lines: Sequence[Mapping[str, Any]], metric: str = "loss") -> float:
-    """The first evaluated round with 95% of the run's improvement; NaN if nothing became better.
+    """Returns the first evaluated round with 95% of the run's improvement; NaN if nothing became better.
 
     Args:
         lines: of metrics.jsonl.
@@ -92,12 +92,12 @@ MEASURES: dict[str, Callable[[Path], float]] = {
 
 
 def lower_is_better(metric: str) -> bool:
-    """Of losses and of everything that is spent."""
+    """Returns whether less is better: of losses, and of everything that is spent."""
     return metric in MEASURES or metrics.lower_is_better(metric)
 
 
 def measured(folder: Path, metric: str) -> float:
-    """A number of a finished run: one of `MEASURES`, or a metric after its last round.
+    """Returns a number of a finished run: one of `MEASURES`, or a metric after its last round.
 
     NaN: it has none, or is the loss of a run that has diverged: thousands or millions, by chance.
     """
@@ -113,7 +113,7 @@ def measured(folder: Path, metric: str) -> float:
 
 
 def judge(expected: Expected, item: Item, lines: Sequence[SweepLine]) -> Claim:
-    """A claim with its verdict."""
+    """Returns a claim with its verdict."""
     metric = expected.metric or item.metric
     scenario = lines[0].scenario if expected.scenario is None and lines else expected.scenario
     values = {
@@ -165,7 +165,7 @@ def _enough(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def _diverged(values: Sequence[float]) -> bool:
-    """All runs ended without a number."""
+    """Returns whether all runs ended without a number."""
     return not any(map(isfinite, values))
 
 
@@ -175,14 +175,14 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether the means differ by more than twice the deviation of their difference."""
+    """Returns whether the means differ by more than twice the deviation of their difference."""
     if _diverged(a) or _diverged(b):
         return _diverged(a) != _diverged(b)
     return abs(fmean(a) - fmean(b)) > DEVIATIONS * _error(a, b)
 
 
 def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether means that are not apart are known well enough: a difference of a tenth would have shown."""
+    """Returns whether means that are not apart are known well enough: a difference of a tenth would have shown."""
     return DEVIATIONS * _error(a, b) <= ALIKE * _largest(a, b)
 
 
@@ -195,7 +195,7 @@ def _largest(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _error(a: Sequence[float], b: Sequence[float]) -> float:
-    """The deviation of the means' difference."""
+    """Returns the deviation of the means' difference."""
     return float((stdev(a) ** 2 / len(a) + stdev(b) ** 2 / len(b)) ** 0.5)
 
 
@@ -210,7 +210,7 @@ def _shown(metric: str, values: Sequence[float]) -> str:
 
 
 def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel]:
-    """A metric over rounds, bytes, passes and seconds: means over seeds, with their deviation."""
+    """Returns a metric over rounds, bytes, passes and seconds: means over seeds, with their deviation."""
     runs = {
         line.label: [read_lines(folder) for folder in line.folders.values()]
         for line in lines
@@ -223,7 +223,7 @@ def curves(lines: Sequence[SweepLine], metric: str, scenario: str) -> list[Panel
 
 
 def finding(item: Item, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
-    """What a sweep's runs say about an item."""
+    """Returns what a sweep's runs say about an item."""
     claims = [judge(expected, item, lines) for expected in item.claims]
     metrics = dict.fromkeys(
         m for m in (item.metric, *(c.metric for c in item.claims), "loss") if m is not None and m not in MEASURES
@@ -248,7 +248,7 @@ def finding(item: Item, sweep: Sweep, lines: Sequence[SweepLine]) -> Finding:
 
 
 def _probability_panel(lines: Sequence[SweepLine]) -> Panel:
-    """Probabilities by rank, of each line's first run."""
+    """Returns probabilities by rank, of each line's first run."""
     series = []
     for number, line in enumerate(lines):
         found = probabilities(next(iter(line.folders.values()), Path()))
@@ -277,7 +277,7 @@ def _spent_sheet(lines: Sequence[SweepLine]) -> Sheet:
 
 
 def as_mapping(lines: Sequence[SweepLine]) -> Mapping[str, Any]:
-    """For programs: each line's folders and failures."""
+    """Returns each line's folders and failures, for programs."""
     return {
         " ".join(filter(None, (line.scenario, line.label))): {
             "chosen": list(line.point),

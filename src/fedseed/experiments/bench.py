@@ -55,7 +55,7 @@ class Measured:
 
     @property
     def total(self) -> float:
-        """Seconds of the whole run."""
+        """Returns seconds of the whole run."""
         return self.rounds * sum(self.round.values()) + self.evaluations * self.evaluation
 
 

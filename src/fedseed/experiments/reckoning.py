@@ -42,7 +42,7 @@ class Reckoned:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts together."""
+        """Returns bytes of all parts together."""
         return sum(size for _, size in self.parts)
 
 
@@ -88,7 +88,7 @@ def reckon(recipe: Recipe, tokens: int | None = None) -> Reckoned:
 
 
 def averages_of(training: LocalTraining) -> int:
-    """How many numbers an optimiser remembers of each weight."""
+    """Returns how many numbers an optimiser remembers of each weight."""
     options: dict[str, Any] = {"momentum": training.momentum} if training.optimizer in ("sgd", "rmsprop") else {}
     p = torch.nn.Parameter(torch.ones(64, device="cpu"))
     p.grad = torch.ones_like(p)
@@ -121,7 +121,7 @@ def _outline(recipe: Recipe) -> tuple[Any, int]:
 
 
 def _batch(method: Any) -> int:
-    """How many examples go through the model at a time."""
+    """Returns how many examples go through the model at a time."""
     training = getattr(method, "training", method)
     return int(getattr(method, "micro_batch", 0) or getattr(training, "batch", 1))
 

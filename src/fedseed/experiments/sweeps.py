@@ -74,11 +74,11 @@ class SweepRun(_Table):
     each: dict[str, list[Any]] = {}
 
     def points(self) -> list[Point]:
-        """All combinations of the grid's values; one empty one without a grid."""
+        """Returns all combinations of the grid's values; one empty one without a grid."""
         return _combinations(self.grid)
 
     def lines(self, each: Mapping[str, list[Any]] | None = None) -> list["SweepRun"]:
-        """A run for each combination of `each`'s values, which is set in it; itself without any.
+        """Returns a run for each combination of `each`'s values, which is set in it; itself without any.
 
         Args:
             each: further keys and their values.
@@ -111,7 +111,7 @@ class Scenario(_Table):
     runs: list[str] | None = None
 
     def without(self, keys: Iterable[str]) -> "Scenario":
-        """The same without values of its own for these keys."""
+        """Returns the same without values of its own for these keys."""
         left = {run: {k: v for k, v in grid.items() if k not in set(keys)} for run, grid in self.grids.items()}
         return self.model_copy(update={"grids": left})
 
@@ -177,7 +177,7 @@ class Sweep(_Table):
         return self.choose_seeds or self.seeds[:1]
 
     def lines(self) -> list[tuple[Scenario, SweepRun]]:
-        """Each block's runs, with the grids that they have there."""
+        """Returns each block's runs, with the grids that they have there."""
         return [
             (scenario, run.model_copy(update={"grid": {**run.grid, **scenario.grids.get(run.label, {})}}))
             for scenario in self.scenarios
@@ -210,7 +210,7 @@ class SweepLine:
 
 
 def _combinations(values: Mapping[str, list[Any]]) -> list[Point]:
-    """All combinations of several keys' values, as settings."""
+    """Returns all combinations of several keys' values, as settings."""
     return [
         tuple(f"{key}={json.dumps(value)}" for key, value in zip(values, chosen, strict=True))
         for chosen in product(*values.values())
@@ -218,7 +218,7 @@ def _combinations(values: Mapping[str, list[Any]]) -> list[Point]:
 
 
 def slug(text: str) -> str:
-    """A text as part of a folder's name."""
+    """Returns a text as part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9.=+_-]+", "-", text).strip("-")
 
 
@@ -230,7 +230,7 @@ def packaged_sweeps() -> dict[str, Path]:
 
 
 def find_sweep(source: str) -> Path | None:
-    """The file of a sweep: a packaged one's name, or a TOML file with [[run]]; None: something else."""
+    """Returns the file of a sweep: a packaged one's name, or a TOML file with [[run]]; None: something else."""
     path = Path(source)
     if not path.is_file():
         return None if source in packaged_recipes() else packaged_sweeps().get(source)
@@ -241,7 +241,7 @@ def find_sweep(source: str) -> Path | None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """A sweep from its file.
+    """Returns a sweep from its file.
 
     Raises:
         RecipeError: it is wrong; names the key.
@@ -379,7 +379,7 @@ class Sweeping:
                 self.helpers.stop()
 
     def _validation(self) -> dict[tuple[str, str], list[str]]:
-        """Settings that keep validation examples where a grid needs some and nobody has said how many, by run.
+        """Returns settings that keep validation examples where a grid needs some and nobody has said how many, by run.
 
         All runs of the sweep that could have them get them: they are compared, so they train on the same examples.
         """
@@ -450,7 +450,7 @@ class Sweeping:
         return Job(name, folder, run.recipe, tuple(settings), self.how)
 
     def _choose(self, scenario: Scenario, run: SweepRun) -> tuple[Point, dict[Point, float]]:
-        """The best point, and the mean validation metric of each, if there are several."""
+        """Returns the best point, and the mean validation metric of each, if there are several."""
         points = run.points()
         if len(points) == 1:
             return points[0], {}
@@ -483,7 +483,7 @@ class Sweeping:
         return float(result["final"][self.sweep.metric])
 
     def _run(self, job: Job) -> dict[str, Any] | str:
-        """The summary of a run, which is run if it is not finished; or why it failed."""
+        """Returns the summary of a run, which is run if it is not finished; or why it failed."""
         if self.how.overwrite and job.folder not in self._begun:
             discard(job.folder)
         self._begun.add(job.folder)
@@ -510,13 +510,13 @@ class Sweeping:
 
 
 def _short(setting: str) -> str:
-    """A setting without the tables its key is in."""
+    """Returns a setting without the tables its key is in."""
     key, _, value = setting.partition("=")
     return f"{key.rpartition('.')[2]}={value.strip(chr(34))}"
 
 
 def _joined(*words: str, by: str = " ") -> str:
-    """Words that are not empty, with a blank or something else between them."""
+    """Returns words that are not empty, with a blank or something else between them."""
     return by.join(filter(None, words))
 
 
@@ -531,7 +531,7 @@ def _edge(run: SweepRun, point: Point) -> str | None:
 
 
 def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
-    """The tables: one for each scenario, and one with what was chosen from."""
+    """Returns the tables: one for each scenario, and one with what was chosen from."""
     made = []
     for scenario in sweep.scenarios:
         compared = []
@@ -559,7 +559,7 @@ def sheets(sweep: Sweep, lines: Sequence[SweepLine]) -> list[Sheet]:
 
 
 def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[Sheet]:
-    """Tables as text, Markdown and LaTeX, everything as JSON, a page and a picture; returns the tables.
+    """Writes tables as text, Markdown and LaTeX, everything as JSON, a page and a picture; returns the tables.
 
     compare.txt, compare.md, compare.tex, compare.json, compare.html, compare.png
     """

@@ -152,7 +152,7 @@ def _ask(helper: subprocess.Popen[str], order: str) -> int | None:
 
 
 def main() -> None:
-    """What a helper process does."""
+    """Does what a helper process is for."""
     try:
         _help()
     except KeyboardInterrupt:
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def _help() -> None:
-    """A helper's life: an order a line on standard input, an exit code a line on standard output."""
+    """Takes an order a line from standard input, and writes an exit code a line to standard output."""
     # what takes long to import; whatever a run needs besides, it imports itself
     import transformers.modeling_utils  # noqa: F401
 
@@ -183,7 +183,7 @@ def _help() -> None:
 
 
 def _run(order: dict[str, Any]) -> None:
-    """A run, in a process forked for it. Does not return."""
+    """Does a run in a process forked for it, and ends the process."""
 
     def watch() -> None:
         sys.stdin.read()

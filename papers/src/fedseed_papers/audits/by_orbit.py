@@ -35,7 +35,7 @@ Scores = NDArray[np.float64]
 
 
 def check(recipe: Recipe) -> None:
-    """Whether a recipe's steps can be explained.
+    """Checks that a recipe's steps can be explained.
 
     Raises:
         RecipeError: how likely its steps are is not known.
@@ -50,7 +50,7 @@ def check(recipe: Recipe) -> None:
 
 
 def scores(federation: Federation, records: Iterable[Record], plan: Planting, examples: int) -> Scores:
-    """How well each candidate explains an orbit.
+    """Returns how well each candidate explains an orbit.
 
     Args:
         federation: the recipe's, at its base, without a canary; its weights follow the orbit.
@@ -91,7 +91,7 @@ def log_chance(method: FeedSign, state: Any, answers: Answers, step: Any) -> flo
 
 
 def _ghosts(federation: Federation, plan: Planting, examples: int) -> list[list[Any]]:
-    """The client's prepared examples with each candidate in its place."""
+    """Returns the client's prepared examples with each candidate in its place."""
     items = federation.items[plan.client]
     candidates = federation.worker.objective.prepare(plan.candidates)
     if len(items) != examples or len(candidates) != len(plan.candidates):
@@ -102,7 +102,7 @@ def _ghosts(federation: Federation, plan: Planting, examples: int) -> list[list[
 
 
 def _is_drawn(federation: Federation, number: int, plan: Planting) -> bool:
-    """Whether a canary is in the client's batch; else the round is the same for all candidates."""
+    """Returns whether a canary is in the client's batch; else the round is the same for all candidates."""
     worker, places = federation.worker, range(len(federation.items[plan.client]))
     client = LocalClient(worker.space, worker.objective, places, worker.seed, number, plan.client)
     return not set(plan.places).isdisjoint(next(client.batches(_votes(federation.method).batch)))

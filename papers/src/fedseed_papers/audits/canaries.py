@@ -30,7 +30,7 @@ class Planting:
     candidates: Sequence[Any]
 
     def planted(self, data: TaskData, number: int) -> TaskData:
-        """The data with candidate `number` in its place."""
+        """Returns the data with candidate `number` in its place."""
         clients = list(data.clients)
         held = clients[self.client]
         examples = list(held.examples)
@@ -83,7 +83,7 @@ def planting(data: TaskData, count: int, copies: int = 1, client: str | None = N
 
 
 def _mistaken(example: Any, classes: int, drawn: np.random.Generator) -> Any:
-    """An example with another class than its own, drawn evenly."""
+    """Returns an example with another class than its own, drawn evenly."""
 
     def other(own: int, count: int) -> int:
         return (own + int(drawn.integers(1, count))) % count

@@ -63,22 +63,22 @@ class Game:
 
     @property
     def scores(self) -> Losses:
-        """The attack: how well candidates explain the orbit, or how far the weights went their way."""
+        """Returns the attack: how well candidates explain the orbit, or how far the weights went their way."""
         return self.ways if self.odds is None else self.odds
 
     @property
     def ways(self) -> Losses:
-        """How far the weights went each candidate's way: the attack by the model."""
+        """Returns how far the weights went each candidate's way: the attack by the model."""
         return (self.twin - self.with_it) / self.longer
 
     @property
     def longer(self) -> Losses:
-        """The lengths, none below a hundredth of the median: what is learnt already has next to none."""
+        """Returns the lengths, none below a hundredth of the median: what is learnt already has next to none."""
         return np.maximum(self.lengths, float(np.median(self.lengths)) / 100 or 1.0)
 
     @property
     def alone(self) -> Losses:
-        """How far each candidate's loss fell: the attack without a twin."""
+        """Returns how far each candidate's loss fell: the attack without a twin."""
         return self.base - self.with_it
 
 
@@ -100,32 +100,32 @@ class CanaryTest:
 
     @property
     def candidates(self) -> int:
-        """N."""
+        """Returns N."""
         return len(self.games[0].base)
 
     @property
     def by(self) -> By:
-        """What the attack has."""
+        """Returns what the attack has."""
         return "model" if self.games[0].odds is None else "orbit"
 
     @property
     def ranks(self) -> list[int]:
-        """The canary's place in each run, by the attack: by the orbit, or by the model with a twin."""
+        """Returns the canary's place in each run, by the attack: by the orbit, or by the model with a twin."""
         return [rank(game.scores, game.planted) for game in self.games]
 
     @property
     def ranks_by_model(self) -> list[int]:
-        """The same by the last model and a twin, whatever else the attack had."""
+        """Returns the same by the last model and a twin, whatever else the attack had."""
         return [rank(game.ways, game.planted) for game in self.games]
 
     @property
     def ranks_alone(self) -> list[int]:
-        """The same by the attack without a twin."""
+        """Returns the same by the attack without a twin."""
         return [rank(game.alone, game.planted) for game in self.games]
 
     @property
     def control(self) -> list[Losses]:
-        """Scores of the twins, which had no canary: what there is to be found in nothing.
+        """Returns scores of the twins, which had no canary: what there is to be found in nothing.
 
         By the model each is compared with the next pair's twin; with one pair there is none.
         """
@@ -138,7 +138,7 @@ class CanaryTest:
 
     @property
     def ranks_control(self) -> list[int]:
-        """The place of the canary in the runs that did not have it."""
+        """Returns the place of the canary in the runs that did not have it."""
         return [rank(scores, game.planted) for scores, game in zip(self.control, self.games, strict=False)]
 
     @property
@@ -148,33 +148,33 @@ class CanaryTest:
 
     @property
     def by_chance(self) -> float:
-        """The probability that guessing blindly is right as often."""
+        """Returns the probability that guessing blindly is right as often."""
         return at_least(self.found, len(self.games), 1 / self.candidates)
 
     @property
     def mean_percentile(self) -> float:
-        """The mean share of other candidates that score below the canary; 0.5 at chance."""
+        """Returns the mean share of other candidates that score below the canary; 0.5 at chance."""
         return float(np.mean([percentile(game.scores, game.planted) for game in self.games]))
 
     @property
     def delta(self) -> float:
-        """Of the account."""
+        """Returns the account's delta."""
         return 0.0 if self.spent is None else float(self.spent.get("delta", 0.0))
 
     @property
     def epsilon(self) -> float | None:
-        """What the account says; None: it says nothing."""
+        """Returns what the account says; None: it says nothing."""
         found = None if self.spent is None else self.spent.get("epsilon")
         return float(found) if found is not None and isfinite(found) else None
 
     @property
     def epsilon_at_least(self) -> float:
-        """What the attack shows, with 95% confidence."""
+        """Returns what the attack shows, with 95% confidence."""
         return epsilon_at_least(self.found, len(self.games), self.candidates, self.delta, CONFIDENCE)
 
     @property
     def contradicts(self) -> bool:
-        """Whether what was shown is more than what was accounted."""
+        """Returns whether what was shown is more than what was accounted."""
         return self.epsilon is not None and self.epsilon_at_least > self.epsilon
 
 
@@ -252,7 +252,7 @@ class _Run:
 
 
 def _run(recipe: Recipe, bare: TaskData, seed: int, plan: Planting, by: By, planted: int | None = None) -> _Run:
-    """A run with candidate `planted` in the data; None: a twin."""
+    """Returns a run with candidate `planted` in the data; None: a twin."""
     data, candidates = bare if planted is None else plan.planted(bare, planted), plan.candidates
     evaluation = recipe.evaluation.model_copy(update={"every": recipe.rounds})
     quiet = {"seed": seed, "tracking": [], "stopping": None, "evaluation": evaluation}
@@ -274,14 +274,14 @@ def _run(recipe: Recipe, bare: TaskData, seed: int, plan: Planting, by: By, plan
 
 @torch.no_grad()
 def _losses(federation: Federation, candidates: Sequence[Any]) -> Losses:
-    """Of each candidate at the weights as they are."""
+    """Returns each candidate's loss at the weights as they are."""
     items, worker = _items(federation, candidates), federation.worker
     parts = (worker.objective.losses(worker.space.model, items[at : at + BATCH]) for at in range(0, len(items), BATCH))
     return np.concatenate([part.double().cpu().numpy() for part in parts])
 
 
 def _lengths(federation: Federation, candidates: Sequence[Any]) -> Losses:
-    """Of each candidate's gradient."""
+    """Returns the length of each candidate's gradient."""
     worker, found = federation.worker, []
     for item in _items(federation, candidates):
         loss = worker.objective.losses(worker.space.model, [item]).sum()
@@ -291,7 +291,7 @@ def _lengths(federation: Federation, candidates: Sequence[Any]) -> Losses:
 
 
 def _items(federation: Federation, candidates: Sequence[Any]) -> Sequence[Any]:
-    """The candidates, prepared, and the model as it is evaluated."""
+    """Returns the candidates, prepared, and the model as it is evaluated."""
     federation.worker.space.model.eval()
     items = federation.worker.objective.prepare(candidates)
     if len(items) != len(candidates):

@@ -26,7 +26,7 @@ LIMITS = (
 
 
 def numbers(test: CanaryTest) -> dict[str, Any]:
-    """For audit.json."""
+    """Returns what audit.json holds of this."""
     return {
         "runs": len(test.games),
         "candidates": test.candidates,
@@ -51,7 +51,7 @@ def numbers(test: CanaryTest) -> dict[str, Any]:
 
 
 def audit(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
-    """The page's content.
+    """Returns the page's content.
 
     Args:
         test: the test.
@@ -74,7 +74,7 @@ def audit(test: CanaryTest, name: str, facts: Mapping[str, str]) -> Audit:
 
 
 def found(test: CanaryTest) -> Answer:
-    """Whether the canary was found."""
+    """Returns whether the canary was found."""
     runs, n = len(test.games), test.candidates
     chance = test.by_chance > CHANCE
     return Answer(
@@ -88,7 +88,7 @@ def found(test: CanaryTest) -> Answer:
 
 
 def _weaker(test: CanaryTest) -> str:
-    """How far attacks get that have less."""
+    """Returns how far attacks get that have less."""
     if test.by == "model":
         return "Without a twin, by the losses alone: "
     count = test.ranks_by_model.count(1)
@@ -96,7 +96,7 @@ def _weaker(test: CanaryTest) -> str:
 
 
 def control(test: CanaryTest) -> Answer:
-    """Whether the same attack finds a canary that is not there."""
+    """Returns whether the same attack finds a canary that is not there."""
     asks, found = "And where no canary was planted?", test.ranks_control
     if not found:
         return Answer(asks, "One pair of runs has no other to compare with.", "not tried")
@@ -111,7 +111,7 @@ def control(test: CanaryTest) -> Answer:
 
 
 def bound(test: CanaryTest) -> Answer:
-    """The bound, beside the account."""
+    """Returns the bound, beside the account."""
     shown = f"at least {test.epsilon_at_least:.2f} with {100 * CONFIDENCE:.0f}% confidence"
     most = epsilon_at_least(len(test.games), len(test.games), test.candidates, test.delta)
     reach = (
@@ -150,7 +150,7 @@ def _curve(test: CanaryTest) -> Panel:
 
 
 def _scores(test: CanaryTest) -> Panel:
-    """Each run's canary among the others, in their standard deviations."""
+    """Returns each run's canary among the others, in their standard deviations."""
     canary, band, middle = [], [], []
     for number, game in enumerate(test.games, start=1):
         others = np.delete(game.scores, game.planted)

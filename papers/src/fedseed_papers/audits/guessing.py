@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 
 def at_least(right: int, games: int, p: float) -> float:
-    """The probability of `right` or more right guesses in `games`, each right with probability p."""
+    """Returns the probability of `right` or more right guesses in `games`, each right with probability p."""
     return sum(comb(games, k) * p**k * (1 - p) ** (games - k) for k in range(right, games + 1))
 
 
 def share_at_least(right: int, games: int, confidence: float) -> float:
-    """The least probability of a right guess that so many right ones allow: Clopper and Pearson's lower bound.
+    """Returns the least probability of a right guess that so many right ones allow: Clopper and Pearson's lower bound.
 
     Args:
         right: right guesses.
@@ -36,7 +36,7 @@ def share_at_least(right: int, games: int, confidence: float) -> float:
 
 
 def epsilon_at_least(right: int, games: int, candidates: int, delta: float = 0.0, confidence: float = 0.95) -> float:
-    """The least epsilon that so many right guesses allow; 0 if they allow any.
+    """Returns the least epsilon that so many right guesses allow; 0 if they allow any.
 
     Args:
         right: right guesses.
@@ -51,7 +51,7 @@ def epsilon_at_least(right: int, games: int, candidates: int, delta: float = 0.0
 
 
 def most_right(epsilon: float, candidates: int, delta: float = 0.0) -> float:
-    """The largest probability of a right guess that epsilon allows."""
+    """Returns the largest probability of a right guess that epsilon allows."""
     if epsilon > 700:
         return 1.0
     odds = exp(epsilon) / (candidates - 1)
@@ -59,7 +59,7 @@ def most_right(epsilon: float, candidates: int, delta: float = 0.0) -> float:
 
 
 def rank(scores: NDArray[np.float64], planted: int) -> int:
-    """The place of a candidate by its score, from 1 (the highest); behind all that have the same."""
+    """Returns the place of a candidate by its score, from 1 (the highest); behind all that have the same."""
     return int((scores >= scores[planted]).sum())
 
 
@@ -71,10 +71,10 @@ def percentile(scores: NDArray[np.float64], planted: int) -> float:
 
 
 def shares_found(ranks: Sequence[int], candidates: int) -> list[tuple[float, float]]:
-    """Over some r from 1 to N, the share of games in which the candidate was among the first r."""
+    """Returns, for some r from 1 to N, the share of games with the candidate among the first r."""
     return [(float(r), sum(found <= r for found in ranks) / len(ranks)) for r in first_guesses(candidates)]
 
 
 def first_guesses(candidates: int) -> list[int]:
-    """Numbers from 1 to N for a logarithmic axis."""
+    """Returns numbers from 1 to N for a logarithmic axis."""
     return sorted({round(r) for r in np.geomspace(1, candidates, 24)})

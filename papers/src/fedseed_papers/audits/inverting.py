@@ -53,7 +53,7 @@ def relative_error(found: Array, true: Array) -> float:
 
 
 def cosine(a: Array, b: Array) -> float:
-    """Of the angle between them; 0 if one of them is zero."""
+    """Returns the cosine of the angle between two vectors; 0 if one of them is zero."""
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / norms if norms else 0.0
 
@@ -73,7 +73,7 @@ class SoftmaxLayer:
     classes: int
 
     def opened(self, gradient: Array) -> tuple[int, Array]:
-        """The label, and the layer's input, shape (inputs,), by a gradient of one example."""
+        """Returns the label, and the layer's input, shape (inputs,), by a gradient of one example."""
         bias = gradient[self.bias]
         weight = gradient[self.weight].reshape(self.classes, -1)
         square = float(bias @ bias)
@@ -142,7 +142,7 @@ def match(
 
 
 def gradient_by(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> GradientOf:
-    """The gradient of the mean cross-entropy of an image classifier, differentiable in pictures and labels."""
+    """Returns the gradient of the mean cross-entropy of an image classifier, differentiable in pictures and labels."""
 
     def gradient_of(values: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         output: Any = model(pixel_values=values)

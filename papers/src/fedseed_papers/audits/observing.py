@@ -44,7 +44,7 @@ class Observation:
 
     @property
     def count(self) -> int:
-        """K, the numbers that were told."""
+        """Returns K, how many numbers were told."""
         return len(self.values)
 
 
@@ -68,14 +68,14 @@ class Known:
 
     @property
     def layout(self) -> Layout:
-        """The vector of parameters."""
+        """Returns the vector of parameters."""
         layout: Layout = self.state.layout
         return layout
 
 
 @singledispatch
 def observed(payload: Any, known: Known) -> Observation:
-    """What an update tells of the client's gradient.
+    """Returns what an update tells of the client's gradient.
 
     Args:
         payload: the update, decoded.
@@ -126,12 +126,12 @@ def _(payload: Weights, known: Known) -> Observation:
 
 
 def directions(basis: Basis, indices: Sequence[int], layout: Layout, start: int, stop: int) -> NDArray[np.float32]:
-    """Directions as rows, shape (len(indices), stop - start)."""
+    """Returns directions as rows, shape (len(indices), stop - start)."""
     return np.stack([basis.direction(k, start, stop, stop - start, layout.matrices) for k in indices])
 
 
 def _vector(data: bytes, layout: Layout) -> Array:
-    """All tensors as one vector, shape (d,)."""
+    """Returns all tensors as one vector, shape (d,)."""
     parts, at = [], 0
     for entry in layout.tensors:
         size = entry.size * ITEM_BYTES[entry.dtype]

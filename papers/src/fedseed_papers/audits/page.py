@@ -64,7 +64,7 @@ class Audit:
 
 
 def audit_page(audit: Audit, seconds: float) -> str:
-    """A page about an audit: one file that asks for nothing."""
+    """Returns a page about an audit: one file that asks for nothing."""
     return framed_page(
         audit.title,
         "audit.html",
@@ -75,12 +75,12 @@ def audit_page(audit: Audit, seconds: float) -> str:
 
 
 def embedded(picture: Path) -> str:
-    """A PNG file as an address that a page carries in itself."""
+    """Returns a PNG file as an address that a page carries in itself."""
     return f"data:image/png;base64,{b64encode(picture.read_bytes()).decode()}"
 
 
 def audit_json(audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """For programs.
+    """Returns what audit.json holds.
 
     Args:
         audit: the audit.
@@ -93,7 +93,7 @@ def audit_json(audit: Audit, numbers: Mapping[str, Any], seconds: float) -> dict
 
 
 def check_free(out: Path, overwrite: bool) -> None:
-    """Whether an audit may be written there.
+    """Checks that an audit may be written there.
 
     Raises:
         RecipeError: it is a file.

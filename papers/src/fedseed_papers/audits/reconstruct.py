@@ -106,7 +106,7 @@ class Reconstruction:
     classes: Sequence[str]
 
     def of(self, method: str, batch: int = 1) -> list[Attempt]:
-        """The attempts on a method's messages."""
+        """Returns the attempts on a method's messages."""
         return [a for a in self.attempts if a.method == method and a.batch == batch]
 
 
@@ -126,7 +126,7 @@ class PixelLayer(torch.nn.Module):
             self.layer = torch.nn.Linear(pixels, classes)
 
     def forward(self, pixel_values: torch.Tensor) -> SimpleNamespace:
-        """The logits, as image classifiers return them."""
+        """Returns the logits, as image classifiers return them."""
         return SimpleNamespace(logits=self.layer(pixel_values.flatten(1)))
 
 
@@ -179,7 +179,7 @@ class Attack:
         )  # fmt: skip
 
     def shown(self, pictures: Sequence[Picture]) -> Pixels:
-        """Pictures from 0 to 1, as matching finds them."""
+        """Returns pictures from 0 to 1, as matching finds them."""
         low, high = self._ends(pictures)
         values = self.objective.pixel_values(pictures)
         return np.asarray(((values - low) / (high - low)).numpy(), dtype=np.float32)
@@ -190,12 +190,12 @@ class Attack:
         return np.asarray(self.mean + noise, dtype=np.float32).clip(0, 1)
 
     def _ends(self, pictures: Sequence[Picture]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pixel values of black and of white pictures."""
+        """Returns the pixel values of black and of white pictures."""
         ends = [[Picture(np.full_like(p.pixels, end), 0) for p in pictures] for end in (0, 255)]
         return self.objective.pixel_values(ends[0]), self.objective.pixel_values(ends[1])
 
     def _identified(self, shown: Pixels, truth: Pixels) -> float:
-        """How often no other picture is as near as the true one."""
+        """Returns how often no other picture is as near as the true one."""
         right = []
         for s, t in zip(shown, truth, strict=True):
             others = [_distance(s, o) for o in self.others if not np.array_equal(o, t)]
@@ -297,7 +297,7 @@ def reconstruction(recipe: Recipe, attacked: Attacked, say: Say = lambda text: N
 
 
 def settings_for(recipe: Recipe, name: str, count: int, batch: int) -> Method:
-    """A method whose message has so many numbers, of one step on a batch.
+    """Returns a method whose message has so many numbers, of one step on a batch.
 
     Raises:
         RecipeError: no attack is known for the method, or it can't send so many.
@@ -322,7 +322,7 @@ def settings_for(recipe: Recipe, name: str, count: int, batch: int) -> Method:
 
 
 def _message(worker: Worker, pictures: Sequence[Picture]) -> tuple[Any, Known, int]:
-    """A client's answer to the first plan, decoded; what is known besides; the bytes of its payload."""
+    """Returns a client's answer to the first plan, decoded; what is known besides; the bytes of its payload."""
     method, state = worker.method, worker.state
     plan = method.plan(state, Round(1, 0, (0,)))
     message = Message(MessageKind.PLAN, method.code, 1, EVERYBODY, plan.encode()).encode()
@@ -336,7 +336,7 @@ def _message(worker: Worker, pictures: Sequence[Picture]) -> tuple[Any, Known, i
 
 
 def _opened(layer: SoftmaxLayer, found: NDArray[np.float64], true: NDArray[np.float64]) -> tuple[bool, float]:
-    """Whether the label is found, and the relative error of the layer's input."""
+    """Returns whether the label is found, and the relative error of the layer's input."""
     label, given = layer.opened(found)
     right, inside = layer.opened(true)
     return label == right, relative_error(given, inside)
@@ -347,7 +347,7 @@ def _distance(a: Pixels, b: Pixels) -> float:
 
 
 def _assigned(shown: Pixels, truth: Pixels) -> list[int]:
-    """Which of the pictures that were found is taken for which of the true ones: the nearest pairs first."""
+    """Returns which of the pictures that were found is taken for which of the true ones: the nearest pairs first."""
     distances = np.array([[_distance(s, t) for t in truth] for s in shown])
     order = [0] * len(truth)
     for _ in truth:

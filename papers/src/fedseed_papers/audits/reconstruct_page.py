@@ -30,13 +30,13 @@ NUMBERS = ("method", "count", "payload_bytes", "batch", "example", "gradient_err
 
 
 def numbers(found: Reconstruction) -> dict[str, Any]:
-    """For audit.json."""
+    """Returns what audit.json holds of this."""
     attempts = [{name: getattr(a, name) for name in NUMBERS} for a in found.attempts]
     return {"parameters": found.size, "told_apart_from": found.others - 1, "attempts": attempts}
 
 
 def attempts_csv(found: Reconstruction) -> str:
-    """Every attempt, a line each."""
+    """Returns every attempt, a line each."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(NUMBERS)
@@ -45,7 +45,7 @@ def attempts_csv(found: Reconstruction) -> str:
 
 
 def audit(found: Reconstruction, name: str, facts: Mapping[str, str], picture: Path) -> Audit:
-    """The page's content.
+    """Returns the page's content.
 
     Args:
         found: what came of it.
@@ -96,7 +96,7 @@ def _answer(found: Reconstruction, method: str) -> Answer:
 
 
 def _panel(found: Reconstruction, methods: Sequence[str], title: str, label: str, of: Any) -> Panel:
-    """Means over pictures, with the least and the largest; a line for each method."""
+    """Returns means over pictures, with the least and the largest; a line for each method."""
     lines, counts = [], [a.count for a in found.attempts if a.method in COUNTED and a.batch == 1]
     for number, method in enumerate(methods):
         attempts = found.of(method)
@@ -184,7 +184,7 @@ def _pictures(some: Sequence[Attempt]) -> list[str]:
 
 
 def draw_pictures(found: Reconstruction, path: Path) -> None:
-    """What was found beside the truth: a row for each method and picture, K from left to right.
+    """Draws what was found beside the truth: a row for each method and picture, K from left to right.
 
     Args:
         found: what came of it.
