@@ -48,7 +48,7 @@ from fedseed.randomness.matrices import Matrices
 from fedseed.runs.recipe import packaged_recipes, read_recipe
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Rebuild, Term
-from fedseed.weights.devices import forget_peak, peak_on
+from fedseed.weights.devices import peak_on
 
 TOY = os.environ.get("TRITON_INTERPRET") == "1"  # set by `main`, before the kernels are imported
 DEVICE = torch.device("cpu" if TOY else "cuda")
@@ -275,7 +275,7 @@ def torch_direction(weights: Sequence[torch.Tensor], use: Callable[[torch.Tensor
 
 def lines(size: str) -> Iterator[tuple[str, float, str]]:
     """(operation, seconds, note) at a size."""
-    forget_peak([DEVICE])
+    torch.cuda.reset_peak_memory_stats(DEVICE)
     model = random_model(size)
     space = ParameterSpace(model)
     weights = [p.data for p in space.parameters]
@@ -361,7 +361,7 @@ def ferret_round(model: Any, digest: float) -> Iterator[tuple[str, float, str]]:
         training = LocalTraining(learning_rate=1e-6, steps=ITERATIONS, batch=BATCH, accumulation=1)
         method = Ferret(directions=PROJECTED, basis="hadamard", blocks="one", allocation="size", seeds="shared",
                         training=training, streaming=streaming)  # fmt: skip
-        forget_peak([DEVICE])
+        torch.cuda.reset_peak_memory_stats(DEVICE)
         act, worker = a_round(method, model)
         act(1)
         wait()

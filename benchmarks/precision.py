@@ -41,7 +41,7 @@ def trained(dtype: str, steps: int, **settings: Any) -> tuple[NDArray[np.float32
     client = LocalClient(space, equipment.objective, items, 1, 1, 0)
     start = [p.detach().float().clone() for p in space.parameters]
     client.first_order(LocalTraining(learning_rate=1e-4, steps=steps, batch=1, accumulation=4, **settings))
-    now = client.weights_now
+    now = client._finer or client.space.parameters
     change = np.concatenate([(a - b.detach().float()).reshape(-1).numpy() for a, b in zip(start, now, strict=True)])
     gammas = client.project_change(Basis("hadamard", 7, size=4096), [4096])[0]
     moved = sum(int((a != p.detach().float()).sum()) for a, p in zip(start, space.parameters, strict=True))

@@ -115,11 +115,6 @@ class LocalClient:
         self.space.apply(change)
         self._finer = None  # what comes next starts from the weights
 
-    @property
-    def weights_now(self) -> Sequence[torch.Tensor]:
-        """The trainable tensors, or the float32 copies that local training has stepped on."""
-        return self.space.parameters if self._finer is None else self._finer
-
     def weights(self) -> bytes:
         """All trainable tensors as they are, in order, in their own dtypes.
 

@@ -28,13 +28,6 @@ def gpus(devices: Sequence[torch.device]) -> list[int]:
     return [current() if d.index is None else d.index for d in devices if d.type == "cuda"]
 
 
-def forget_peak(devices: Sequence[torch.device]) -> None:
-    """Let `peak_on` count from here on."""
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-
-
 def peak_on(devices: Sequence[torch.device]) -> int | None:
     """The most bytes that torch has held on the GPUs among some devices, added up; None: there is no GPU among them."""
     held = [int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"]

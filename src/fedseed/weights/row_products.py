@@ -79,17 +79,20 @@ def _each(value: Any, dim: int | None, rows: int) -> Any:
     return value.expand(rows, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
-class _OfRows(torch.autograd.Function):
-    """A function that only knows how to work for all rows at once, and has no gradient."""
-
-    @staticmethod
-    def forward(*_: Any) -> torch.Tensor:
-        """One row alone is never asked for: see `row` above."""
-        raise RuntimeError("rows are mapped over")
+class _Mapped(torch.autograd.Function):
+    """A function that may be mapped over, and has no gradient."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """There is no gradient."""
+        pass
+
+
+class _OfRows(_Mapped):
+    """A function that only knows how to work for all rows at once: a `Row` is always mapped over."""
+
+    @staticmethod
+    def forward(*_: Any) -> torch.Tensor:
+        raise RuntimeError("rows are mapped over")
 
     @classmethod
     def of(cls, *args: Any) -> Any:
@@ -187,17 +190,17 @@ class Embedding(_OfRows):
 
 
 class Convolution(_OfRows):
-    """`convolve`(x, W, bias, stride, padding, dilation, groups), W of shape (m, channels of a group, ...)."""
+    """convolve(x, W, bias, *how, groups), W of shape (m, channels of a group, ...); `by`: (convolve, how, groups)."""
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, convolve: Any, x: Any, weight: Any, bias: Any, how: Any, groups: int,
-        factors: Factors, row: Row,
-    ) -> tuple[torch.Tensor, int]:  # fmt: skip
+        info: Any, dims: Any, x: Any, weight: Any, bias: Any, by: Any, factors: Factors, row: Row
+    ) -> tuple[torch.Tensor, int]:
         """For all rows: y += u conv(x, w), each row's w as groups of one convolution."""
-        x = _each(x, dims[1], info.batch_size)  # (B, b, channels, ...)
+        convolve, how, groups = by
+        x = _each(x, dims[0], info.batch_size)  # (B, b, channels, ...)
         rows, each, space = len(x), x.shape[1], weight.dim() - 2
-        shared = bias if dims[3] is None else None
+        shared = bias if dims[2] is None else None
         y = convolve(x.flatten(0, 1), weight, shared, *how, groups)
         left, right = row.pick(factors.left), row.pick(factors.right).to(x.dtype)
         rank = right.shape[1]
@@ -209,8 +212,8 @@ class Convolution(_OfRows):
         added = torch.einsum("bBgrs,Brgm->Bbgms", inner.to(y.dtype), signs)
         y += added.reshape(y.shape)
         y = y.unflatten(0, (rows, each))
-        if dims[3] is not None:
-            y += bias.movedim(dims[3], 0).to(y.dtype).view(rows, 1, -1, *[1] * space)
+        if dims[2] is not None:
+            y += bias.movedim(dims[2], 0).to(y.dtype).view(rows, 1, -1, *[1] * space)
         return y, 0
 
 
@@ -234,7 +237,7 @@ class Attention(_OfRows):
         return out.unflatten(0, rows), 0  # type: ignore[no-untyped-call]
 
 
-class Everywhere(torch.autograd.Function):
+class Everywhere(_Mapped):
     """`all()` of a mapped tensor, over all rows: what a model that was written for a batch sees of one.
 
     Models ask so whether a mask leaves out anything, and take a shorter way if not. Were it asked of each row alone,
@@ -243,30 +246,19 @@ class Everywhere(torch.autograd.Function):
 
     @staticmethod
     def forward(value: torch.Tensor) -> torch.Tensor:
-        """Not mapped over."""
         return value.all()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """There is no gradient."""
-
-    @staticmethod
     def vmap(info: Any, dims: Any, value: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The same for every row."""
         return value.all(), None
 
 
-class Agreed(torch.autograd.Function):
+class Agreed(_Mapped):
     """A value that all rows agree on, as Python reads it from a tensor."""
 
     @staticmethod
     def forward(value: torch.Tensor) -> torch.Tensor:
-        """Not mapped over: the value itself."""
         return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """There is no gradient."""
 
     @staticmethod
     def vmap(info: Any, dims: Any, value: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -260,7 +260,7 @@ class RowUse(TorchFunctionMode):
         if not self._ours(weight) or self._ours(input) or input.dim() != _CONVOLUTIONS[func] + 2:
             return None
         return row_products.Convolution.of(
-            func, input, weight.detach(), self._exchange(bias), (stride, padding, dilation), groups,
+            input, weight.detach(), self._exchange(bias), (func, (stride, padding, dilation), groups),
             self._tables.factors(weight), self._row,
         )  # fmt: skip
 
