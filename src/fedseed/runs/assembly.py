@@ -72,7 +72,7 @@ def attackers_of(recipe: Recipe, clients: int) -> list[int]:
     return list(range(clients - recipe.attack.clients, clients))
 
 
-def as_attacked(recipe: Recipe, client: ClientData, number: int, attackers: Sequence[int], classes: int) -> ClientData:
+def as_attacked(client: ClientData, number: int, recipe: Recipe, attackers: Sequence[int], classes: int) -> ClientData:
     """A client's data, changed if the client is a Byzantine one whose labels are flipped."""
     flipped = recipe.attack is not None and recipe.attack.kind == "labels" and number in attackers
     return flip_labels(client, recipe.seed, number, classes) if flipped else client
@@ -107,68 +107,51 @@ def build(
     Raises:
         RecipeError: the model or the data can't be had, or do not fit the method.
     """
+    from fedseed.objectives.prepared import about
+
     for tracker in recipe.tracking:
         tracker.check()
     began = time.perf_counter()
     parts = load_parties(recipe) if recipe.of_parties and data is None else None
     if data is None:
         data = recipe.task.load() if parts is None else joined(recipe, parts)
-    logger.info(
-        "data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, len(data.clients)
-    )
     count = len(data.clients)
-    per_round = check_per_round(recipe, count)
+    logger.info("data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, count)
+    per_round, attackers = check_per_round(recipe, count), attackers_of(recipe, count)
     team = None
     if workers is not None:
         team = Team(Workers(partial(load_for_worker, recipe.to_toml()), workers, threads), per_round)
         if recipe.method.together != "gradients":  # most likely it will have something to do
             team.load()  # while this process does the same
     try:
-        return _put_together(recipe, data, parts, per_round, out, progress, team, threads)
+        began = time.perf_counter()
+        equipment = equip(recipe, data)
+        logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
+        evaluate, notes = _evaluation(recipe, equipment, data, parts)
+        more: dict[str, Any] = {"per_round": per_round, "attackers": attackers, "threads": threads}
+        spec = spec_of(recipe, equipment, out, notes=(*data.notes, *notes), **more)
+        held = [
+            as_attacked(recipe, one, number, attackers, len(data.classes)) for number, one in enumerate(data.clients)
+        ]
+        made = Federation(equipment.model, held, spec, equipment.objective, 1, evaluate, progress, team)
+        made.spec = replace(made.spec, notes=(*made.spec.notes, *about(made.prepared, equipment.limit)))
+        made.header = replace(made.header, base_folder=base_folder(recipe.model.base))
+        return made
     except BaseException:
         if team is not None:
             team.close()
         raise
 
 
-def _put_together(
-    recipe: Recipe,
-    data: TaskData,
-    parts: Sequence[TaskData] | None,
-    per_round: int,
-    out: Path | str | None,
-    progress: Progress | None,
-    team: Team | None,
-    threads: int | None,
-) -> Federation:
-    from fedseed.objectives.prepared import about
-
-    began = time.perf_counter()
-    equipment = equip(recipe, data)
-    logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
-    evaluate: Evaluation | None = None
-    notes: list[str] = []
+def _evaluation(
+    recipe: Recipe, equipment: Equipment, data: TaskData, parts: Sequence[TaskData] | None
+) -> tuple[Evaluation | None, list[str]]:
+    """What measures the model, and notes about it; nothing of a private run that does not disclose it."""
     if not recipe.evaluates:
-        notes = [UNEVALUATED]
-    elif parts is None or recipe.task.shares_evaluation:
-        evaluate, notes = evaluation_of(recipe, equipment, data)
-    else:
-        evaluate, notes = evaluation_of_parties(recipe, equipment, parts)
-    attackers = attackers_of(recipe, len(data.clients))
-    spec = spec_of(
-        recipe, equipment, out, per_round=per_round, attackers=attackers, notes=(*data.notes, *notes), threads=threads
-    )
-    clients = [
-        as_attacked(recipe, client, number, attackers, len(data.classes)) for number, client in enumerate(data.clients)
-    ]
-    federation = Federation(
-        equipment.model, clients, spec, equipment.objective, evaluation=evaluate, progress=progress, workers=team
-    )
-    federation.spec = replace(
-        federation.spec, notes=(*federation.spec.notes, *about(federation.prepared, equipment.limit))
-    )
-    federation.header = replace(federation.header, base_folder=base_folder(recipe.model.base))
-    return federation
+        return None, [UNEVALUATED]
+    if parts is None or recipe.task.shares_evaluation:
+        return evaluation_of(recipe, equipment, data)
+    return evaluation_of_parties(recipe, equipment, parts)
 
 
 def spec_of(recipe: Recipe, equipment: Equipment, out: Path | str | None = None, **more: Any) -> RunSpec:
@@ -207,7 +190,7 @@ def host(
     equipment = equip(recipe, data)
     numbers = {name: number for number, name in enumerate(names)}
     attackers = attackers_of(recipe, len(names))
-    held = [as_attacked(recipe, client, numbers[client.name], attackers, len(data.classes)) for client in data.clients]
+    held = [as_attacked(client, numbers[client.name], recipe, attackers, len(data.classes)) for client in data.clients]
     prepared = prepare_clients(equipment.objective, held)
     items = {client.name: client.items for client in prepared}
     check_examples(recipe.method, items)

@@ -1,9 +1,8 @@
 """A recipe's examples as its model will see them: tokens, and which of them count for the loss. No weights are read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedseed.errors import RecipeError
 from fedseed.objectives.classification import ClassifiedText
@@ -19,70 +18,41 @@ from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import Picture, TaskData
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A token: its text, and whether it counts for the loss."""
 
     text: str
     learnt: bool
 
 
-@dataclass(frozen=True)
-class Shown:
-    """An example as tokens.
+class Shown(NamedTuple):
+    """An example as tokens."""
 
-    Args:
-        title: which one it is, and what became of it.
-        pieces: its tokens.
-        note: what else there is to know, such as the other options.
-    """
-
-    title: str
+    title: str  # which one it is, and what became of it
     pieces: tuple[Piece, ...]
-    note: str = ""
+    note: str = ""  # what else there is to know, such as the other options
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What a client has.
-
-    Args:
-        name: the client.
-        examples: how many examples.
-        items: what they became: more, where a chat or a text is learnt in parts.
-        dropped: examples left out.
-        cut: items cut.
-        median: tokens of the item in the middle.
-        longest: tokens of the longest item.
-        tokens: of all items.
-        learnt: tokens that count for the loss.
-    """
+class Counts(NamedTuple):
+    """What a client has."""
 
     name: str
     examples: int
-    items: int
-    dropped: int
-    cut: int
-    median: int
+    items: int  # what they became: more, where a chat or a text is learnt in parts
+    dropped: int  # examples left out
+    cut: int  # items cut
+    median: int  # tokens of the item in the middle
     longest: int
-    tokens: int
-    learnt: int
+    tokens: int  # of all items
+    learnt: int  # tokens that count for the loss
 
 
-@dataclass(frozen=True)
-class Preview:
-    """What there is to see of a recipe's data.
-
-    Args:
-        clients: what each has.
-        shown: some examples.
-        limit: what makes an example too long.
-        notes: about the data.
-    """
+class Preview(NamedTuple):
+    """What there is to see of a recipe's data."""
 
     clients: list[Counts]
     shown: list[Shown]
-    limit: str
+    limit: str  # what makes an example too long
     notes: tuple[str, ...]
 
 

@@ -87,9 +87,7 @@ class Simulation(Backend):
         if spec.threads is None and workers is not None:
             spec = replace(spec, threads=workers.threads)
         self.spec = spec = replace(spec, per_round=per_round, notes=(*spec.notes, *idle(self.prepared)))
-        # what each client sends must stand apart
-        apart = bool(spec.byzantine) or not spec.joint or (spec.aggregation is not None and spec.aggregation.compares)
-        self.worker, self.header = make_learner(spec, model, objective, apart)
+        self.worker, self.header = make_learner(spec, model, objective, spec.apart)
         sizes = [len(items) for items in self.items]
         common = spec.method, self.header.layout, spec.seed, sizes, per_round, spec.aggregation, spec.bounds
         try:

@@ -6,10 +6,9 @@ of a method whose steps are whole weights has its newest ones loaded onto the ba
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedseed.errors import FedseedError, OrbitError, RecipeError, to_install
 from fedseed.orbit import Header, Orbit
@@ -23,23 +22,14 @@ from fedseed.tasks import REGISTRY
 OnStep = Callable[[int, int], None]  # a step is applied: its number, and how many there are to be
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a tuned model comes from.
+class Source(NamedTuple):
+    """Where a tuned model comes from."""
 
-    Args:
-        name: as it was given.
-        orbit: the orbit's file, if it is replayed.
-        weights: the file of a run's weights, if these are loaded.
-        model: a folder or hub name that holds the model itself.
-        folder: the run's folder, if it comes from one: metrics and recipe are there.
-    """
-
-    name: str
-    orbit: Path | None = None
-    weights: Path | None = None
-    model: str | None = None
-    folder: Path | None = None
+    name: str  # as it was given
+    orbit: Path | None = None  # the orbit's file, if it is replayed
+    weights: Path | None = None  # the file of a run's weights, if these are loaded
+    model: str | None = None  # a folder or hub name that holds the model itself
+    folder: Path | None = None  # the run's folder, if it comes from one: metrics and recipe are there
 
     @property
     def recipe(self) -> Path | None:
@@ -48,22 +38,13 @@ class Source:
         return path if path is not None and path.is_file() else None
 
 
-@dataclass
-class Tuned:
-    """A tuned model.
+class Tuned(NamedTuple):
+    """A tuned model."""
 
-    Args:
-        model: a `transformers` model, or the `peft` model around one; in evaluation mode.
-        processor: its tokenizer or image processor.
-        header: what the run is; None: not known, the model was loaded as it is.
-        facts: what came of the run; None with `header`.
-        source: where it comes from.
-    """
-
-    model: Any
-    processor: Any
-    header: Header | None
-    facts: Facts | None
+    model: Any  # a `transformers` model, or the `peft` model around one; in evaluation mode
+    processor: Any  # its tokenizer or image processor
+    header: Header | None  # what the run is; None: not known, the model was loaded as it is
+    facts: Facts | None  # what came of the run; None with `header`
     source: Source
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.interpreter import command
@@ -35,102 +35,67 @@ if TYPE_CHECKING:
 MOST_DEATHS = 5  # of one worker, or over one piece of work, without a result in between: it will not get better
 
 
-# -- to a worker -----------------------------------------------------------------------------------------------------
+# -- what a run and its workers say to each other: pickled, for they are one program and trust each other --------------
 
 
-@dataclass(frozen=True)
-class Load:
-    """The first order: load the model at its base, and the clients' examples.
+class Load(NamedTuple):
+    """The first order: load the model at its base, and the clients' examples."""
 
-    Args:
-        number: the worker's, from 0; on a machine with GPUs it decides which one is its.
-        threads: torch's and numba's.
-        load: a pickled function that returns a `Hosted` of all clients.
-    """
-
-    number: int
-    threads: int
-    load: bytes
+    number: int  # the worker's, from 0; on a machine with GPUs it decides which one is its
+    threads: int  # torch's and numba's
+    load: bytes  # a pickled function that returns a `Hosted` of all clients
 
 
-@dataclass(frozen=True)
-class CatchUp:
-    """Apply what was learnt so far.
-
-    Args:
-        records: the steps.
-        memory: the folder of what clients keep from round to round; None: they keep nothing.
-    """
+class CatchUp(NamedTuple):
+    """Apply the steps so far."""
 
     records: Sequence[Record]
-    memory: Path | None = None
+    memory: Path | None = None  # the folder of what clients keep from round to round; None: they keep nothing
 
 
-@dataclass(frozen=True)
-class Apply:
+class Apply(NamedTuple):
     """Apply a step, as the coordinator's message has it."""
 
     step: bytes
 
 
-@dataclass(frozen=True)
-class Train:
-    """Do what a plan asks of a client; the reply's result is its `Answer`."""
+class Train(NamedTuple):
+    """Do what a plan asks of a client; the result is its `Answer`."""
 
     plan: bytes
     client: int
 
 
-@dataclass(frozen=True)
-class Evaluate:
-    """Measure a part of the losses that a round's clients have in common; the result says what each look found.
+class Evaluate(NamedTuple):
+    """Measure a part of the losses that a round's clients have in common; the result says what each look found."""
 
-    Args:
-        plans: the plans of all clients that take part.
-        clients: their numbers.
-        part: of the looks, numbered in order, those whose number is this modulo `parts`.
-        parts: how many workers share them.
-    """
-
-    plans: Sequence[bytes]
+    plans: Sequence[bytes]  # of all clients that take part
     clients: Sequence[int]
-    part: int
-    parts: int
+    part: int  # of the looks, numbered in order, those whose number is this modulo `parts`
+    parts: int  # how many workers share them
 
 
-Work = Train | Evaluate
-Order = Load | CatchUp | Apply | Work
-
-# -- from a worker -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """The model is at its base; `start` is what an orbit of it begins with, which must be the run's own."""
 
     start: bytes
 
 
-@dataclass(frozen=True)
-class Done:
-    """Work is done.
-
-    Args:
-        result: a client's answer, or losses by look.
-        memory: the worker's peak memory so far, in bytes.
-    """
+class Done(NamedTuple):
+    """Work is done: a client's answer, or losses by look."""
 
     result: "Answer | Mapping[Look, Seen]"
-    memory: int
+    memory: int  # the worker's peak so far, in bytes
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     """What one process would have raised; the worker ends."""
 
     error: Exception
 
 
+Work = Train | Evaluate
+Order = Load | CatchUp | Apply | Work
 Reply = Loaded | Done | Failed
 
 
@@ -162,40 +127,24 @@ class Workers:
 
 @dataclass
 class _Task:
-    """A piece of a round's work.
+    """A piece of a round's work."""
 
-    Args:
-        position: where its result belongs.
-        order: what a worker is told.
-        losses: how many workers died over it.
-    """
-
-    position: int
+    position: int  # where its result belongs
     order: Work
-    losses: int = 0
+    losses: int = 0  # how many workers died over it
 
 
 @dataclass
 class _Seat:
-    """The place of a worker; one that dies is followed by another in the same place.
+    """The place of a worker; one that dies is followed by another in the same place."""
 
-    Args:
-        first: the order that a worker there begins with.
-        process: the worker.
-        connection: to it.
-        loaded: what an orbit of the model that it has loaded begins with; None: it has not yet.
-        ready: whether it is at the run's weights and can be given work.
-        task: what it works on.
-        deaths: of workers in this place since one there has had a result.
-    """
-
-    first: Load
+    first: Load  # the order that a worker there begins with
     process: "subprocess.Popen[bytes] | None" = None
     connection: "Connection[Order, Reply]" = field(init=False)
-    loaded: bytes | None = None
-    ready: bool = False
+    loaded: bytes | None = None  # what an orbit of the model that it has loaded begins with; None: it has not yet
+    ready: bool = False  # whether it is at the run's weights and can be given work
     task: _Task | None = None
-    deaths: int = 0
+    deaths: int = 0  # of workers in this place since one there has had a result
 
     def start(self) -> None:
         """Start a worker here."""

@@ -35,7 +35,7 @@ class InAnothersMessage(Exception):  # noqa: N818 (no error: it says where the a
 class SharedLosses:
     """Clients that all look at the same perturbed weights: one forward pass over all their batches serves them all.
 
-    A simulation's short cut. A client's loss is the mean over its own examples of the joint batch, so votes and
+    A simulation's short cut. A client's loss is the mean over its own examples of the batch of all, so votes and
     projections are what the client alone would find, up to the float noise of another batch size. With a population,
     part j of every client's batch is at the weights of direction j, all parts of all clients in one pass.
 
