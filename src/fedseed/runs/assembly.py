@@ -130,9 +130,8 @@ def build(
         evaluate, notes = _evaluation(recipe, equipment, data, parts)
         more: dict[str, Any] = {"per_round": per_round, "attackers": attackers, "threads": threads}
         spec = spec_of(recipe, equipment, out, notes=(*data.notes, *notes), **more)
-        held = [
-            as_attacked(recipe, one, number, attackers, len(data.classes)) for number, one in enumerate(data.clients)
-        ]
+        known = recipe, attackers, len(data.classes)
+        held = [as_attacked(client, number, *known) for number, client in enumerate(data.clients)]
         made = Federation(equipment.model, held, spec, equipment.objective, 1, evaluate, progress, team)
         made.spec = replace(made.spec, notes=(*made.spec.notes, *about(made.prepared, equipment.limit)))
         made.header = replace(made.header, base_folder=base_folder(recipe.model.base))

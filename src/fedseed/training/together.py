@@ -97,7 +97,7 @@ class SharedLosses:
 
 
 class SharingLosses(LocalClient):
-    """One of `SharedLosses`, as a method sees it: its losses come from the joint pass."""
+    """One of `SharedLosses`, as a method sees it: its losses come from the shared pass."""
 
     def __init__(self, own: LocalClient, together: SharedLosses, index: int) -> None:
         super().__init__(own.space, own.objective, own.items, own.seed, own.round, own.number)
