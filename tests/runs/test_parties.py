@@ -148,8 +148,8 @@ class Sites:
         async def ask():
             end = await self.way().watcher()
             try:
-                answer = await end.status(5)
-                return None if answer is None else {**json.loads(answer), "log": (await end.log()).last}
+                answer, log = await end.status(5), await end.log()
+                return None if answer is None else {**json.loads(answer), "log": 0 if log is None else log.last}
             finally:
                 await end.close()
 

@@ -117,14 +117,14 @@ def build(
         data = recipe.task.load() if parts is None else joined(recipe, parts)
     count = len(data.clients)
     logger.info("data of %s loaded in %.1f s: %d clients", recipe.task.name, time.perf_counter() - began, count)
-    per_round, attackers = check_per_round(recipe, count), attackers_of(recipe, count)
+    per_round = check_per_round(recipe, count)
     team = None
     if workers is not None:
         team = Team(Workers(partial(load_for_worker, recipe.to_toml()), workers, threads), per_round)
         if recipe.method.together != "gradients":  # most likely it will have something to do
             team.load()  # while this process does the same
     try:
-        began = time.perf_counter()
+        began, attackers = time.perf_counter(), attackers_of(recipe, count)
         equipment = equip(recipe, data)
         logger.info("base %s loaded in %.1f s", recipe.model.base, time.perf_counter() - began)
         evaluate, notes = _evaluation(recipe, equipment, data, parts)
