@@ -149,7 +149,7 @@ class Sites:
             end = await self.way().watcher()
             try:
                 answer, log = await end.status(5), await end.log()
-                return None if answer is None else {**json.loads(answer), "log": 0 if log is None else log.last}
+                return None if answer is None else {**json.loads(answer), "log": None if log is None else log.last}
             finally:
                 await end.close()
 
