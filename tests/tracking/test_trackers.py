@@ -1,25 +1,17 @@
 import csv
-import json
 import sys
 from typing import Any, ClassVar, Literal
 
 import pytest
 from pydantic import PrivateAttr
 
-from fedseed.errors import RecipeError
 from fedseed.tracking import CSV, TRACKERS, Start, TensorBoard, Tracker, Trackers
 from fedseed.tracking.base import flat, scalars
 from fedseed.tracking.remote import RemoteTracker
 
 LINES = [
     {"round": 0, "seconds": {"evaluation": 1.5}, "loss": 4.0, "train_loss": None},
-    {
-        "round": 1,
-        "seconds": {"local": 2.0, "rebuild": 0.5},
-        "clients": ["a", "b"],
-        "bytes_up": 8.0,
-        "weights_digest": "0f",
-    },
+    {"round": 1, "seconds": {"local": 2.0, "rebuild": 0.5}, "clients": ["a", "b"], "bytes_up": 8.0, "digest": "0f"},
     {"round": 2, "seconds": {"local": 3.0, "rebuild": 0.5}, "clients": ["a"], "bytes_up": 8.0, "loss": 3.5},
 ]
 
@@ -58,13 +50,8 @@ class Noisy(Tracker):
 
 
 def test_numbers_of_a_line():
-    assert scalars(LINES[1]) == {
-        "round": 1,
-        "seconds.local": 2.0,
-        "seconds.rebuild": 0.5,
-        "clients": 2,
-        "bytes_up": 8.0,
-    }
+    numbers = {"round": 1, "seconds.local": 2.0, "seconds.rebuild": 0.5, "clients": 2, "bytes_up": 8.0}
+    assert scalars(LINES[1]) == numbers
 
 
 @pytest.mark.parametrize("kind", TRACKERS)
@@ -101,7 +88,7 @@ def test_a_spreadsheet_grows_line_by_line_and_gets_columns_as_they_come(tmp_path
     tracker.close()
     found = rows(tmp_path / "metrics.csv")
     assert [row["round"] for row in found] == ["0", "1", "2"] and [row["loss"] for row in found] == ["4.0", "", "3.5"]
-    assert found[0]["clients"] == "" and found[2]["clients"] == "1" and "weights_digest" not in found[0]
+    assert found[0]["clients"] == "" and found[2]["clients"] == "1" and "digest" not in found[0]
 
 
 @pytest.mark.parametrize("known", range(4))
@@ -121,50 +108,31 @@ def test_a_resumed_spreadsheet_has_no_line_twice_and_none_missing(known, tmp_pat
     assert rows(resumed / "metrics.csv") == rows(whole / "metrics.csv")
 
 
-def test_curves_on_a_board(tmp_path):
+def test_curves_on_a_board(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # killed after round 2, of which metrics.jsonl has round 0 only; then before it was told of round 1
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # a coordinator has none
     for known, told in ((0, 3), (1, 1), (2, 3)):
         tracker = TensorBoard()
         tracker.start(start(tmp_path, LINES[:known]))
         for line in LINES[known:told]:
             tracker.metrics(line)
+        tracker.finish({"weights_digest": "00ff"})
         tracker.close()
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert b'"weights_digest": "00ff"' in board.Tensors("summary/text_summary")[-1].tensor_proto.string_val[0]
     assert [(event.step, event.value) for event in board.Scalars("loss")] == [(0, 4.0), (2, 3.5)]
     assert [event.step for event in board.Scalars("seconds/local")] == [1, 2]
     assert "recipe/text_summary" in board.Tags()["tensors"]
-
-
-def test_a_board_needs_no_torch(tmp_path, monkeypatch):
-    """A coordinator has none. What is left at the end can be read there, too."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    tracker = TensorBoard()
-    tracker.start(start(tmp_path))
-    tracker.metrics(LINES[0])
-    tracker.finish({"weights_digest": "00ff"})
-    tracker.close()
-    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    (text,) = board.Tensors("summary/text_summary")
-    assert b'"weights_digest": "00ff"' in text.tensor_proto.string_val[0]
-    assert board.Scalars("loss")[0].value == 4.0
-
-
-def test_a_board_without_its_package(monkeypatch):
-    monkeypatch.setattr("fedseed.tracking.tensorboard.find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"tensorboard\" needs the package tensorboard: pip install '.\["):
-        TensorBoard().check()
 
 
 @pytest.mark.parametrize("kind", [CSV, TensorBoard])
 def test_without_a_folder_it_is_said_and_the_run_goes_on(kind):
     said = []
     trackers = Trackers([kind()], said.append)
-    trackers.start(start(None))
-    trackers.metrics(LINES[0])
+    trackers.tell("start", start(None))
+    trackers.tell("metrics", LINES[0])
     trackers.close()
     assert len(said) == 1 and "has no folder" in said[0]
 
@@ -175,11 +143,11 @@ def test_one_that_fails_is_named_once_and_left_out(fails):
     settings = [Noisy(fails=fails), Noisy()]
     trackers = Trackers(settings, said.append)
     copies = trackers._trackers[:]
-    trackers.start(start(None))
+    trackers.tell("start", start(None))
     for line in LINES:
-        trackers.metrics(line)
-    trackers.artefacts([])
-    trackers.finish({})
+        trackers.tell("metrics", line)
+    trackers.tell("artefacts", [])
+    trackers.tell("finish", {})
     trackers.close()
     bad, good = copies
     assert [what for what, _ in good._told] == [
@@ -212,14 +180,3 @@ def test_a_run_hands_over_the_files_that_it_leaves(problem, tmp_path, without_pi
     run.run()
     (files,) = [content for what, content in told if what == "artefacts"]
     assert files == ["recipe.toml", "metrics.jsonl", "model.orbit", "summary.json"]
-
-
-def test_a_real_run_tells_what_metrics_jsonl_has(problem, tmp_path, without_pictures):
-    settings = [CSV(), Noisy(fails="metrics")]
-    run = problem.federation(problem.ferret(), rounds=2, out=tmp_path / "run", trackers=settings)
-    result = run.run()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert result.summary["rounds"] == 2 and len(lines) == 3
-    found = rows(tmp_path / "run" / "metrics.csv")
-    assert [float(row["round"]) for row in found] == [0, 1, 2]
-    assert [float(row["loss"]) for row in found if row["loss"]] == [line["loss"] for line in lines if "loss" in line]

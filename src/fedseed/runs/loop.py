@@ -168,7 +168,7 @@ class Loop:
             first = done if pending or not metrics else done + 1
             where = None if folder is None else folder.path
             settings = self.spec
-            self._trackers.start(
+            self._trackers.tell("start",
                 Start(
                     settings.method.name, settings.rounds, settings.seed, self.backend.names, where,
                     settings.recipe_text, [line.to_json() for line in metrics],
@@ -198,7 +198,7 @@ class Loop:
                 metrics.append(line)
                 if folder is not None:
                     folder.add_metrics(line)
-                self._trackers.metrics(line.to_json())
+                self._trackers.tell("metrics", line.to_json())
                 self.progress.round(line)
                 logger.info("round %d: %s", line.round, describe(line))
         orbit_bytes = self.backend.complete()
@@ -209,8 +209,8 @@ class Loop:
             except Exception as error:  # the run's results do not depend on pictures
                 self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
             folder.finish(summary)
-            self._trackers.artefacts(folder.left())
-        self._trackers.finish(summary)
+            self._trackers.tell("artefacts", folder.left())
+        self._trackers.tell("finish", summary)
         self.progress.write("ended", f"after round {summary['rounds']}; digest {summary['weights_digest']}")
         where = None if folder is None else folder.path
         tuned = None if self.backend.tuned() is None else self.backend.tuned

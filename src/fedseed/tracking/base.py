@@ -16,11 +16,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from fedseed.errors import RecipeError, to_install
 from fedseed.registry import one_line
 
 MetricsLine = Mapping[str, Any]
@@ -73,6 +75,7 @@ class Tracker(BaseModel, ABC):
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list trackers`
+    package: ClassVar[str | None] = None  # that it needs; the extra has the tracker's name
 
     def check(self) -> None:
         """Called before anything is loaded: whether what it needs is installed.
@@ -80,6 +83,10 @@ class Tracker(BaseModel, ABC):
         Raises:
             RecipeError: something is missing; says how to get it.
         """
+        if self.package is not None and find_spec(self.package) is None:
+            raise RecipeError(
+                f'tracking.name = "{self.name}" needs the package {self.package}: {to_install(self.name)}'
+            )
 
     def start(self, run: Start) -> None:
         """The run begins, or goes on."""
@@ -110,36 +117,26 @@ class Trackers:
         self._trackers = [tracker.model_copy(deep=True) for tracker in trackers]
         self._warn = warn
 
-    def start(self, run: Start) -> None:
-        """The run begins, or goes on."""
-        self._tell(lambda tracker: tracker.start(run))
+    def tell(self, what: str, *content: Any) -> None:
+        """Tell all trackers something.
 
-    def metrics(self, line: MetricsLine) -> None:
-        """A line of metrics."""
-        self._tell(lambda tracker: tracker.metrics(line))
-
-    def artefacts(self, files: Sequence[Path]) -> None:
-        """What the run leaves."""
-        self._tell(lambda tracker: tracker.artefacts(files))
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run is over."""
-        self._tell(lambda tracker: tracker.finish(summary))
-
-    def close(self) -> None:
-        """Let go of everything; again is fine."""
-        self._tell(lambda tracker: tracker.close())
-        self._trackers = []
-
-    def _tell(self, call: Callable[[Tracker], None]) -> None:
+        Args:
+            what: the name of one of `Tracker`'s functions: start, metrics, artefacts, finish.
+            content: what it takes.
+        """
         for tracker in list(self._trackers):
             try:
-                call(tracker)
+                getattr(tracker, what)(*content)
             except Exception as error:  # a tracker's trouble is no reason to lose a run
                 self._trackers.remove(tracker)
                 self._warn(f'tracking.name = "{tracker.name}" is left out from here on: {one_line(error)}')
                 with suppress(Exception):
                     tracker.close()
+
+    def close(self) -> None:
+        """Let go of everything; again is fine."""
+        self.tell("close")
+        self._trackers = []
 
 
 def scalars(line: MetricsLine) -> dict[str, float]:

@@ -61,6 +61,5 @@ class CSV(Tracker):
         return text.getvalue().encode()
 
     def close(self) -> None:
-        """Close the file."""
         if self._appender is not None:
             self._appender.close()

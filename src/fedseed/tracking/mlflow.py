@@ -24,7 +24,7 @@ class MLflow(RemoteTracker):
 
     name: Literal["mlflow"] = "mlflow"
     about: ClassVar[str] = "MLflow, at a server or in a local store (extra: mlflow)"
-    package: ClassVar[str] = "mlflow"
+    package: ClassVar[str | None] = "mlflow"
 
     uri: str | None = None
     tags: dict[str, str] = Field(default_factory=dict)

@@ -5,48 +5,20 @@ is sent twice and none is missing: what is there already, the service says.
 """
 
 import json
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import PositiveInt, PrivateAttr
 
 from fedseed.durable import write_whole
-from fedseed.errors import RecipeError, to_install
 from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
 
 FILE = "tracking.json"
-
-
-class Kept:
-    """What a tracker remembers of a run from one session to the next; without a folder nothing.
-
-    Args:
-        folder: the run's; None: there is none.
-        key: the tracker's own place in the file.
-    """
-
-    def __init__(self, folder: Path | None, key: str) -> None:
-        self._file = None if folder is None else folder / FILE
-        self._key = key
-
-    def read(self) -> dict[str, Any]:
-        """What was kept last, or an empty table."""
-        return self._all().get(self._key, {})
-
-    def write(self, content: Mapping[str, Any]) -> None:
-        """Keep this in place of what was kept."""
-        if self._file is not None:
-            text = json.dumps(self._all() | {self._key: dict(content)}, indent=1)
-            write_whole(self._file, f"{text}\n".encode())
-
-    def _all(self) -> dict[str, Any]:
-        if self._file is None or not self._file.exists():
-            return {}
-        found: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
-        return found
 
 
 class RemoteTracker(Tracker):
@@ -59,31 +31,23 @@ class RemoteTracker(Tracker):
         largest: bytes of the largest file that is sent: whole weights may be gigabytes.
     """
 
-    package: ClassVar[str]  # what is imported; the extra has the tracker's name
-
     project: str = "fedseed"
     run_name: str | None = None
     upload: bool = True
     largest: PositiveInt = 100_000_000
 
-    _kept: Kept | None = PrivateAttr(None)
     _told: int = PrivateAttr(-1)
     _run_id: str = PrivateAttr("")
 
-    def check(self) -> None:
-        """Whether its package is there."""
-        if find_spec(self.package) is None:
-            raise RecipeError(
-                f'tracking.name = "{self.name}" needs the package {self.package}: {to_install(self.name)}'
-            )
-
     def start(self, run: Start) -> None:
-        """Open the run there, and send of earlier lines what is missing."""
-        self._kept = Kept(run.folder, f"{self.name}:{self.project}")
-        known = self._kept.read()
-        self._run_id, self._told = self.open(run, known.get("id"))
-        if "id" not in known:
-            self._kept.write({"id": self._run_id})
+        """Open the run there, whose name is kept in its folder, and send of earlier lines what is missing."""
+        file = None if run.folder is None else run.folder / FILE
+        kept = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+        key = f"{self.name}:{self.project}"
+        known = kept.get(key, {}).get("id")
+        self._run_id, self._told = self.open(run, known)
+        if file is not None and known is None:
+            write_whole(file, f"{json.dumps({**kept, key: {'id': self._run_id}}, indent=1)}\n".encode())
         for line in run.earlier:
             self.metrics(line)
 
@@ -120,3 +84,25 @@ class RemoteTracker(Tracker):
     @abstractmethod
     def send_files(self, files: Sequence[Path]) -> None:
         """Send what the run leaves."""
+
+
+class LoggingTracker(RemoteTracker):
+    """A tracker whose package has runs that log tables and artefacts: W&B and Trackio."""
+
+    _run: Any = PrivateAttr(None)
+
+    def send(self, number: int, values: dict[str, float]) -> None:
+        self._run.log(slashed(values), step=number)
+
+    def send_files(self, files: Sequence[Path]) -> None:
+        """One artefact with all files; the same files again make no new version."""
+        made = import_module(str(self.package)).Artifact(f"run-{self._run_id}", type="fedseed-run")
+        for file in files:
+            made.add_file(str(file))
+        with redirect_stdout(sys.stderr):  # what a package prints is not what the command prints
+            self._run.log_artifact(made)
+
+
+def slashed(values: Mapping[str, Any], head: str = "") -> dict[str, Any]:
+    """Returns numbers by names with slashes, by which curves are grouped: "seconds.local" as "seconds/local"."""
+    return {head + name.replace(".", "/"): value for name, value in values.items()}

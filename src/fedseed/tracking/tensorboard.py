@@ -6,13 +6,12 @@ Event files are written with TensorBoard's own writer, so that a coordinator wit
 import json
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from fedseed.errors import FedseedError, RecipeError, to_install
+from fedseed.errors import FedseedError
 from fedseed.tracking.base import MetricsLine, Start, Tracker, scalars
 
 
@@ -25,18 +24,12 @@ class TensorBoard(Tracker):
 
     name: Literal["tensorboard"] = "tensorboard"
     about: ClassVar[str] = "curves in TensorBoard (extra: tensorboard)"
+    package: ClassVar[str | None] = "tensorboard"
 
     folder: str = "tensorboard"
 
     _writer: Any = PrivateAttr(None)
     _newest: int = PrivateAttr(0)
-
-    def check(self) -> None:
-        """Whether the package tensorboard is there."""
-        if find_spec("tensorboard") is None:
-            raise RecipeError(
-                f'tracking.name = "tensorboard" needs the package tensorboard: {to_install("tensorboard")}'
-            )
 
     def start(self, run: Start) -> None:
         """Open the event file; of an interrupted run all is told anew, in place of what earlier files have.
@@ -72,11 +65,9 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """What the run came to."""
         self._text("summary", json.dumps(summary, indent=2), self._newest)
 
     def close(self) -> None:
-        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -1,19 +1,16 @@
 """Trackio: a run in a local project (`trackio show`), at a server of one's own, or in a Space of a hub."""
 
-import contextlib
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import PrivateAttr
-
 from fedseed.tracking.base import Start, flat, scalars
-from fedseed.tracking.remote import RemoteTracker
+from fedseed.tracking.remote import LoggingTracker, slashed
 
 
-class Trackio(RemoteTracker):
+class Trackio(LoggingTracker):
     """Curves over rounds, the recipe as configuration, the summary, the run's files.
 
     Args (besides those of `RemoteTracker`):
@@ -23,19 +20,17 @@ class Trackio(RemoteTracker):
 
     name: Literal["trackio"] = "trackio"
     about: ClassVar[str] = "Trackio, on this machine or in a Space (extra: trackio)"
-    package: ClassVar[str] = "trackio"
+    package: ClassVar[str | None] = "trackio"
 
     space: str | None = None
     server: str | None = None
-
-    _run: Any = PrivateAttr(None)
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
         """A run by a name that nobody else has."""
         import trackio
 
         made = known or f"{self.run_name or run.title}-{uuid4().hex[:6]}"
-        with _on_stderr():
+        with redirect_stdout(sys.stderr):
             self._run = trackio.init(
                 project=self.project,
                 name=made,
@@ -50,24 +45,9 @@ class Trackio(RemoteTracker):
         # Trackio reads the last step that is there when it opens a run; where it goes on is all that it tells
         return made, getattr(self._run, "_next_step", 0) - 1
 
-    def send(self, number: int, values: dict[str, float]) -> None:
-        """A point on each curve; "seconds.local" stands under "seconds/local"."""
-        self._run.log({key.replace(".", "/"): value for key, value in values.items()}, step=number)
-
-    def send_files(self, files: Sequence[Path]) -> None:
-        """One artefact with all files."""
-        import trackio
-
-        made = trackio.Artifact(f"run-{self._run_id}", type="fedseed-run")
-        for file in files:
-            made.add_file(str(file))
-        with _on_stderr():
-            self._run.log_artifact(made)
-
     def finish(self, summary: Mapping[str, Any]) -> None:
         """What the run came to, beside its last round."""
-        values = {f"summary/{key.replace('.', '/')}": value for key, value in scalars(summary).items()}
-        self._run.log(values, step=max(0, self._told))
+        self._run.log(slashed(scalars(summary), "summary/"), step=max(0, self._told))
         self.close()
 
     def close(self) -> None:
@@ -75,13 +55,8 @@ class Trackio(RemoteTracker):
         if self._run is not None:
             from trackio import context_vars
 
-            with _on_stderr():
+            with redirect_stdout(sys.stderr):
                 self._run.finish()
             if context_vars.current_run.get() is self._run:  # or it would be ended once more when the process ends
                 context_vars.current_run.set(None)
             self._run = None
-
-
-def _on_stderr() -> contextlib.redirect_stdout[Any]:
-    """What Trackio prints is not what the command prints."""
-    return contextlib.redirect_stdout(sys.stderr)

@@ -7,18 +7,18 @@ folder's place: there is one, it is complete, and `wandb sync` makes one run of 
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from fedseed.tracking.base import Start, scalars
-from fedseed.tracking.remote import RemoteTracker
+from fedseed.tracking.remote import LoggingTracker, slashed
 
 
-class WandB(RemoteTracker):
+class WandB(LoggingTracker):
     """Curves over rounds, the recipe as configuration, the summary, and the run's files as an artefact.
 
     Args (besides those of `RemoteTracker`):
@@ -30,14 +30,12 @@ class WandB(RemoteTracker):
 
     name: Literal["wandb"] = "wandb"
     about: ClassVar[str] = "Weights & Biases, online or offline (extra: wandb)"
-    package: ClassVar[str] = "wandb"
+    package: ClassVar[str | None] = "wandb"
 
     entity: str | None = None
     mode: Literal["online", "offline", "disabled"] | None = None
     group: str | None = None
     tags: list[str] = Field(default_factory=list)
-
-    _run: Any = PrivateAttr(None)
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
         """A run with an id of our own choice: whoever has the id goes on with it."""
@@ -62,24 +60,9 @@ class WandB(RemoteTracker):
             self._drop_earlier(Path(self._run.dir).parent)
         return identity, self._run.step - 1 if self._run.resumed else -1
 
-    def send(self, number: int, values: dict[str, float]) -> None:
-        """A point on each curve; "seconds.local" stands under "seconds/local"."""
-        self._run.log({key.replace(".", "/"): value for key, value in values.items()}, step=number)
-
-    def send_files(self, files: Sequence[Path]) -> None:
-        """One artefact with all files; the same files again make no new version."""
-        import wandb
-
-        made = wandb.Artifact(f"run-{self._run_id}", type="fedseed-run")
-        for file in files:
-            made.add_file(str(file))
-        self._run.log_artifact(made)
-
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """What the run came to; the run ends well there."""
-        numbers = {key.replace(".", "/"): value for key, value in scalars(summary).items()}
         texts = {key: value for key, value in summary.items() if isinstance(value, str)}
-        self._run.summary.update({f"summary/{key}": value for key, value in {**numbers, **texts}.items()})
+        self._run.summary.update(slashed({**scalars(summary), **texts}, "summary/"))
         self._run.finish()
         self._run = None
 
