@@ -9,7 +9,7 @@ from fedseed.errors import MessageError
 from fedseed.methods import packing
 from fedseed.methods.packing import (
     CHUNK,
-    Entrywise,
+    EntriesCodec,
     Packed,
     Small,
     check_places,
@@ -84,24 +84,24 @@ def test_entries_are_read_back(which):
     indices = np.array(ENTRIES[which], dtype=np.int64)
     made = packing.scattered(indices, np.arange(1, len(indices) + 1, dtype=np.float32), chunks_of(SIZE))
     assert made.counts.tolist() == [sum(i // CHUNK == chunk for i in indices) for chunk in range(5)]
-    data = Entrywise().write(made)
+    data = EntriesCodec().write(made)
     assert len(data) == 2 * 5 + packed_bytes(len(indices), 12) + 2 * len(indices)
     for kind in ("step", "update"):
         reader = Reader(data)
-        back = Entrywise().read(reader, about(kind), [])
+        back = EntriesCodec().read(reader, about(kind), [])
         assert reader.left == 0
         np.testing.assert_array_equal(back.indices, indices)
         np.testing.assert_array_equal(back.values, made.values)
     with pytest.raises(MessageError, match="too short" if which == "none" else "bytes of entries"):
-        Entrywise().read(Reader(data[:-1]), about(), [])
+        EntriesCodec().read(Reader(data[:-1]), about(), [])
 
 
 def test_nobodys_entries_take_no_bytes_in_a_step_only():
     assert [len(part) for part in nothing()] == [0, 0, 0]
-    assert Entrywise().write(nothing()) == b""
-    assert [len(part) for part in Entrywise().read(Reader(b""), about(), [])] == [0, 0, 0]
+    assert EntriesCodec().write(nothing()) == b""
+    assert [len(part) for part in EntriesCodec().read(Reader(b""), about(), [])] == [0, 0, 0]
     with pytest.raises(MessageError, match="too short"):
-        Entrywise().read(Reader(b""), about("update"), [])
+        EntriesCodec().read(Reader(b""), about("update"), [])
     assert [chunks_of(size) for size in (1, CHUNK, CHUNK + 1, 2 * CHUNK)] == [1, 1, 2, 2]
 
 
@@ -127,8 +127,8 @@ def test_places_ascend_in_each_chunk_and_lie_in_the_vector(counts, places, text)
         with pytest.raises(MessageError, match=text):
             check_places(*given, SIZE)
         with pytest.raises(MessageError, match=text):
-            data = Entrywise().write(packing.Scattered(*given, np.ones(len(places), np.float32)))
-            Entrywise().read(Reader(data), about(), [])
+            data = EntriesCodec().write(packing.Scattered(*given, np.ones(len(places), np.float32)))
+            EntriesCodec().read(Reader(data), about(), [])
 
 
 @pytest.mark.parametrize(("values", "at"), [([1, np.nan, 2], 1), ([np.inf], 0), ([0, -np.inf, np.nan], 1)])

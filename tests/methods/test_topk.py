@@ -13,7 +13,7 @@ from fedseed.federation.bounds import Bounds
 from fedseed.methods import topk
 from fedseed.methods.packing import CHUNK, Small
 from fedseed.methods.payload import About, to_floats
-from fedseed.methods.topk import Kept, quantized
+from fedseed.methods.topk import KeptEntries, quantized
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers
 from support.zeroth_order import federation, model
@@ -124,7 +124,7 @@ def test_what_is_zero_counts_as_positive():
     np.testing.assert_allclose(found, [-32 / 7, 32 / 7], rtol=2**-8)
     last = entries.indices >= 2 * CHUNK
     assert (entries.values[last] > 0).all() and entries.values[last].max() < 1e-37
-    silent = Kept(np.zeros(3, np.float32), update.places, update.codes)  # a scale of 0 is possible
+    silent = KeptEntries(np.zeros(3, np.float32), update.places, update.codes)  # a scale of 0 is possible
     assert not method.decode_update(state, 1, silent.encode()).values(state.counts).any()
 
 
@@ -160,7 +160,7 @@ def test_messages_that_nobody_can_have_made_are_refused():
     good = method.compressed(state, np.random.default_rng(1).normal(size=SIZE).astype(np.float32), 1)
 
     def refused(text, scales=good.scales, places=good.places.numbers, codes=good.codes.numbers, cut=None):
-        data = Kept(np.float32(scales), Small(np.uint16(places), 12), Small(np.uint16(codes), 2)).encode()
+        data = KeptEntries(np.float32(scales), Small(np.uint16(places), 12), Small(np.uint16(codes), 2)).encode()
         with pytest.raises(MessageError, match=text):
             method.decode_update(state, 1, data[:cut])
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedseed.methods.coefficients import RaggedBits
-from fedseed.methods.packing import Entrywise, Packed
+from fedseed.methods.packing import EntriesCodec, Packed
 from fedseed.methods.payload import Bits, Codec, Many, Nested, Payload, Ragged, Tensors, codecs
 from fedseed.methods.sign import SignCodec
 
@@ -84,7 +84,7 @@ def _field(codec: Codec, value: Any, size: int) -> Content:
         return Content(scalars=sum(map(len, value)))
     if isinstance(codec, Packed):
         return Content(**{codec.kind: len(value.numbers)})
-    if isinstance(codec, Entrywise):
+    if isinstance(codec, EntriesCodec):
         return Content(scalars=len(value.values), integers=len(value.places))
     if isinstance(codec, SignCodec):
         return Content(scalars=len(value.scales), integers=1, bits=value.entries)

@@ -37,7 +37,7 @@ COORDINATOR = 0xFFFFFFFF  # no client's number: whose numbers an average is roun
 _PIECE = 1 << 20
 
 
-class Tuned(Payload):
+class WholeWeights(Payload):
     """What holds a client's weights, or the next ones, in `data`."""
 
     data: Any
@@ -54,7 +54,7 @@ class Tuned(Payload):
 
 
 @dataclass(frozen=True)
-class Weights(Tuned):
+class Weights(WholeWeights):
     """All trainable tensors in order, in their own dtypes; no bytes: unchanged (nobody answered)."""
 
     data: Annotated[bytes, Tensors()]

@@ -134,7 +134,7 @@ def scattered(indices: NDArray[np.int64], values: Floats, chunks: int) -> Scatte
 
 
 @dataclass(frozen=True)
-class Entrywise(Codec):
+class EntriesCodec(Codec):
     """`Scattered` values: 2 bytes for each chunk's count, 12 bits for each place, a bfloat16 for each value.
 
     In a step no bytes at all are possible: nobody answered.

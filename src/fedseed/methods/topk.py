@@ -32,7 +32,7 @@ from fedseed.methods.feedback import Feedback
 from fedseed.methods.packing import (
     CHUNK,
     PLACE_BITS,
-    Entrywise,
+    EntriesCodec,
     Halves,
     Packed,
     Scattered,
@@ -78,7 +78,7 @@ class TopKState(State):
 
 
 @dataclass(frozen=True)
-class Kept(Payload):
+class KeptEntries(Payload):
     """An update: the entries that are kept of a change.
 
     Args:
@@ -114,17 +114,17 @@ class Kept(Payload):
     def numbers(self, about: About) -> NDArray[np.int8]:
         return np.where(self.codes.numbers & 1 << (self.codes.width - 1), -1, 1).astype(np.int8)
 
-    def with_numbers(self, numbers: NDArray[Any], about: About) -> "Kept":
+    def with_numbers(self, numbers: NDArray[Any], about: About) -> "KeptEntries":
         sign_bit = 1 << (self.codes.width - 1)
         codes = np.where(numbers < 0, self.codes.numbers | sign_bit, self.codes.numbers & (sign_bit - 1))
-        return Kept(self.scales, self.places, Small(codes.astype(np.uint16), self.codes.width))
+        return KeptEntries(self.scales, self.places, Small(codes.astype(np.uint16), self.codes.width))
 
 
 @dataclass(frozen=True)
 class Combined(Payload):
     """A step: the entries that any client has sent, combined; none at all: nobody answered."""
 
-    entries: Annotated[Scattered, Entrywise()]
+    entries: Annotated[Scattered, EntriesCodec()]
 
     def size(self, about: About) -> float:
         return of_entries(about.state.layout, self.entries.values)
@@ -145,7 +145,7 @@ class TopK(Feedback):
     name: Literal["topk"] = "topk"
     code: ClassVar[int] = 14
     about: ClassVar[str] = "the largest entries of each client's change in 2 bits each, error feedback (SparseLoCo)"
-    update_type, step_type = Kept, Combined
+    update_type, step_type = KeptEntries, Combined
 
     share: Annotated[float, Field(gt=0, le=1)] = 1 / 64
     bits: Annotated[int, Field(ge=1, le=8)] = 2
@@ -153,7 +153,7 @@ class TopK(Feedback):
     def start(self, layout: Layout, seed: int) -> TopKState:
         return TopKState(layout, seed, self.share)
 
-    def compressed(self, state: TopKState, vector: Floats, round: int) -> Kept:
+    def compressed(self, state: TopKState, vector: Floats, round: int) -> KeptEntries:
         """Q(top_k(p)), a chunk after the other."""
         scales, places, codes = [], [], []
         for rows, kept in _chunks(vector, state):
@@ -164,9 +164,9 @@ class TopK(Feedback):
             places.append(where.astype(np.uint16).ravel())
             codes.append((levels - 1 | (chosen < 0) << self.bits - 1).astype(np.uint16).ravel())
         which = Small(np.concatenate(places), PLACE_BITS)
-        return Kept(halved(np.concatenate(scales)), which, Small(np.concatenate(codes), self.bits))
+        return KeptEntries(halved(np.concatenate(scales)), which, Small(np.concatenate(codes), self.bits))
 
-    def sent(self, state: TopKState, update: Kept, round: int) -> list[Patch]:
+    def sent(self, state: TopKState, update: KeptEntries, round: int) -> list[Patch]:
         entries = update.entries(state.counts)
         return [Patch(0, entries.values, entries.indices)]
 

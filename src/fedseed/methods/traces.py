@@ -15,7 +15,7 @@ import numpy as np
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import ALL, Answers
-from fedseed.methods.dense import Tuned
+from fedseed.methods.dense import WholeWeights
 from fedseed.methods.payload import About, Array, Floats, Many, Nested, Payload, Scalar, Tensors
 from fedseed.methods.personal import distances_of_norms
 from fedseed.methods.summands import Scalars, Vector
@@ -26,7 +26,7 @@ Loss = Annotated[float | None, Scalar("f4", when="losses_travel")]
 
 
 @dataclass(frozen=True)
-class Tensored(Tuned):
+class Tensored(WholeWeights):
     """An update as tensors: the client's mean training loss, if the rates follow the losses, and its weights."""
 
     loss: Loss

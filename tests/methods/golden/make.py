@@ -23,7 +23,7 @@ from fedseed.methods.packing import Scattered, Small
 from fedseed.methods.payload import Nothing
 from fedseed.methods.personal import Rate
 from fedseed.methods.sign import Signed, Signs, SignStep, Weighted
-from fedseed.methods.topk import Combined, Kept
+from fedseed.methods.topk import Combined, KeptEntries
 from fedseed.methods.traces import Branch, Branches, Trace
 from fedseed.methods.traces import Tensored as Tuned
 from fedseed.methods.zofedsgd import ByteProjections, Projections
@@ -101,7 +101,7 @@ CASES = {
                            Branches((Branch(0, 0.25, Trace(None, numbers(4))),))),
     "fedsgd": (FedSGD(), Nothing(), Gradient(66_051, DATA), Weights(DATA)),
     "topk": (TopK(share=0.5, bits=3), Nothing(),
-             Kept(np.array([0.75], dtype=np.float32), Small(np.array([0, 2, 5], dtype=np.uint16), 12),
+             KeptEntries(np.array([0.75], dtype=np.float32), Small(np.array([0, 2, 5], dtype=np.uint16), 12),
                   Small(np.array([3, 7, 0], dtype=np.uint16), 3)),
              Combined(Scattered(np.array([2], dtype=np.uint16), np.array([1, 4], dtype=np.uint16),
                                 np.array([-0.5, 3], dtype=np.float32)))),
