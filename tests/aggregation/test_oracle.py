@@ -5,7 +5,7 @@ import pytest
 
 from fedseed.aggregation import RULES, CentredClipping, GeometricMedian, Krum, MultiKrum, NormBound, TrimmedMean
 from fedseed.aggregation.base import Past
-from fedseed.aggregation.before import adaptive_clipping, buckets, nearest_neighbours
+from fedseed.aggregation.geometry import adaptive_clipping, buckets, nearest_neighbours
 from fedseed.aggregation.median import Median
 from support.oracle import byzfl
 

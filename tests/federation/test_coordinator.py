@@ -5,7 +5,7 @@ import pytest
 
 from fedseed import FedAvg, FedSGD, FeedSign, ZOFedSGD
 from fedseed.aggregation.centred_clipping import CentredClipping
-from fedseed.aggregation.trimmed import TrimmedMean
+from fedseed.aggregation.median import TrimmedMean
 from fedseed.errors import MessageError
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind

@@ -9,9 +9,8 @@ from fedseed.aggregation.centred_clipping import CentredClipping
 from fedseed.aggregation.geometric_median import GeometricMedian
 from fedseed.aggregation.krum import Krum, MultiKrum
 from fedseed.aggregation.mean import Mean
-from fedseed.aggregation.median import Median
+from fedseed.aggregation.median import Median, TrimmedMean
 from fedseed.aggregation.norm_bound import NormBound
-from fedseed.aggregation.trimmed import TrimmedMean
 from fedseed.registry import Registry, check_class, classes_in, name_of
 
 RULES: tuple[type[AggregationRule], ...] = tuple(classes_in(__name__, AggregationRule))

@@ -1,8 +1,9 @@
-"""The coordinate-wise median: while fewer than half of the clients lie, each entry stays between honest ones."""
+"""The median and the trimmed mean of each entry: while few enough clients lie, it stays between honest ones."""
 
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from fedseed.aggregation.base import Vector
 from fedseed.aggregation.geometry import Matrix
@@ -22,3 +23,24 @@ class Median(Entrywise):
 
     def entries(self, points: Matrix) -> Vector:
         return np.asarray(np.median(points, axis=0), dtype=np.float64)
+
+
+class TrimmedMean(Entrywise):
+    """Yin, Chen, Ramchandran, Bartlett, 2018, Definition 2, with beta = f / n.
+
+        (1 / (n - 2 f)) sum of the sorted values f + 1, ..., n - f of each entry
+
+    Args (besides those of `Robust`):
+        liars: f: so many values of each entry are left out at either end.
+    """
+
+    name: Literal["trimmed-mean"] = "trimmed-mean"
+    about: ClassVar[str] = "the mean of each coordinate without the f least and f largest values; stands f liars"
+
+    liars: NonNegativeInt = 1
+
+    def entries(self, points: Matrix) -> Vector:
+        f, n = self.liars, len(points)
+        if f:
+            points = np.partition(points, (f, n - f - 1), axis=0)[f : n - f]
+        return np.asarray(points.mean(axis=0))

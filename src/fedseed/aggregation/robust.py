@@ -21,8 +21,17 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from fedseed.aggregation.base import AggregationRule, Part, Parts, Past, Vector, check_vectors
-from fedseed.aggregation.before import adaptive_clipping, buckets, nearest_neighbours
-from fedseed.aggregation.geometry import Matrix, applied, bordered, columns, gram_of, mixed
+from fedseed.aggregation.geometry import (
+    Matrix,
+    adaptive_clipping,
+    applied,
+    bordered,
+    buckets,
+    columns,
+    gram_of,
+    mixed,
+    nearest_neighbours,
+)
 
 Before = Literal["nearest-neighbours", "bucketing", "arc"]
 

@@ -127,6 +127,9 @@ class RaggedBits(Ragged):
     The blocks' bits follow one another without a gap: 1 for positive, lowest first, zeros behind the last.
     """
 
+    def held(self, value: Any, size: int) -> tuple[int, int, int]:
+        return len(value), 0, sum(map(len, value))
+
     def write(self, value: Any) -> bytes:
         lengths = np.array([len(part) for part in value]).astype("<u4")
         scales = np.array([magnitude(part) for part in value]).astype("<f4")

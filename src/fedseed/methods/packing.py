@@ -83,6 +83,9 @@ class Packed(Codec):
     width: int | str
     kind: Literal["integers", "scalars"] = "integers"
 
+    def held(self, value: Small, size: int) -> tuple[int, int, int]:
+        return (len(value.numbers), 0, 0) if self.kind == "scalars" else (0, len(value.numbers), 0)
+
     def write(self, value: Small) -> bytes:
         return pack(value.numbers, value.width)
 
@@ -139,6 +142,9 @@ class EntriesCodec(Codec):
 
     In a step no bytes at all are possible: nobody answered.
     """
+
+    def held(self, value: Scattered, size: int) -> tuple[int, int, int]:
+        return len(value.values), len(value.places), 0
 
     def write(self, value: Scattered) -> bytes:
         if not len(value.counts):

@@ -11,7 +11,7 @@ share what is left. Reading never goes past the end, and never yields a number t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
@@ -91,6 +91,11 @@ class Payload:
     def encode(self) -> bytes:
         """The exact payload bytes."""
         return b"".join(codec.write(getattr(self, name)) for name, codec in codecs(type(self)))
+
+    def held(self, size: int) -> tuple[int, int, int]:
+        """How many scalars, integers and bits it holds, of a model with so many parameters."""
+        values = ((codec, getattr(self, name)) for name, codec in codecs(type(self)))
+        return added(codec.held(value, size) for codec, value in values if value is not None)
 
     @classmethod
     def decode(cls, data: bytes, about: About) -> Self:
@@ -172,6 +177,11 @@ class Codec(ABC):
     def read(self, reader: "Reader", about: About, rest: Sequence["Codec"]) -> Any:
         """The value; `rest` are the codecs from this field on. Raises MessageError."""
 
+    def held(self, value: Any, size: int) -> tuple[int, int, int]:
+        """How many scalars, integers and bits a value is, of a model with so many parameters."""
+        numbers = np.asarray(value)
+        return (numbers.size, 0, 0) if numbers.dtype.kind == "f" else (0, numbers.size, 0)
+
     def absent(self, about: About) -> bool:
         """Whether the field does not travel."""
         return self.when is not None and not about.lookup(self.when)
@@ -248,6 +258,9 @@ class Bits(Codec):
 
     length: str
 
+    def held(self, value: Any, size: int) -> tuple[int, int, int]:
+        return 0, 0, len(value)
+
     def write(self, value: Any) -> bytes:
         return np.packbits(value > 0, bitorder="little").tobytes()
 
@@ -280,6 +293,9 @@ class Ragged(Codec):
 
     most: str
 
+    def held(self, value: Any, size: int) -> tuple[int, int, int]:
+        return sum(map(len, value)), 0, 0
+
     def write(self, value: Any) -> bytes:
         lengths = np.array([len(part) for part in value])
         return lengths.astype("<u4").tobytes() + np.concatenate(value).astype("<f4").tobytes()
@@ -300,6 +316,9 @@ class Ragged(Codec):
 @dataclass(frozen=True)
 class Tensors(Codec):
     """All trainable tensors in order, in their own dtypes: the right length and finite; in a step possibly nothing."""
+
+    def held(self, value: Any, size: int) -> tuple[int, int, int]:
+        return size if value else 0, 0, 0
 
     def write(self, value: Any) -> bytes:
         return bytes(value)
@@ -325,6 +344,9 @@ class Nested(Codec):
 
     of: type[Payload]
 
+    def held(self, value: Any, size: int) -> tuple[int, int, int]:
+        return value.held(size)
+
     def write(self, value: Any) -> bytes:
         return bytes(value.encode())
 
@@ -337,6 +359,9 @@ class Many(Codec):
     """A tuple of payloads, one after the other to the end."""
 
     of: type[Payload]
+
+    def held(self, value: Any, size: int) -> tuple[int, int, int]:
+        return added(part.held(size) for part in value)
 
     def write(self, value: Any) -> bytes:
         return b"".join(part.encode() for part in value)
@@ -369,6 +394,14 @@ def _codecs(payload: type[Payload]) -> tuple[tuple[str, Codec], ...]:
             raise TypeError(f"{payload.__name__}.{field.name}: annotate how it travels, such as Scalar('u4')")
         found.append((field.name, codec))
     return tuple(found)
+
+
+def added(parts: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
+    """Numbers of each kind, added up."""
+    scalars = integers = bits = 0
+    for part in parts:
+        scalars, integers, bits = scalars + part[0], integers + part[1], bits + part[2]
+    return scalars, integers, bits
 
 
 # -- many steps in a record of an orbit ----------------------------------------------------------------------------

@@ -52,6 +52,9 @@ class Signs(NamedTuple):
 class SignCodec(Codec):
     """`Signs`: the turn, scales as bfloat16, bits."""
 
+    def held(self, value: Signs, size: int) -> tuple[int, int, int]:
+        return len(value.scales), 1, value.entries
+
     def write(self, value: Signs) -> bytes:
         turn = np.array(value.turn, dtype="<u4").tobytes()
         return turn + from_floats(value.scales, "bfloat16") + value.bits.tobytes()
