@@ -10,6 +10,7 @@ from fedseed import Basis, ParameterSpace
 from fedseed.errors import RecipeError
 from fedseed.models.checkpointing import checkpoint_activations
 from fedseed.objectives.losses import CausalLM, Tokens
+from fedseed.reports.results import RoundLine
 from fedseed.runs.assembly import build
 from fedseed.runs.recipe import read_recipe
 from fedseed.training.client import LocalClient
@@ -116,6 +117,6 @@ def test_a_recipe_has_the_same_digest_with_it(settings):
     for more in ((), ("model.activation_checkpointing=true",)):
         federation = build(read_recipe("quickstart-ferret", (*TINY, *settings, *more)))
         federation.gather(1)
-        federation.apply(federation.coordinator.close(), {"round": 1, "seconds": {}}, False)
+        federation.apply(federation.coordinator.close(), RoundLine(1), False)
         digests.append(federation.worker.space.digest())
     assert digests[0] == digests[1]
