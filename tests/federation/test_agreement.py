@@ -13,6 +13,7 @@ import torch
 from fedseed import FedAvg, ParameterSpace
 from fedseed.errors import RecipeError
 from fedseed.federation.base_weights import BaseWeights
+from fedseed.federation.control import Attach, Hello
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.reception import Reception
@@ -63,13 +64,13 @@ class Talk:
 
     async def hello(self, name, header=HONEST, begins=BEGINS, weights=None, names=None):
         """A process of one client comes; what it is told."""
-        self.reception.attach(name, {"client": name, "host": name, "examples": 3})
+        self.reception.attach(name, Attach(client=name, host=name, examples=3))
         about = {"host": name, "header": base64.b64encode(begin(header)).decode(), "names": names or [name], "at": 0,
                  "time": time.time(), "begins": begins, **({} if names else {"names_matter": False})}  # fmt: skip
         if weights is not None:
             frame = Message(MessageKind.STEP, FedAvg.code, 0, 0, b"").encode()
             about["weights"] = base64.b64encode(frame + weights).decode()
-        told = json.loads(await self.reception.hello(name, about, self.rejected.add))
+        told = json.loads(await self.reception.hello(name, Hello(**about), self.rejected.add))
         await self.settle()
         return told
 

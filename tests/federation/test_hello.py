@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedseed.errors import MessageError, OrbitError
 from fedseed.federation.agreement import Claim
-from fedseed.federation.protocol import read_json
+from fedseed.federation.control import Attach, Hello, read
 from fedseed.federation.reception import read_start
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
@@ -95,7 +95,7 @@ def told(header, run=None, **changes):
         del about
         tracemalloc.start()
         try:
-            answer = await one.reception.hello("a", read_json(data), lambda who, why: one.refused.append(why))
+            answer = await one.reception.hello("a", read(Hello, data), lambda who, why: one.refused.append(why))
             return json.loads(answer), tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -158,14 +158,15 @@ def test_steps_behind_a_header_are_not_read():
     ("changes", "text"),
     [
         ({"host": "b"}, "it speaks for client b"),
-        ({"host": "\x1b[2J" * 9}, "is no name of a client"),
-        ({"host": None}, "is no name of a client"),
-        ({"header": None}, "header is no text"),
-        ({"names": "a"}, "names: no list"),
-        ({"names": ["a"] * 200_000}, "not valid JSON|names: no list"),
-        ({"at": 10**400}, "at: a number of about 401 digits"),
-        ({"time": "now"}, "time is no number"),
-        ({"time": 10**400}, "time: a number of about 401 digits"),
+        ({"host": "\x1b[2J" * 9}, "host: no name of a client"),
+        ({"host": None}, "host: "),
+        ({"header": None}, "header: "),
+        ({"names": "a"}, "names: "),
+        ({"names": ["a"] * 200_000}, "names: .* at most 100000 items"),
+        ({"names": ["a", "\x1b]0;x\x07"]}, "names: 1: no name of a client"),
+        ({"at": 10**400}, "at: "),
+        ({"time": "now"}, "time: "),
+        ({"time": True}, "time: "),
     ],
 )
 def test_a_hello_that_is_none_is_refused_by_name(changes, text):
@@ -180,15 +181,10 @@ def test_whatever_clock_somebody_has_the_answer_can_be_read(clock):
     assert "refused" not in answer and json.loads(json.dumps(answer, allow_nan=False)) == answer
 
 
-def test_names_that_a_terminal_would_obey_are_refused():
-    answer, _ = told(base64.b64encode(begin(HEADER)).decode(), names=["a", "\x1b]0;x\x07"])
-    assert answer["refused"] == '"\\u001b]0;x\\u0007" is no name of a client'
-
-
 async def attached(sender, about):
     one = Talk()
     await one.start()
-    one.reception.attach(sender, about)
+    one.reception.attach(sender, read(Attach, json.dumps(about).encode()))
     return one.roster.examples[sender]
 
 
@@ -196,12 +192,12 @@ async def attached(sender, about):
     ("changes", "text"),
     [
         ({"client": "b"}, "it speaks for client b"),
-        ({"client": ["a"] * 1000}, "is no name of a client"),
-        ({"host": 5}, "is no name of a client"),
-        ({"examples": -1}, "examples: -1"),
-        ({"examples": 10**400}, "examples: a number of about 401 digits"),
-        ({"examples": 1.5}, "examples is no whole number"),
-        ({"examples": True}, "examples is no whole number"),
+        ({"client": ["a"] * 1000}, "client: "),
+        ({"host": 5}, "host: "),
+        ({"examples": -1}, "examples: "),
+        ({"examples": 10**400}, "examples: "),
+        ({"examples": 1.5}, "examples: "),
+        ({"examples": True}, "examples: "),
     ],
 )
 def test_what_a_client_says_of_itself_has_bounds(changes, text):

@@ -1,5 +1,6 @@
 """Whole runs over the transport in memory: the conversation is the same, whatever carries the bytes."""
 
+import json
 import math
 import threading
 import urllib.request
@@ -11,10 +12,9 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedseed import Orbit, ParameterSpace
-from fedseed.federation.introduction import Introduction
+from fedseed.federation.control import LINE_FIELDS
 from fedseed.federation.messages import Message
 from fedseed.federation.network_client import NetworkClient
-from fedseed.federation.report import LINE_FIELDS
 from fedseed.federation.worker import Worker
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.progress import Silent
@@ -22,7 +22,7 @@ from fedseed.reports.prometheus import Exporter
 from fedseed.runs.joining import part_of
 from fedseed.runs.network import coordinate
 from fedseed.runs.recipe import Recipe
-from fedseed.transport.memory import Hub, MemoryEnd
+from fedseed.transport.memory import Hub, MemoryClient, MemoryEnd
 from support.network import repeats
 from support.problem import Problem
 from support.tiers import tiered
@@ -405,16 +405,16 @@ def test_poisoned_reports_change_nothing(method, problem, tmp_path, in_process, 
     """Of the client with the lowest number, which is to evaluate, and says nothing else; also of one started again."""
     checked, hub, heard = recipe(method), Hub(), Warned()
     expected = in_process(problem, checked.model_dump(exclude_none=True))
-    say, sent = Introduction.say, []
+    send, sent = MemoryClient.send, []
 
-    async def poisoned(self, what, about):
-        if what != "report" or self.replica.hosted.host != "client-0":
-            return await say(self, what, about)
+    async def poisoned(self, client, what, data):
+        if what != "report" or client != "client-0":
+            return await send(self, client, what, data)
         for poison in POISON:
             sent.append(poison)
-            await say(self, what, {**about, **poison})
+            await send(self, client, what, json.dumps({**json.loads(data), **poison}).encode())
 
-    monkeypatch.setattr(Introduction, "say", poisoned)
+    monkeypatch.setattr(MemoryClient, "send", poisoned)
     clients = Clients(checked, hub, problem)
     clients.host("client-0")
     clients.host("client-[1234]")
@@ -428,5 +428,7 @@ def test_poisoned_reports_change_nothing(method, problem, tmp_path, in_process, 
     assert {name for line in result.metrics for name in line} - LINE_FIELDS == set(expected.summary["final"])
     refused = result.summary["refusals"]["client-0"]
     assert len(refused) >= len(POISON) and all(text.isprintable() and len(text) <= 200 for text in refused)
-    assert all(text.startswith("report: ") or "at: a number" in text for text in refused if "answered" not in text)
-    assert len(sent) >= 2 * len(POISON) and any("is refused: report: ratio is no" in text for text in heard.warnings)
+    assert all(text.startswith("report: ") for text in refused if "answered" not in text)
+    assert len(sent) >= 2 * len(POISON) and any(
+        "is refused: report: ratio: Input should be a valid number" in text for text in heard.warnings
+    )

@@ -61,7 +61,7 @@ class Ask:
     def say(self, host, said):
         about = {"at": 0, "epoch": "epoch", "round": 2, "digest": RIGHT, "spent": {}, "ratio": 0.5, "metrics": None}
         try:
-            self.inquiry.beat(host, {**about, **said}, True)
+            self.inquiry.take(host, "report", json.dumps({**about, **said}).encode())
         except MessageError as error:
             self.refused.append((host, str(error)))
 
@@ -149,7 +149,7 @@ def test_an_evaluation_that_is_refused_is_no_reason_to_wait():
     line, took = one.ask()
     assert took < 10 and line["loss"] == 1.0 and line["validation_loss"] == 1.5
     assert set(one.refused) == {
-        ("a", "report: metrics: round is a field of the line itself, no metric"),
+        ("a", "report: metrics: round: [key]: a field of the line itself, no metric"),
         ("b", "report: an evaluation without validation_loss"),
     }
     assert len(one.asked) < 6  # nobody is asked faster the faster it answers
@@ -199,4 +199,4 @@ def test_a_sign_of_life_of_nonsense_is_refused():
     one = Ask({"a": honest})
     for at in (-1, 2**32, 10**400, "1", None, True):
         with pytest.raises(MessageError, match=r"^at"):
-            one.inquiry.beat("a", {"epoch": "epoch", "at": at}, False)
+            one.inquiry.take("a", "beat", json.dumps({"epoch": "epoch", "at": at}).encode())

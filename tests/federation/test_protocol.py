@@ -1,4 +1,7 @@
+import json
 import random
+import struct
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -6,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedseed.errors import MessageError
 from fedseed.federation import protocol as wire
+from fedseed.federation.control import Beginning, Question, read
 from fedseed.federation.messages import Message, MessageKind
 
 LINK = bytes(range(16))
@@ -17,7 +21,8 @@ def test_entries():
     assert wire.read_step(wire.Entry.decode(entry.encode())) == (after, MESSAGE)
     assert wire.step_entry(after, MESSAGE, MESSAGE)[1] != after
     assert wire.read_mark(wire.Entry.decode(wire.mark_entry(9, "ab" * 16).encode())) == (9, "ab" * 16)
-    about = {"epoch": "e", "names": ["ä"]}
+    about = Beginning(epoch="e", names=["ä"], rounds=3)
+    assert about.encode() == b'{"epoch": "e", "names": ["\\u00e4"], "rounds": 3}'
     head = wire.header_entry(about, b"orbit" + LINK)
     assert wire.read_header(wire.Entry.decode(head.encode())) == (about, b"orbit" + LINK)
 
@@ -31,8 +36,8 @@ def test_plans():
 
 
 READERS = [
-    wire.Entry.decode, wire.read_plan, wire.read_silent, wire.Stored.decode, wire.read_json, Message.decode,
-    lambda data: wire.read_header(wire.Entry.decode(b"H" + data)), lambda data: wire.read_json(b"{" + data),
+    wire.Entry.decode, wire.read_plan, wire.read_silent, wire.Stored.decode, partial(read, Question), Message.decode,
+    lambda data: wire.read_header(wire.Entry.decode(b"H" + data)), lambda data: read(Question, b'{"round": ' + data),
 ]  # fmt: skip
 
 
@@ -57,7 +62,7 @@ def test_mutations_are_read_or_refused():
     valid = [
         MESSAGE, entry.encode(), wire.mark_entry(3, "ab" * 16).encode(), wire.plan_message([1, 2], False, MESSAGE)[1:],
         wire.silent_message(3, 0, "why"), wire.Stored("name", 5, MESSAGE[:28]).encode(),
-        wire.header_entry({"epoch": "x", "names": ["a"]}, LINK).encode(), b'{"round": 3}',
+        wire.header_entry(Beginning(epoch="x", names=["a"]), LINK).encode(), b'{"round": 3}',
     ]  # fmt: skip
     refused = 0
     for _ in range(20_000):
@@ -82,5 +87,6 @@ def test_mutations_are_read_or_refused():
     "about", [{}, {"names": ["a"]}, {"epoch": 7, "names": ["a"]}, {"epoch": "x"}, {"epoch": "x", "names": [["a"]]}]
 )
 def test_a_logs_header_says_epoch_and_names(about):
-    with pytest.raises(MessageError, match="epoch"):
-        wire.read_header(wire.header_entry(about, b"orbit" + LINK))
+    text = json.dumps(about).encode()
+    with pytest.raises(MessageError, match=r"epoch|names"):
+        wire.read_header(wire.Entry("H", struct.pack("<I", len(text)) + text + b"orbit" + LINK))

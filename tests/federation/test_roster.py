@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from fedseed.federation.control import Attach
 from fedseed.federation.membership import Roster
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
@@ -47,7 +48,7 @@ def test_whoever_enrols_speaks_for_itself():
         await one.start()
         await one.hello(["south"])
         # it claims a client that another process speaks for, and one that nobody does
-        one.reception.attach("north", {"client": "north", "host": "north", "examples": 1})
+        one.reception.attach("north", Attach(client="north", host="north", examples=1))
         await one.hello(["mallory", "north", "nobody"], attach=False)
         assert one.roster.names == ["mallory", "south"] and one.roster.present() == {1}
         await one.hello(["north"])

@@ -16,7 +16,6 @@ from fedseed import Federation, FeedSign, Orbit
 from fedseed.cli.status import describe
 from fedseed.errors import NonFiniteError
 from fedseed.federation.inquiry import Inquiry
-from fedseed.federation.introduction import Introduction
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
@@ -32,7 +31,7 @@ from fedseed.runs.recipe import Recipe
 from fedseed.tracking.csv import CSV
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Transport
-from fedseed.transport.memory import Hub
+from fedseed.transport.memory import Hub, MemoryClient
 from support.tiers import mark
 from support.told import CLIENTS, PAGE, contents, data, fields, listed, still
 from support.zeroth_order import OBJECTIVE, model
@@ -407,18 +406,19 @@ def test_the_page_lists_all_that_is_carried_by_nats(server, tmp_path):
 def test_no_report_changes_the_account(monkeypatch, tmp_path):
     """What clients say of rounds, votes, epsilon, examples: the coordinator counts its own steps, restarted too."""
     lie = {"round": 1, "rounds": 0, "votes": 0, "epsilon": 0.0, "privacy": {"epsilon": 0.0}, "steps": 0}
-    say = Introduction.say
+    send = MemoryClient.send
 
-    async def lying(self, what, about):
-        if what == "report":
+    async def lying(self, client, what, data):
+        about = json.loads(data) if what == "report" else {}
+        if about:
             spent = {"losses": 3.5, "counted": 1, "forward_passes": 0, "seconds": {"local": 2.0}}
             metrics = {name: value for name, value in lie.items() if name != "privacy"}
             for wrong in ({"metrics": metrics}, {"examples": -5}, {"privacy": lie}):  # refused
-                await say(self, what, {**about, **wrong})
+                await send(self, client, what, json.dumps({**about, **wrong}).encode())
             about = {**about, "metrics": {"votes": 0.0, "epsilon": 0.0}, "ratio": 0.0, "spent": spent}
-        await say(self, what, about)
+        await send(self, client, what, json.dumps(about).encode() if about else data)
 
-    monkeypatch.setattr(Introduction, "say", lying)
+    monkeypatch.setattr(MemoryClient, "send", lying)
     heard, result = over(Hub().transport("run"), "plain", tmp_path / "run", ask=True, restart=True)
     counted = PrivateSign(0.5, 3)
     assert result.summary["privacy"] == counted.spent(ROUNDS) and result.summary["rounds"] == ROUNDS

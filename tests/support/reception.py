@@ -5,6 +5,7 @@ import json
 import time
 
 from fedseed.federation.base_weights import BaseWeights
+from fedseed.federation.control import Attach, Hello
 from fedseed.federation.membership import Roster
 from fedseed.federation.reception import Reception
 from fedseed.federation.rejected import Rejected
@@ -34,9 +35,9 @@ class Talk:
         """A process of some clients comes; what it is told."""
         host = host or names[0]
         for name in names if attach else ():
-            self.reception.attach(name, {"client": name, "host": host, "examples": 3})
+            self.reception.attach(name, Attach(client=name, host=host, examples=3))
         layout = Layout((TensorEntry("w", (4, 4), "float32"),), (0, 16))
         header = Header("small", "ab" * 16, "float32", layout, FeedSign(), 0)
-        about = {"host": host, "header": base64.b64encode(begin(header)).decode(), "names": names, "at": 0,
-                 "time": time.time(), **({"names_matter": False} if party else {})}  # fmt: skip
+        start = base64.b64encode(begin(header)).decode()
+        about = Hello(host=host, header=start, names=names, at=0, time=time.time(), names_matter=not party)
         return json.loads(await self.reception.hello(host, about, lambda who, why: self.refused.append(why)))

@@ -14,7 +14,7 @@ from fedseed.cli.common import RecipeArgument, console, interruptible, say
 from fedseed.cli.groups import Reading, ReadingForDevice, grouped
 from fedseed.cli.status import by_client, describe, follow
 from fedseed.errors import NetworkError, RecipeError
-from fedseed.federation.protocol import read_json
+from fedseed.federation.control import Status, read
 from fedseed.transport import transport
 from fedseed.transport.base import Access, check_run
 
@@ -270,7 +270,7 @@ async def ask(reach: Access, run: str) -> dict[str, Any]:
     try:
         answer = await end.status(STATUS_SECONDS)
         if answer is not None:
-            return read_json(answer)
+            return read(Status, answer).model_dump(exclude_unset=True)
         log = await end.log()
         if log is None:
             raise NetworkError(f"the server knows no run {run}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import MessageError, NetworkError
+from fedseed.federation.control import Question, Report
 from fedseed.federation.cost import Cost, rounding_warning
 from fedseed.federation.hosted import WorkThread
 from fedseed.federation.introduction import Introduction
@@ -49,7 +50,7 @@ class Answers:
         self._plans: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)
         self._asks: deque[tuple[frozenset[int] | None, bytes]] = deque(maxlen=MOST_PLANS)  # for secure sums
         self._masking: Masking | None = None
-        self._question: dict[str, Any] | None = None
+        self._question: Question | None = None
         self._version = replica.version  # of the weights that these are about:
         self._given: dict[int, bytes | str] = {}  # updates, or reasons for none, by client
         self._report: dict[str, Any] | None = None
@@ -63,7 +64,7 @@ class Answers:
         """Something is asked for a secure sum. Raises MessageError."""
         self._asks.append(read_plan(body))
 
-    def take_question(self, about: dict[str, Any]) -> None:
+    def take_question(self, about: Question) -> None:
         """A question about the weights has come; an older one is not answered any more."""
         self._question = about
 
@@ -213,9 +214,8 @@ class Answers:
         """Report on the weights, if they are those that are asked about; whether anything was done."""
         if self._question is None:
             return False
-        asked = self._question
-        number = asked.get("round")
-        if not isinstance(number, int) or number < self.replica.at:
+        asked, number = self._question, self._question.round
+        if number < self.replica.at:
             self._question = None
             return True
         if number > self.replica.at or not self._ready:
@@ -223,10 +223,10 @@ class Answers:
         self._question = None
         self._look_at_weights()
         if self._report is None:
-            self._report = await self._about(number, asked.get("digest") is not False)
-        if asked.get("evaluate") in (self.replica.hosted.host, True) and self._report["metrics"] is None:
+            self._report = await self._about(number, asked.digest)
+        if asked.evaluate in (self.replica.hosted.host, True) and self._report["metrics"] is None:
             await self._evaluate(self._report)
-        await self.introduction.say("report", self._report)
+        await self.introduction.say(Report, **self._report)
         return True
 
     async def _about(self, number: int, hashed: bool) -> dict[str, Any]:
@@ -236,7 +236,7 @@ class Answers:
         if (norm := self.replica.applying.norm) is not None:
             ratio = norm / max(await self._thread.do(space.norm), 1e-30)
         done, self.replica.spent = self.replica.spent, Cost()
-        return {"round": number, "digest": digest, "spent": done.to_json(), "ratio": ratio, "metrics": None}
+        return {"round": number, "digest": digest, "spent": done, "ratio": ratio, "metrics": None}
 
     async def _evaluate(self, report: dict[str, Any]) -> None:
         start = time.perf_counter()

@@ -42,27 +42,27 @@ class BaseWeights:
         return self.needed and self.data is None
 
     def hello(
-        self, host: str, about: dict[str, Any], answer: dict[str, Any], header: Header | None, most: int,
+        self, host: str, brought: str | None, answer: dict[str, Any], header: Header | None, most: int,
         reject: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         """A client has said hello, with the weights perhaps; if not, the answer asks for them.
 
         Args:
             host: who it is.
-            about: what it said.
+            brought: the weights that it has brought, or a reference to them.
             answer: what it will be told.
             header: what the run is; None: that is not known yet.
             most: bytes of the largest message that a client may send.
             reject: counts what does not fit.
         """
-        if about.get("weights") is not None:
+        if brought is not None:
             if host not in self._asked:
                 reject(host, "base weights that it was not asked for")
                 return
             self._asked.discard(host)
             if not self.missing or header is None:
                 return  # another was faster
-            task = asyncio.create_task(self._take(host, base64.b64decode(about["weights"]), header, most, reject))
+            task = asyncio.create_task(self._take(host, base64.b64decode(brought), header, most, reject))
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
         elif header is not None and self.missing and host not in self._failed and time.monotonic() > self._ask_again:

@@ -1,26 +1,55 @@
 """What clients' work costs."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, ConfigDict, Field
 
 from fedseed.reports.results import RoundLine
+
+MOST_COUNT = 10**15  # passes, steps, weights, losses in one report
+MOST_SECONDS = 1e9  # of a phase: thirty years
+MOST_PHASES = 32
+MOST_NAME = 100  # characters that a phase's name may have, or a metric's; plug-ins choose them
+OWN_PHASES = frozenset(("aggregation", "evaluation", "total"))  # which the coordinator measures itself
+
+
+def check_name(name: str) -> str:
+    """The name of a phase or metric. Raises ValueError if it can't be one."""
+    if not 0 < len(name) <= MOST_NAME or not name.isprintable():
+        raise ValueError(f"no name of at most {MOST_NAME} characters")
+    return name
+
+
+def _phase(name: str) -> str:
+    if name in OWN_PHASES:
+        raise ValueError("no phase of a client's work")
+    return check_name(name)
+
+
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+Seconds = Annotated[float, Field(ge=-1.0, le=MOST_SECONDS)]  # a clock may be off by a little between two readings
+Phase = Annotated[str, AfterValidator(_phase)]
 
 
 @dataclass
 class Cost:
     """What clients report about their work: seconds by phase, passes, their losses' sum and number, skipped steps.
 
-    And, of their first round where 16-bit weights lose small steps, how many weights have moved, of how many.
+    And, of their first round where 16-bit weights lose small steps, how many weights have moved, of how many. The types
+    are the bounds of what a client may report.
     """
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    forward_passes: int = 0
-    backward_passes: int = 0
-    skipped_steps: int = 0
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    seconds: Annotated[dict[Phase, Seconds], Field(max_length=MOST_PHASES)] = field(default_factory=dict)
+    forward_passes: Count = 0
+    backward_passes: Count = 0
+    skipped_steps: Count = 0
     losses: float = 0.0
-    counted: int = 0
-    moved_weights: int = 0
-    movable_weights: int = 0
+    counted: Count = 0
+    moved_weights: Count = 0
+    movable_weights: Count = 0
 
     def add(self, other: "Cost") -> None:
         """Add another's work."""

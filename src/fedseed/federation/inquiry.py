@@ -3,14 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Set
 from statistics import median_low
-from typing import Any
 
 from fedseed.errors import MessageError
+from fedseed.federation.control import MOST_ROUND, Beat, Phases, Question, Report, read
 from fedseed.federation.cost import Cost
-from fedseed.federation.held_out import Figures, averaged, read_figures
-from fedseed.federation.membership import Host, Roster
-from fedseed.federation.protocol import ask_message, listed
-from fedseed.federation.report import MOST_ROUND, Phases, Report, read_report, whole
+from fedseed.federation.held_out import averaged
+from fedseed.federation.membership import Roster
+from fedseed.federation.protocol import listed
 from fedseed.federation.session import Session
 from fedseed.orbit.record import NO_DIGEST
 from fedseed.reports.results import RoundLine
@@ -44,44 +43,43 @@ class Inquiry:
 
     # -- what comes in -----------------------------------------------------------------------------------------------
 
-    def beat(self, name: str, about: dict[str, Any], report: bool) -> None:
+    def take(self, name: str, what: str, data: bytes) -> None:
         """A sign of life, maybe with a report. Raises MessageError if it is not valid."""
         host = self.roster.membership.hosts.get(name)
-        if host is None or not host.fits or about.get("epoch") != self.session.incarnation:
-            self.session.stranger = True  # it is called, and says hello
-            self.session.stir()
-            return
-        at = whole(about.get("at"), "at", MOST_ROUND)
-        host.heard = self.session.clock()
-        host.at = at
-        if report:
-            self._take(name, host, about)
-            self.session.stir()
-
-    def _take(self, name: str, host: Host, about: dict[str, Any]) -> None:
         try:
-            found = read_report(about, lambda figures: self._figures(name, figures))
-            self._phases.check(found.spent.seconds)
-            if found.metrics and not self.session.settings.each_evaluates:
-                for needed in self.session.settings.measures:
-                    if needed not in found.metrics:
-                        raise MessageError(f"an evaluation without {needed}")
+            beat = read(Report if what == "report" else Beat, data)
+            if host is None or not host.fits or beat.epoch != self.session.incarnation:
+                self.session.stranger = True  # it is called, and says hello
+                self.session.stir()
+                return
+            if isinstance(beat, Report):
+                self._check(name, beat)
         except MessageError as error:
-            self._refused.add(name)
+            if what != "report":
+                raise
+            if host is not None:
+                self._refused.add(name)
+            self.session.stir()
             raise MessageError(f"report: {error}") from error
-        self._late.discard(name)
-        self._refused.discard(name)
-        if found.metrics:
-            self._idle.discard(name)
-        host.report = found
+        host.heard, host.at = self.session.clock(), beat.at
+        if isinstance(beat, Report):
+            host.report = beat
+            self._late.discard(name)
+            self._refused.discard(name)
+            if beat.metrics:
+                self._idle.discard(name)
+            self.session.stir()
 
-    def _figures(self, host: str, by_client: Mapping[str, Any]) -> dict[str, Figures]:
-        """What a process says its clients have measured. Raises MessageError."""
-        host_of = self.roster.membership.host_of
-        for client in by_client:
-            if client not in self.roster.numbers or host_of(client) != host:
+    def _check(self, host: str, report: Report) -> None:
+        """Whether a report says what it must, of its own clients. Raises MessageError."""
+        self._phases.check(report.spent.seconds)
+        for client in report.by_client or {}:
+            if client not in self.roster.numbers or self.roster.membership.host_of(client) != host:
                 raise MessageError(f"it evaluates for client {shown(client, 40)}")
-        return {client: read_figures(figures) for client, figures in by_client.items()}
+        if report.metrics and not self.session.settings.each_evaluates:
+            for needed in self.session.settings.measures:
+                if needed not in report.metrics:
+                    raise MessageError(f"an evaluation without {needed}")
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -173,7 +171,8 @@ class Inquiry:
             if now >= resend:
                 if alive:
                     asked = [*late, *([] if evaluator is None else [evaluator])]
-                    await session.end.broadcast(ask_message(number, each or evaluator, digest), asked)
+                    about = question(number, each or evaluator, digest)
+                    await session.end.broadcast(b"A" + about.encode(), asked)
                 else:
                     await session.call()
                 resend = now + (session.end.resend_seconds if alive else 0.5)
@@ -224,3 +223,8 @@ class Inquiry:
         line.processes = len(reports)  # whose seconds are added up
         for phase, seconds in spent.seconds.items():
             line.seconds[phase] = line.seconds.get(phase, 0.0) + seconds
+
+
+def question(number: int, evaluate: str | bool | None, digest: bool) -> Question:
+    """What is asked about the weights after a round; that they are hashed is not said."""
+    return Question(round=number, evaluate=evaluate or None, **({} if digest else {"digest": False}))

@@ -2,17 +2,16 @@
 
 import asyncio
 import base64
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from fedseed.errors import FedseedError, NetworkError
+from fedseed.federation.control import Attach, Beat, Hello, Welcome, read
 from fedseed.federation.hosted import WorkThread, first_of
 from fedseed.federation.large import carry
 from fedseed.federation.messages import Message, MessageKind
-from fedseed.federation.protocol import read_json
 from fedseed.federation.replica import Replica
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd, end_task
@@ -54,7 +53,7 @@ class Introduction:
 
     def begin(self) -> None:
         """Begin to say hello."""
-        self._tasks = [asyncio.create_task(self._keep_hello()), asyncio.create_task(self._beat())]
+        self._tasks = [asyncio.create_task(self._keep_hello()), asyncio.create_task(self._keep_beating())]
 
     async def stop(self) -> None:
         """Say nothing any more."""
@@ -71,10 +70,10 @@ class Introduction:
             self.welcome = False
         self._call.set()
 
-    async def say(self, what: str, about: dict[str, Any]) -> None:
-        """Send a sign of life or a report."""
-        about = {"at": self.replica.at, "epoch": self.incarnation, **about}
-        await self.end.send(self.replica.hosted.host, what, json.dumps(about).encode())
+    async def say(self, kind: type[Beat], **about: Any) -> None:
+        """Send a sign of life, or a report."""
+        said = kind(at=self.replica.at, epoch=self.incarnation, **about)
+        await self.end.send(self.replica.hosted.host, kind.__name__.lower(), said.encode())
 
     async def ask_for_blobs(self) -> bool:
         """Let the coordinator make room for large messages of this process; whether there is."""
@@ -112,20 +111,20 @@ class Introduction:
         except Exception as error:
             self._failed(error)
 
-    async def _beat(self) -> None:
+    async def _keep_beating(self) -> None:
         while True:
             await asyncio.sleep(self._beat_seconds)
             with suppress(NetworkError):
-                await self.say("beat", {})
+                await self.say(Beat)
 
     async def _hello(self) -> bool:
         """Say hello once; whether it was answered. Raises FedseedError if this process does not fit."""
         hosted = self.replica.hosted
         private = hosted.worker.private  # how many examples there are is not told
         for name, items in hosted.items.items():
-            about: dict[str, Any] = {"client": name, "host": hosted.host, "examples": 0 if private else len(items)}
-            await self.end.send(name, "attach", json.dumps(about).encode())
-        about = {
+            attach = Attach(client=name, host=hosted.host, examples=0 if private else len(items))
+            await self.end.send(name, "attach", attach.encode())
+        about: dict[str, Any] = {
             "host": hosted.host,
             "header": base64.b64encode(hosted.start).decode(),
             "names": list(hosted.items if hosted.party else hosted.names),
@@ -143,37 +142,37 @@ class Introduction:
             frame = Message(MessageKind.STEP, hosted.worker.method.code, 0, 0, b"").encode()
             weights = frame + await self._thread.do(hosted.worker.space.dense)
             about["weights"] = base64.b64encode(await carry(self.end, weights, "base-weights")).decode()
-        reply = await self.end.ask(hosted.host, "hello", json.dumps(about).encode(), HELLO_SECONDS)
+        reply = await self.end.ask(hosted.host, "hello", Hello(**about).encode(), HELLO_SECONDS)
         if reply is None:
             return False
-        await self._take_answer(read_json(reply))
+        await self._take_answer(read(Welcome, reply))
         return True
 
-    def _tell(self, answer: dict[str, Any]) -> None:
+    def _tell(self, answer: Welcome) -> None:
         """Say, once each time it changes, what is waited for, and that this process is welcome."""
-        text = f"welcome to run {self.replica.run}: {answer.get('clients', '?')} clients"
-        if "waits" in answer:
-            text = f"the coordinator of run {self.replica.run} waits for clients: {str(answer['waits'])[:500]}"
+        text = f"welcome to run {self.replica.run}: {answer.clients} clients"
+        if answer.waits is not None:
+            text = f"the coordinator of run {self.replica.run} waits for clients: {answer.waits[:500]}"
         if text != self._told:
             self._told = text
             self._progress.note(text)
 
-    async def _take_answer(self, answer: dict[str, Any]) -> None:
+    async def _take_answer(self, answer: Welcome) -> None:
         host = self.replica.hosted.host
-        if "refused" in answer:
-            raise FedseedError(f"the coordinator refuses {host}: {answer['refused']}")
-        if "skew" in answer:
+        if answer.refused is not None:
+            raise FedseedError(f"the coordinator refuses {host}: {answer.refused}")
+        if answer.skew is not None:
             self._progress.warn(
-                f"this machine's clock is {abs(answer['skew']):.0f} s {'ahead of' if answer['skew'] > 0 else 'behind'} "
+                f"this machine's clock is {abs(answer.skew):.0f} s {'ahead of' if answer.skew > 0 else 'behind'} "
                 "the coordinator's: nothing here depends on it, but certificates do"
             )
         self._has_blobs = self._wants_blobs
-        self._beat_seconds = float(answer.get("beat", RETRY_SECONDS))
+        self._beat_seconds = answer.beat
         self._tell(answer)
-        if answer.get("bring") == "weights":
+        if answer.bring == "weights":
             self._bring_weights = True
             self._call.set()
-        incarnation = str(answer["epoch"])
+        incarnation = answer.epoch
         if incarnation and incarnation != self.incarnation:
             if self.incarnation and self.replica.at:
                 self._progress.warn("the run has been put on the server again: begun from the base")
@@ -183,4 +182,4 @@ class Introduction:
             await self.replica.look_no_more()
         self.welcome = bool(incarnation)
         if self.welcome:
-            await self.say("beat", {})
+            await self.say(Beat)

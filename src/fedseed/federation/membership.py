@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fedseed.federation.report import Report
+from fedseed.federation.control import Report
 
 
 @dataclass

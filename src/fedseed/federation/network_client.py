@@ -12,10 +12,10 @@ from typing import Any
 
 from fedseed.errors import MessageError, NetworkError
 from fedseed.federation.answers import Answers
+from fedseed.federation.control import Beat, Question, read
 from fedseed.federation.hosted import Hosted, WorkThread, first_of
 from fedseed.federation.introduction import Introduction
 from fedseed.federation.log_orbit import write_log
-from fedseed.federation.protocol import read_json
 from fedseed.federation.replica import Replica
 from fedseed.reports.progress import Progress, Silent
 from fedseed.transport.base import Events, Transport
@@ -99,7 +99,7 @@ class NetworkClient:
             introduction.begin()
             with progress.running(self.hosted.worker.method.name, self.rounds):
                 await self._work(replica, answers)
-            await introduction.say("beat", {"done": True})
+            await introduction.say(Beat, done=True)
             if self._orbit is not None and not self.hosted.worker.method.catch_up.replaces:
                 await write_log(end, self.run_name, self._orbit)
         finally:
@@ -139,7 +139,7 @@ def hear(data: bytes, introduction: Introduction, answers: Answers) -> None:
         elif kind == b"K":
             answers.take_ask(body)
         elif kind == b"A":
-            answers.take_question(read_json(body))
+            answers.take_question(read(Question, body))
 
 
 async def work(replica: Replica, answers: Answers) -> bool:

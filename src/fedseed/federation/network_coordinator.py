@@ -9,10 +9,11 @@ from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError, NetworkError, RecipeError
 from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.bounds import Bounds
+from fedseed.federation.control import Attach, Hello, Status, read
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
-from fedseed.federation.protocol import listed, read_json
+from fedseed.federation.protocol import listed
 from fedseed.federation.reception import Reception
 from fedseed.federation.rejected import Rejected
 from fedseed.federation.rounds import Rounds
@@ -185,11 +186,11 @@ class NetworkCoordinator:
         answer = await self.session.end.status(2)
         if answer is None:
             return
-        about = read_json(answer)
+        about = read(Status, answer)
         raise NetworkError(
             f"another coordinator runs {self.run} already (since "
-            f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(about.get('began', 0)))} UTC, round "
-            f"{about.get('round')}): this one stops"
+            f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(about.began))} UTC, round "
+            f"{about.round}): this one stops"
         )
 
     # -- what clients say ------------------------------------------------------------------------------------------
@@ -201,18 +202,18 @@ class NetworkCoordinator:
                 if self.rounds is not None:
                     self.rounds.take(sender, data)
                 return None
-            about = read_json(data)
             if what == "hello":
-                return await self.reception.hello(sender, about, self.session.rejected.add)
+                return await self.reception.hello(sender, read(Hello, data), self.session.rejected.add)
             if what == "attach":
-                if not self._together(sender, str(about["host"])):
+                attach = read(Attach, data)
+                if not self._together(sender, attach.host):
                     raise MessageError("it names a process that has another key")
-                self.reception.attach(sender, about)
+                self.reception.attach(sender, attach)
             elif what in ("beat", "report"):
-                self.inquiry.beat(sender, about, what == "report")
+                self.inquiry.take(sender, what, data)
             else:
                 raise MessageError(f"a message of unknown kind {what[:20]!r}")
-        except (MessageError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (MessageError, ValueError) as error:  # what should be base64, and is not
             reason = str(error) if isinstance(error, MessageError) else f"not valid: {type(error).__name__}: {error}"
             self.session.rejected.add(sender, reason)
         except NetworkError as error:  # the server does not answer just now: no answer here, and it is asked again

@@ -13,14 +13,13 @@ The chain begins with the orbit header's link. A message too large for one piece
 its place. Nothing here imports torch or knows what carries the bytes.
 """
 
-import json
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedseed.errors import MessageError
+from fedseed.federation.control import Beginning, read
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.orbit.record import DIGEST_BYTES, LINK_BYTES, link
 from fedseed.text import shown
@@ -32,7 +31,6 @@ ALL = 0xFFFFFFFF
 SILENT = b"FN"
 STORED = b"FO"
 SAID = b"FK"  # what a client says for a secure sum (`fedseed.federation.secure_talk`)
-MOST_PARTS = 250_000  # values and keys of a message in JSON: a hello of so many clients, a report of their figures
 _REASON_BYTES = 200
 _NAME_CHARACTERS = 100  # of each that is listed
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
@@ -68,14 +66,14 @@ class Entry:
         return cls(kind, bytes(data[1:]))
 
 
-def header_entry(about: Mapping[str, Any], orbit_start: bytes) -> Entry:
+def header_entry(about: Beginning, orbit_start: bytes) -> Entry:
     """The entry a log begins with."""
-    text = json.dumps(about).encode()
+    text = about.encode()
     return Entry("H", struct.pack("<I", len(text)) + text + orbit_start)
 
 
-def read_header(entry: Entry) -> tuple[dict[str, Any], bytes]:
-    """What a header entry says ("epoch": a text, "names": a list of texts), and how the orbit begins.
+def read_header(entry: Entry) -> tuple[Beginning, bytes]:
+    """What a header entry says, and how the orbit begins.
 
     Raises:
         MessageError: not valid.
@@ -83,11 +81,7 @@ def read_header(entry: Entry) -> tuple[dict[str, Any], bytes]:
     size = int.from_bytes(entry.body[:4], "little")
     if entry.kind != "H" or len(entry.body) < 4 + size + LINK_BYTES:
         raise MessageError("the log does not begin with a header")
-    about = read_json(entry.body[4 : 4 + size])
-    epoch, names = about.get("epoch"), about.get("names")
-    if not isinstance(epoch, str) or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise MessageError("the log's header does not say its epoch, or the clients' names")
-    return about, entry.body[4 + size :]
+    return read(Beginning, entry.body[4 : 4 + size]), entry.body[4 + size :]
 
 
 def step_entry(previous: bytes, message: bytes, carried: bytes) -> tuple[Entry, bytes]:
@@ -124,16 +118,6 @@ def read_mark(entry: Entry) -> tuple[int, str]:
 def call_message(incarnation: str) -> bytes:
     """A coordinator has started, or misses somebody: say hello again."""
     return b"C" + incarnation.encode()
-
-
-def ask_message(number: int, evaluator: str | bool | None, digest: bool = True) -> bytes:
-    """Report on the weights after a round, with their digest or without.
-
-    One client's process evaluates them too, or (True) every process, on what its clients hold out.
-    """
-    evaluator = evaluator or None
-    about = {"round": number, "evaluate": evaluator, **({} if digest else {"digest": False})}
-    return b"A" + json.dumps(about).encode()
 
 
 def plan_message(clients: Sequence[int], everybody: bool, carried: bytes) -> bytes:
@@ -214,24 +198,6 @@ class Stored:
             raise MessageError("a reference to an object without a valid name")
         (size,) = struct.unpack_from("<Q", data, len(STORED))
         return cls(name.decode("ascii"), size, bytes(data[start : start + FRAME_BYTES]))
-
-
-def read_json(data: bytes) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        MessageError: not valid, or so many parts that reading it would take far more memory than it has bytes.
-    """
-    parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))  # two bytes of it can become an object of seventy
-    if parts > MOST_PARTS:
-        raise MessageError(f"not valid JSON: about {parts:,} values, at most {MOST_PARTS:,} are read")
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise MessageError(f"not valid JSON: {shown(error)}") from error
-    if not isinstance(value, dict):
-        raise MessageError("a JSON object is expected")
-    return value
 
 
 def listed(names: Collection[str], most: int = 8) -> str:

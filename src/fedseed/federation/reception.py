@@ -1,7 +1,6 @@
 """How clients come to a run: they say hello, and what they have must be what the run is about."""
 
 import base64
-import json
 import re
 import time
 from collections.abc import Callable
@@ -11,11 +10,11 @@ from typing import Any
 from fedseed.errors import MessageError, OrbitError, RecipeError
 from fedseed.federation.agreement import Agreement, Claim
 from fedseed.federation.base_weights import BaseWeights
+from fedseed.federation.control import MOST_CLIENTS, Attach, Hello, Welcome
 from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import listed
-from fedseed.federation.report import MOST_EXAMPLES, MOST_ROUND, real, whole
 from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
 from fedseed.methods import Method
 from fedseed.orbit import Header
@@ -27,8 +26,6 @@ from fedseed.text import shown
 REMEDY = "name the clients in its recipe (federation.clients), or serve --clients-from KEYS"
 CLOCK_SKEW_SECONDS = 60.0
 SPARE_BYTES = 8 << 20  # of a message of scalars (two million), and of a client's blobs besides the messages
-MOST_CLIENTS = 100_000  # of a run, and in a hello
-MOST_NAME = 200  # characters of a client's name
 MOST_START = 160 << 10  # bytes of a header, compressed: of fifty thousand tensors, a block each; 40 MiB when decoded
 SPARE_START = 8 << 10  # bytes that a header may have more than the run's, once that is known: names, and settings
 MOST_PLACE = 4096  # characters of a base's name or folder
@@ -82,13 +79,6 @@ def read_start(data: bytes, source: str, most: int = MOST_START) -> Header:
     if max(map(len, (header.base, header.base_folder, header.dtype))) > MOST_PLACE:
         raise MessageError(f"{source}: where the base is takes more than {MOST_PLACE:,} characters")
     return header
-
-
-def client_name(name: Any) -> str:
-    """A client's name as a message has it. Raises MessageError if it can't be one."""
-    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or not name.isprintable():
-        raise MessageError(f"{shown(json.dumps(name), 40)} is no name of a client")
-    return name
 
 
 class Reception:
@@ -219,10 +209,9 @@ class Reception:
         """Whether a header is of this run. Raises MessageError."""
         check_header(header, self.header, self.method, self.seed, self.session.settings)
 
-    def attach(self, sender: str, about: dict[str, Any]) -> None:
+    def attach(self, sender: str, about: Attach) -> None:
         """A client says which process hosts it, and how many examples it has. Raises MessageError."""
-        client, host = client_name(about.get("client")), client_name(about.get("host"))
-        examples = whole(about.get("examples"), "examples", MOST_EXAMPLES)
+        client = about.client
         if client != sender:
             raise MessageError(f"it speaks for client {client}")
         number = self.roster.numbers.get(client)
@@ -230,12 +219,12 @@ class Reception:
             raise MessageError(f"this run has no client {client}")
         if client not in self.roster.examples and len(self.roster.examples) >= MOST_CLIENTS:
             raise MessageError(f"more than {MOST_CLIENTS:,} clients")
-        self.roster.membership.attach(client, host)
-        self.roster.examples[client] = examples
+        self.roster.membership.attach(client, about.host)
+        self.roster.examples[client] = about.examples
         if number is not None and self.coordinator is not None:
-            self.coordinator.examples[number] = examples
+            self.coordinator.examples[number] = about.examples
 
-    async def hello(self, sender: str, about: dict[str, Any], reject: Callable[[str, str], None]) -> bytes:
+    async def hello(self, sender: str, about: Hello, reject: Callable[[str, str], None]) -> bytes:
         """A process introduces itself; returns what it is told.
 
         Args:
@@ -244,42 +233,33 @@ class Reception:
             reject: counts it, if it does not fit.
 
         Raises:
-            MessageError: it is not a hello, or in another's name.
+            MessageError: it is in another's name.
         """
-        host = client_name(about.get("host"))
+        host, known, all_of_them = about.host, about.names, about.names_matter
         if host != sender:
             raise MessageError(f"it speaks for client {host}")
-        at, there = whole(about.get("at"), "at", MOST_ROUND), real(about.get("time"), "time")
-        names, start, begins = about.get("names"), about.get("header"), about.get("begins")
-        if not isinstance(start, str):
-            raise MessageError("header is no text")
-        if not isinstance(names, list) or len(names) > MOST_CLIENTS:
-            raise MessageError(f"names: no list of at most {MOST_CLIENTS:,} clients")
-        all_of_them = bool(about.get("names_matter", True))
         try:
-            header = read_start(base64.b64decode(start), "hello", self._longest_start())
-            known = [client_name(name) for name in names]
+            header = read_start(base64.b64decode(about.header), "hello", self._longest_start())
             listing = tuple(known) if all_of_them and not self.roster.names and not self.roster.open else None
-            begin = None if begins is None else str(begins)[:64]
-            self._check_claim(host, header, begin)
+            self._check_claim(host, header, about.begins)
             self._compare_names(host, known, all_of_them)
-            claim = Claim.of(header, begin, listing)  # no orbit could begin with some
+            claim = Claim.of(header, about.begins, listing)  # no orbit could begin with some
         except (OrbitError, MessageError) as error:
             reject(host, str(error))
-            return json.dumps({"refused": shown(error, MOST_REFUSAL)}).encode()
+            return Welcome(refused=shown(error, MOST_REFUSAL)).encode()
         if not self._decided:  # then it is the run's
             self.agreement.say(host, claim)
         self.roster.outvote(host, False)
         answer: dict[str, Any] = {"epoch": self.session.incarnation, "beat": self.session.settings.dead_after / 3}
-        self._compare_clocks(host, there, answer)
-        self.roster.membership.hello(host, at)
+        self._compare_clocks(host, about.time, answer)
+        self.roster.membership.hello(host, about.at)
         answer.update({"waits": self.waits} if self._assembling else {"clients": len(self.roster.names)})
-        if about.get("bucket") and self.header is not None:
+        if about.bucket and self.header is not None:
             await self.session.end.allow(host, 4 * self.largest_message() + SPARE_BYTES)
         most = 0 if self.header is None else self.largest_message()
-        self.base.hello(host, about, answer, self.header, most, reject)
+        self.base.hello(host, about.weights, answer, self.header, most, reject)
         self.session.stir()
-        return json.dumps(answer).encode()
+        return Welcome(**answer).encode()
 
     def _longest_start(self) -> int:
         """Bytes of the longest header that is decoded: what is far from the run's is not it, whatever it holds."""

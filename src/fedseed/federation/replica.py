@@ -200,11 +200,11 @@ class Replica:
 
     def _check(self, entry: Entry) -> None:
         about, start = read_header(entry)
-        self._log.incarnation = str(about.get("epoch", ""))
+        self._log.incarnation = about.epoch
         differences = scan(start, "the log's header")[0].header.differences(self.hosted.header)
         if differences:
             raise FedseedError(f"run {self.run} is another one: {differences[0]} here")
-        names = [str(name) for name in about["names"]]
+        names = about.names
         if any(name not in names for name in self.hosted.items):
             raise FedseedError(f"run {self.run} has no client {self.hosted.host}: it has {listed(names)}")
         self.numbers = {name: number for number, name in enumerate(names)}

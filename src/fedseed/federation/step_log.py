@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedseed.errors import NetworkError
+from fedseed.federation.control import Beginning
 from fedseed.federation.large import carry, fetch, is_stored
 from fedseed.federation.messages import FRAME_BYTES
 from fedseed.federation.protocol import (
@@ -76,7 +77,7 @@ class StepLog:
         """Make the log; returns its incarnation."""
         incarnation = secrets.token_hex(8)
         self._writer = await self.end.writer(None, copies)
-        about = {"epoch": incarnation, "names": list(names), "rounds": rounds}
+        about = Beginning(epoch=incarnation, names=list(names), rounds=rounds)
         await self._writer.append(header_entry(about, begin(header)).encode())
         self._begin(header, names)
         return incarnation
@@ -93,11 +94,11 @@ class StepLog:
         if not entries:
             raise NetworkError(f"the log of run {run} is empty: start again with --fresh")
         about, start = read_header(entries.pop(0))
-        self._begin(scan(start, "the log's header")[0].header, [str(name) for name in about["names"]])
+        self._begin(scan(start, "the log's header")[0].header, about.names)
         self.steps = [read_step(entry) for entry in entries if entry.kind == "T"]
         self.marks = dict(read_mark(entry) for entry in entries if entry.kind == "M")
         self.ended = any(entry.kind == "E" for entry in entries)
-        return str(about["epoch"])
+        return about.epoch
 
     def _begin(self, header: Header, names: Sequence[str]) -> None:
         self.header = header

@@ -16,7 +16,7 @@ from contextlib import suppress
 from fedseed.errors import FedseedError
 from fedseed.federation.large import attempt_of, frame_of, is_stored, round_of
 from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
-from fedseed.federation.protocol import read_json, read_plan, silent_message
+from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.transport import transport
 from fedseed.transport.base import Access, Events
 from fedseed.transport.keys import permissions
@@ -136,7 +136,7 @@ class HostileClient:
                     frame = frame_of(carried)
                     self._plan = (round_of(frame), attempt_of(frame), carried)
             elif data[:1] == b"A":
-                self._question = read_json(data[1:])
+                self._question = json.loads(data[1:])
             elif data[:1] == b"C":
                 self._called = True
         self._woken.set()
@@ -146,7 +146,7 @@ class HostileClient:
         attach = {"client": self.name, "host": self.name, "examples": len(self.hosted.items[self.name])}
         await self.end.send(self.name, "attach", json.dumps(attach).encode())
         reply = await self.end.ask(self.name, "hello", json.dumps(self.about_itself()).encode(), 5)
-        answer = {} if reply is None else read_json(reply)
+        answer = {} if reply is None else json.loads(reply)
         self.epoch = str(answer.get("epoch", ""))
         return reply is not None and "refused" not in answer
 

@@ -19,7 +19,6 @@ from safetensors.numpy import load_file
 
 from fedseed import Orbit
 from fedseed.errors import NetworkError
-from fedseed.federation.protocol import read_json
 from fedseed.runs.joining import part_of
 from fedseed.runs.learner import limited
 from fedseed.runs.recipe import Recipe
@@ -129,7 +128,7 @@ class Coordinator:
         end = await transport(self._reach, self._run).watcher()
         try:
             answer = await end.status(patience)
-            return None if answer is None else read_json(answer)
+            return None if answer is None else json.loads(answer)
         finally:
             await end.close()
 

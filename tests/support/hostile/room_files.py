@@ -5,9 +5,11 @@ import string
 import struct
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fedseed.errors import FedseedError, MessageError, OrbitError
+from fedseed.federation.control import Beginning, Question, read
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.protocol import (
     Entry,
@@ -15,7 +17,6 @@ from fedseed.federation.protocol import (
     header_entry,
     mark_entry,
     read_header,
-    read_json,
     read_mark,
     read_plan,
     read_silent,
@@ -78,7 +79,7 @@ def logs(rng, folder):
         while True:
             start = begin(header)
             about = {"epoch": "ab" * 8, "names": CLIENTS, "rounds": 5}
-            entries, last = [header_entry(about, start), Entry("S", bytes(8))], start[-LINK_BYTES:]
+            entries, last = [header_entry(Beginning(**about), start), Entry("S", bytes(8))], start[-LINK_BYTES:]
             for number in range(1, 4):
                 step = Message(MessageKind.STEP, header.method.code, number, EVERYBODY, b"\1").encode()
                 entry, last = step_entry(last, step, step)
@@ -97,9 +98,9 @@ def logs(rng, folder):
             size = sum(map(len, data))
             yield size, tried(lambda d=tuple(data): loop.run_until_complete(_read_log(d)))
             one = rng.choice(data)
-            for read in (read_plan, read_json, read_silent, Stored.decode):
+            for reader in (read_plan, partial(read, Question), read_silent, Stored.decode):
                 heard = damaged(rng, one)
-                yield len(heard), tried(lambda r=read, d=heard: r(d), MessageError)
+                yield len(heard), tried(lambda r=reader, d=heard: r(d), MessageError)
             yield len(one), tried(lambda d=one: _read_entry(d), FedseedError)
     finally:
         loop.close()

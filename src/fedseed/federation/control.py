@@ -1,0 +1,296 @@
+"""What coordinator and clients tell each other about themselves, in JSON: each message is declared once, here.
+
+Whoever sends one may lie or be broken. `read` returns a message within the bounds that stand here, or refuses it by a
+MessageError that names the field; so whoever uses one later finds numbers that can be added up over all processes and
+rounds and be written down. What is in bounds is believed as far as docs/federation.md says: it is shown, and digests
+are compared. No weight, step or privacy account depends on it.
+
+A metric keeps the name that the client gives it, in a line of metrics.jsonl and in the summary. The names of a line's
+own fields are no metrics' names: a client can't say which round it is, or what it has cost in bytes.
+"""
+
+import json
+from collections.abc import Collection
+from functools import lru_cache
+from math import isfinite
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+)
+
+from fedseed.errors import MessageError
+from fedseed.federation.cost import MOST_PHASES, Cost, Seconds, check_name
+from fedseed.orbit.record import DIGEST_BYTES
+from fedseed.reports.results import FIELDS, PHASES
+from fedseed.text import shown
+
+MOST_PARTS = 250_000  # values and keys of a message: a hello of so many clients, a report of their figures
+MOST_TEXT = 1 << 20  # characters of a field that holds bytes
+MOST_ROUND = 0xFFFFFFFF  # a round's number has 32 bits in every message
+MOST_EXAMPLES = 10**9  # of a client
+MOST_CLIENTS = 100_000  # of a run, and in a hello
+MOST_METRICS = 100  # of a report, or of one client in it
+MOST_LOSS = 1e39  # the mean of those that are reported; a float32 ends at 3.4e38
+HELD_OUT = "held_out"
+VALIDATION = "validation"
+COUNTS = (HELD_OUT, VALIDATION)  # what a client's figures are of
+# of a line of metrics, whoever writes it: what a client measures has another name
+LINE_FIELDS = frozenset((*FIELDS, "epsilon", "evaluated", "metrics", "privacy", "step_over_weights", "weights_moved"))
+
+M = TypeVar("M", bound="Control")
+
+
+# -- what fields hold ---------------------------------------------------------------------------------------------
+
+
+def _client(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("no name of a client")
+    return name
+
+
+def _metric(name: str) -> str:
+    if name in LINE_FIELDS:
+        raise ValueError("a field of the line itself, no metric")
+    return check_name(name)
+
+
+def _figures(figures: dict[str, float]) -> dict[str, float]:
+    if HELD_OUT not in figures:
+        raise ValueError("figures without a number of examples")
+    for name in COUNTS:
+        count = figures.get(name, 0.0)
+        if not 0 <= count <= MOST_EXAMPLES or count != int(count):
+            raise ValueError(f"{count:.3g} examples")
+    return {name: int(value) if name in COUNTS else value for name, value in figures.items()}
+
+
+def _ratio(ratio: float) -> float | None:
+    if ratio < 0:
+        raise ValueError(f"{ratio:.3g} is below 0")
+    return ratio if isfinite(ratio) else None  # of weights that are NaN it is not known
+
+
+def _plausible(spent: Cost) -> Cost:
+    if not abs(spent.losses) <= MOST_LOSS * spent.counted:
+        raise ValueError(f"{spent.losses:.3g} is no sum of {spent.counted:,} losses")
+    if spent.moved_weights > spent.movable_weights:
+        raise ValueError("more weights have moved than there are")
+    return spent
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_client)]
+RoundNumber = Annotated[int, Field(ge=0, le=MOST_ROUND)]
+Examples = Annotated[int, Field(ge=0, le=MOST_EXAMPLES)]
+Names = Annotated[list[Name], Field(max_length=MOST_CLIENTS), FailFast()]
+Digest = Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * DIGEST_BYTES}}}$")]
+Encoded = Annotated[str, Field(max_length=MOST_TEXT)]  # bytes in base64
+Metrics = Annotated[dict[Annotated[str, AfterValidator(_metric)], float], Field(max_length=MOST_METRICS)]
+Figures = Annotated[Metrics, AfterValidator(_figures)]
+Ratio = Annotated[float, AfterValidator(_ratio)]
+Spent = Annotated[Cost, AfterValidator(_plausible), PlainSerializer(Cost.to_json)]
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+
+
+class Control(BaseModel):
+    """A message. What a client says has no other fields than these; numbers are numbers, no texts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def encode(self) -> bytes:
+        """Those fields that were set, as JSON."""
+        return json.dumps(self.model_dump(exclude_unset=True)).encode()
+
+
+class Attach(Control):
+    """A client says which process hosts it, and how many examples it has."""
+
+    client: Name
+    host: Name
+    examples: Examples
+
+
+class Hello(Control):
+    """A process introduces itself.
+
+    Args:
+        host: the client by whose name it goes.
+        header: how its orbit begins.
+        names: all clients that it knows, or those that it speaks for.
+        names_matter: whether the run must have these clients.
+        at: the last step that it has taken.
+        time: what its clock says.
+        bucket: whether it wants to store large messages.
+        begins: the digest of its weights before the first step.
+        weights: those weights, or a reference to them, if it was asked for them.
+    """
+
+    host: Name
+    header: Encoded
+    names: Names
+    names_matter: bool = True
+    at: RoundNumber
+    time: float
+    bucket: bool = False
+    begins: Annotated[str, Field(max_length=64)] | None = None
+    weights: Encoded | None = None
+
+
+class Beat(Control):
+    """A process is alive: the last step that it has taken, and of which log."""
+
+    at: RoundNumber
+    epoch: Annotated[str, Field(max_length=200)]
+    done: bool = False
+
+
+class Report(Beat):
+    """What a process says about the weights after a round.
+
+    Args:
+        round: which round.
+        digest: of the weights, in hex; zeros: they were not hashed.
+        spent: what its work since its last report has cost.
+        ratio: the length of the newest step over that of the weights; None: not known.
+        metrics: what it has measured, by name; None: it has not evaluated.
+        by_client: what each of its clients has measured on what it holds out; None: it has not been asked.
+        seconds: that the evaluation took.
+    """
+
+    round: RoundNumber
+    digest: Digest
+    spent: Spent
+    ratio: Ratio | None = None
+    metrics: Metrics | None = None
+    by_client: dict[Name, Figures] | None = None
+    seconds: Seconds = 0.0
+
+
+class Said(Control):
+    """What the coordinator says: a newer one may say more."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Welcome(Said):
+    """The answer to a hello.
+
+    Args:
+        refused: why this process can't take part; then there is nothing else.
+        epoch: the log's incarnation; "": there is none yet.
+        beat: seconds between signs of life.
+        skew: seconds by which the process' clock is ahead.
+        waits: what the start waits for.
+        clients: how many the run has.
+        bring: "weights", if those of the base are needed.
+    """
+
+    refused: str | None = None
+    epoch: str = ""
+    beat: float = 2.0
+    skew: float | None = None
+    waits: str | None = None
+    clients: int | None = None
+    bring: str | None = None
+
+
+class Question(Said):
+    """Report on the weights after a round.
+
+    Args:
+        round: which round.
+        evaluate: the host that evaluates them, too, or (True) every process, on what its clients hold out.
+        digest: whether they are hashed.
+    """
+
+    round: RoundNumber
+    evaluate: str | bool | None = None
+    digest: bool = True
+
+
+class Beginning(Said):
+    """What a log begins with, besides the orbit's header: its incarnation, the clients, how many rounds there are."""
+
+    epoch: str
+    names: list[str]
+    rounds: int | None = None
+
+
+class Status(Said):
+    """How a run is going. Whoever asks gets a table: what else it holds is for people to read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    run: str = ""
+    began: float = 0.0
+    round: int | None = None
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def read(kind: type[M], data: bytes) -> M:
+    """A message as it came.
+
+    Raises:
+        MessageError: not valid, or so many parts that reading it would take far more memory than it has bytes.
+    """
+    parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))
+    if parts > MOST_PARTS:
+        raise MessageError(f"not valid JSON: about {parts:,} values, at most {MOST_PARTS:,} are read")
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def part(kind: Any, data: Any) -> Any:
+    """A part of a message: of one of the kinds above, such as `Metrics`. Raises MessageError."""
+    try:
+        return _adapter(kind).validate_json(data) if isinstance(data, bytes) else _adapter(kind).validate_python(data)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+@lru_cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=None if kind is Spent else ConfigDict(strict=True))
+
+
+def _refusal(error: ValidationError) -> MessageError:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    at = ": ".join(shown(str(part), 40) for part in first["loc"])
+    what = shown(first["msg"].removeprefix("Value error, "), 100)
+    return MessageError(f"{at}: {what}" if at else what)
+
+
+# -- over a whole run ---------------------------------------------------------------------------------------------
+
+
+class Phases:
+    """The phases that clients have named, so few that a summary can list them.
+
+    Args:
+        most: how many besides the usual ones.
+    """
+
+    def __init__(self, most: int = MOST_PHASES) -> None:
+        self._most = most
+        self._named: set[str] = set()
+
+    def check(self, names: Collection[str]) -> None:
+        """Remember names. Raises MessageError: there are too many by now."""
+        new = set(names) - set(PHASES) - self._named
+        if len(self._named) + len(new) > self._most:
+            raise MessageError(f"spent: seconds: more than {self._most} phases in all")
+        self._named |= new
