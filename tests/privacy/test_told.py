@@ -194,7 +194,7 @@ def told(what, data):
         entry = Entry.decode(data)
         if entry.kind == "H":
             about, start = read_header(entry)
-            return "log, header", {*fields(about), *header_fields(start)}, (about["names"], start)
+            return "log, header", {*fields(about.model_dump()), *header_fields(start)}, (about.names, start)
         if entry.kind == "T":
             _, message = read_step(entry)
             assert len(message) == FRAME_BYTES + 1
@@ -415,7 +415,7 @@ def test_no_report_changes_the_account(monkeypatch, tmp_path):
             metrics = {name: value for name, value in lie.items() if name != "privacy"}
             for wrong in ({"metrics": metrics}, {"examples": -5}, {"privacy": lie}):  # refused
                 await send(self, client, what, json.dumps({**about, **wrong}).encode())
-            about = {**about, "metrics": {"votes": 0.0, "epsilon": 0.0}, "ratio": 0.0, "spent": spent}
+            about = {**about, "metrics": {"votes": 0.0}, "ratio": 0.0, "spent": spent}
         await send(self, client, what, json.dumps(about).encode() if about else data)
 
     monkeypatch.setattr(MemoryClient, "send", lying)
