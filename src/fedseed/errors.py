@@ -60,7 +60,7 @@ def did_you_mean(word: object, known: Iterable[str], after: str = " ") -> str:
 
 
 def to_install(extra: str) -> str:
-    """How to get what an extra of pyproject.toml has, for messages: the one place that says where fedseed comes from.
+    """Says how to install an extra of pyproject.toml, for messages: the one place that knows where fedseed comes from.
 
     Args:
         extra: its name, such as "train".

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of a gradient g.
+    """A rule: how a gradient g becomes a step.
 
     momentum   m <- beta1 m + g;                    change = -rate m       (torch.optim.SGD's; FedAvgM's)
     nesterov   m <- beta1 m + g;                    change = -rate (g + beta1 m)    (torch.optim.SGD's)
@@ -39,5 +39,5 @@ class Rule:
 
     @property
     def averages(self) -> int:
-        """How many float32 numbers it keeps for every parameter."""
+        """Returns how many float32 numbers it keeps for every parameter."""
         return 2 if self.kind == "adam" else 1

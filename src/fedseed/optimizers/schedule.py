@@ -49,7 +49,7 @@ class Schedule(BaseModel):
         return self
 
     def factor(self, number: int) -> float:
-        """What the rate is multiplied by in a round: from 0 to 1.
+        """Returns the factor of the rate in a round, from 0 to 1.
 
         Args:
             number: the round, from 1.

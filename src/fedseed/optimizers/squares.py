@@ -46,7 +46,7 @@ def deviation(values: Floats) -> float:
 
 @dataclass(frozen=True)
 class Squares:
-    """What is known of some squares after a number of steps.
+    """Sums or averages of squares after a number of steps.
 
     sum        v <- v + x                            Adagrad's
     average    v <- beta v + (1 - beta) x            RMSProp's and Adam's; over 1 - beta^t when it is used

@@ -61,7 +61,7 @@ def compact(path: Path, out: Path) -> Orbit:
 
 
 def differences(a: Orbit, b: Orbit) -> list[str]:
-    """What tells two orbits apart, a line each; none: base, settings and steps are the same."""
+    """Returns a line for each difference between two orbits; none: base, settings and steps are the same."""
     lines = a.header.differences(b.header)
     comparable = a.header.hashed_alike(b.header)
     if a.header.first != b.header.first:

@@ -90,7 +90,7 @@ class Orbit:
 
     @classmethod
     def parse(cls, data: bytes, source: str = "orbit") -> "Orbit":
-        """The same from a file's bytes.
+        """Reads and checks an orbit in memory, as `open` does.
 
         Args:
             data: the bytes.

@@ -174,7 +174,7 @@ class Header:
             raise ValueError(f"a first step of {self.first}: {self.method.name} needs all steps from 1")
 
     def hashed_alike(self, other: "Header") -> bool:
-        """Whether digests of both can be compared."""
+        """Returns whether digests of both can be compared."""
         return self.digest_kind == other.digest_kind
 
     def unusual_digests(self) -> str:
@@ -201,7 +201,7 @@ class Header:
             raise OrbitError(f"orbit header is not valid: {error}") from error
 
     def differences(self, other: "Header") -> list[str]:
-        """What differs, one line each, such as "method.rate: 0.1, 0.2"; the base counts by its digest.
+        """Returns a line for each difference, such as "method.rate: 0.1, 0.2"; the base counts by its digest.
 
         Digests of two kinds can't be compared: that they are of two kinds is what differs then.
         """
@@ -253,7 +253,7 @@ def _most_text(packed: bytes) -> int:
 
 
 def _too_much(packed: bytes, text: bytes) -> str | None:
-    """What of a header is more than it may be, before anything is made of it."""
+    """Returns what a header has too much of, before anything is made of it; None: nothing."""
     if len(text) > _most_text(packed):
         return f"{len(text):,} bytes of text in {len(packed):,} compressed ones"
     if len(text) > _MOST_WIDE and (b"\\u" in text or not text.isascii()):

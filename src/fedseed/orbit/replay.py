@@ -23,7 +23,7 @@ OnStep = Callable[[int], None]
 def replay(
     header: Header, records: Iterable[Record], model: torch.nn.Module, progress: OnStep | None, check_all: bool = False
 ) -> str:
-    """What `Orbit.replay` does, with the steps to take."""
+    """Applies steps to the base in place, and returns the weights' digest; see `Orbit.replay`."""
     from fedseed.models.loading import choose_trainable  # it brings transformers, which a run on other models needs not
 
     if header.adapter is None:
@@ -56,7 +56,7 @@ def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
 
 
 def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
-    """What `Orbit.equip` does, for the orbit's header."""
+    """Returns the base with the adapter that an orbit tunes; see `Orbit.equip`."""
     from fedseed.models.loading import choose_trainable
 
     check_base(header, digest_of_base(header, model))

@@ -51,7 +51,7 @@ class OrbitWriter:
         self._complete = orbit.complete
 
     def take(self) -> Orbit:
-        """What the file held when it was taken up; it is handed out once, so that memory stays small."""
+        """Returns, once, the orbit that the file held when it was taken up; it is not kept, to save memory."""
         assert self.orbit is not None
         orbit, self.orbit = self.orbit, None
         return orbit

@@ -140,7 +140,7 @@ class LocalClient:
         return self.space.difference(self._start, self._finer)
 
     def recall(self) -> Floats | None:
-        """What the client kept last before this round."""
+        """Returns the vector that the client kept last before this round."""
         return self.memory.recall(self.number, self.round, self.space.size)
 
     def keep(self, vector: Floats) -> None:
@@ -211,7 +211,7 @@ class LocalClient:
         return sum(losses) / sum(self.objective.weight(item) for item in items)
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
-        """The same at w + scale * direction(k)."""
+        """The mean loss at w + scale * direction(k)."""
         with self.space.perturbed(basis, k, scale, often=getattr(self.objective, "calls_often", False)):
             loss = self.loss(items)
         self.cost.losses.append(loss)
@@ -292,7 +292,7 @@ class LocalClient:
         self._give_back()
 
     def _measure(self, steps: Steps) -> None:
-        """In the first round: how many of the weights have moved, where they lose small steps."""
+        """Counts in the first round how many weights have moved, where they lose small steps."""
         if steps.lossy and self.round == 1 and self._start is not None:
             with self.phase("local"):
                 moved = count_moved(self.space.parameters, self._start)
@@ -319,7 +319,7 @@ class LocalClient:
         return gradient, sum(self.objective.weight(item) for item in items)
 
     def gradient_batch(self, batch: int | None) -> list[Any]:
-        """What `gradient` looks at. Raises NonFiniteError if the client has no examples."""
+        """Draws the examples that `gradient` looks at. Raises NonFiniteError if the client has no examples."""
         drawn = self.batches(1 if batch is None else batch)
         return list(self.items) if batch is None else next(drawn)
 

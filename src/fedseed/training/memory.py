@@ -71,7 +71,7 @@ class Memory:
                 self._path(client, number).unlink(missing_ok=True)
 
     def _rounds(self, client: int) -> list[int]:
-        """In ascending order, those in which the client kept something that is still there."""
+        """Returns the rounds in which the client kept something that is still there, in ascending order."""
         if self.folder is None:
             return sorted(self._held.get(client, ()))
         names = (path.name.split(".") for path in self.folder.glob(f"client-{client}.*.f4"))

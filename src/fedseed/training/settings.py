@@ -86,7 +86,7 @@ class LocalTraining(BaseModel):
         return self
 
     def check(self, layout: Layout) -> None:
-        """Whether the settings fit the weights that train.
+        """Checks that the settings fit the weights that train.
 
         Raises:
             ValueError: autocast, but no weight is float32; names the keys.
@@ -104,7 +104,7 @@ class LocalTraining(BaseModel):
         return self.batch * self.accumulation
 
     def not_plain_sgd(self) -> Iterator[str]:
-        """What would have to be set for a step to be -rate times the gradient of one micro-batch."""
+        """Yields what would have to be set for a step to be -rate times the gradient of one micro-batch."""
         if self.optimizer != "sgd" or self.momentum:
             yield 'training.optimizer = "sgd" without momentum'
         if self.accumulation != 1:
@@ -116,7 +116,7 @@ class LocalTraining(BaseModel):
 
 
 def check_autocast(key: str, autocast: Autocast | None, layout: Layout) -> None:
-    """Whether there is anything to cast.
+    """Checks that there is something to cast.
 
     Raises:
         ValueError: no tensor that trains is float32.

@@ -144,7 +144,7 @@ class Steps:
         return True
 
     def _factor(self, gradients: Sequence[torch.Tensor]) -> float | None:
-        """What gradients are to be multiplied by, for loss scale and clipping; None: they are not finite."""
+        """Returns the factor of the gradients, for loss scale and clipping; None: they are not finite."""
         norm = norm_of(gradients) / self.scale.value
         if not isfinite(norm):
             return None
@@ -187,7 +187,7 @@ class Steps:
         self.weights[index].add_(gradient, alpha=-self.training.learning_rate)
 
     def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        """The same for rows of a matrix, each named once."""
+        """Moves rows of a matrix, each named once."""
         self.weights[index].index_add_(0, rows, gradients, alpha=-self.training.learning_rate)
 
 
@@ -214,12 +214,10 @@ class MasterSteps(Steps):
 
     @property
     def weights(self) -> Sequence[torch.Tensor]:
-        """The copies."""
         return self._copies
 
     @property
     def finer(self) -> Sequence[torch.Tensor]:
-        """The copies."""
         return self._copies
 
     @contextmanager
@@ -258,16 +256,13 @@ class MasterSteps(Steps):
             p.copy_(copy)
 
     def unscaled(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """In float32."""
         return super().unscaled(index, gradient.float())
 
     def move(self, index: int, gradient: torch.Tensor) -> None:
-        """The copy moves, then the weights."""
         super().move(index, gradient)
         self._round(index)
 
     def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        """The copy's rows move, then the weights'."""
         super().move_rows(index, rows, gradients)
         p, copy = self.vector.parameters[index], self._copies[index]
         if copy is not p:
@@ -331,16 +326,13 @@ class StochasticSteps(Steps):
         return room[place * CACHED : place * CACHED + len(piece)].copy_(piece)
 
     def unscaled(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """In float32."""
         return super().unscaled(index, gradient.float())
 
     def move(self, index: int, gradient: torch.Tensor) -> None:
-        """w <- round(w - eta g)."""
         change = flat(gradient)
         self._change(index, lambda lo, hi, piece: piece.add_(change[lo:hi], alpha=-self.training.learning_rate))
 
     def move_rows(self, index: int, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        """The same for rows."""
         p, width = self.vector.parameters[index], gradients.shape[1]
         self._rounder.begin(index)
         values = p[rows].float().add_(gradients, alpha=-self.training.learning_rate)

@@ -17,7 +17,7 @@ Look = tuple[Basis, tuple[int, ...], float]
 
 @dataclass(frozen=True)
 class Seen:
-    """What one forward pass over all clients' batches found.
+    """The losses that one forward pass over all clients' batches found.
 
     Args:
         losses: the mean losses of each client's parts, in the order of the clients; 0 for one without examples.
@@ -107,17 +107,14 @@ class SharingLosses(LocalClient):
         self._index = index
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """The client's one batch."""
         yield self._together.draw(self._index, size)
 
     def perturbed_loss(self, basis: Basis, k: int, scale: float, items: Sequence[Any]) -> float:
-        """The client's loss at w + scale * direction(k)."""
         (loss,) = self._together.losses(self._index, basis, (k,), scale)
         self.cost.losses.append(loss)
         return loss
 
     def population_losses(self, basis: Basis, along: Sequence[int], scale: float, items: Sequence[Any]) -> list[float]:
-        """The client's losses at w + scale * direction(along[j])."""
         found = list(self._together.losses(self._index, basis, along, scale))
         self.cost.losses += found if scale else []
         return found
@@ -143,7 +140,7 @@ class SharedGradients:
         self._apart = False
 
     def gradient(self, own: LocalClient, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        """What `LocalClient.gradient` returns, for all; raises as that does, or InAnothersMessage."""
+        """Returns the sum of all clients' gradients; raises as `LocalClient.gradient` does, or InAnothersMessage."""
         if self._found is None and not self._apart:
             self._found = self._add_up(batch, micro_batch)
         if self._found is None:
@@ -159,7 +156,7 @@ class SharedGradients:
         raise InAnothersMessage
 
     def _add_up(self, batch: int | None, micro_batch: int) -> tuple[dict[int, str], bytes, int] | None:
-        """Why clients have no part, by number; the sum; its terms. None: the sum is not finite."""
+        """Returns why clients have no part, by number, the sum and its terms; None: the sum is not finite."""
         space = self._clients[0].space
         reasons: dict[int, str] = {}
         while True:
@@ -204,5 +201,4 @@ class SharingGradients(LocalClient):
         self._together = together
 
     def gradient(self, batch: int | None, micro_batch: int) -> tuple[bytes, int]:
-        """The sum, for the first member; the others are in its message."""
         return self._together.gradient(self.own, batch, micro_batch)

@@ -14,7 +14,7 @@ def leaf_hash(leaf: bytes | memoryview) -> bytes:
 
 
 def dense_digest(layout: Layout, data: bytes, kind: DigestKind) -> str:
-    """What `ParameterSpace.digest` gives for the same weights.
+    """Returns the digest that `ParameterSpace.digest` gives for the same weights.
 
     Args:
         layout: the tensors.

@@ -158,7 +158,7 @@ def copies(tensors: Sequence[torch.Tensor], offload: Offload, often: bool = Fals
 
 
 def out_of_the_way(tensors: Sequence[torch.Tensor], often: bool = False) -> bool:
-    """What "auto" decides.
+    """Returns what "auto" decides: whether copies are kept out of the way.
 
     A CPU's copy goes to a file if it is large and the file would lie on a disk with room for it: the system's cache has
     it, so reading it costs little more than memory does. A GPU's goes to the host unless it is read often.

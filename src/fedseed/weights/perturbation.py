@@ -49,7 +49,7 @@ _WAYS: dict[Any, str] = {}  # what to do with which function, found out once
 
 
 def way_of(func: Any) -> str:
-    """How weights that this function is given are exchanged: "ask" (not at all), or what is special about it."""
+    """Returns how weights that a function is given are exchanged: "ask" (not at all), or what is special about it."""
     way = _WAYS.get(func)
     if way is None:
         way = _WAYS[func] = _way(func)

@@ -127,7 +127,7 @@ class PerturbedRows:
         self.reason = rows.reason if basis.name == "lowrank" else "its basis is not lowrank"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """In place of the model's own."""
+        """Takes the place of the model's own `forward`."""
         if self.use.inside:  # a model that calls itself
             return self._forward(*args, **kwargs)
         self.calls += 1
@@ -141,7 +141,7 @@ class PerturbedRows:
             return call.joined(self._one_by_one(call))
 
     def _in_one_go(self, call: "_Call", rows: torch.Tensor) -> "list[Answer]":
-        """What the model makes of some rows; those that take different branches go apart."""
+        """Calls the model once for some rows; those that take different branches go apart."""
         entries = self._entries[rows]
         in_order = torch.equal(entries, torch.arange(len(self._different), device="cpu"))
 
@@ -158,7 +158,7 @@ class PerturbedRows:
         return [(rows, [whole.flatten(0, 1) if whole.dim() > 1 else whole for whole in out])]
 
     def _one_by_one(self, call: "_Call") -> "list[Answer]":
-        """The same, with one pass for each direction."""
+        """Calls the model once for each direction."""
         answers: list[Answer] = []
         for entry, move in enumerate(self._different):
             rows = (self._entries == entry).nonzero()[:, 0]
@@ -216,7 +216,7 @@ class _Call:
         return [v for v in found if isinstance(v, torch.Tensor)]
 
     def joined(self, answers: Sequence[Answer]) -> Any:
-        """What the model would have returned for the batch."""
+        """Puts answers for some rows each together, as the model would return them for the batch."""
         rows = torch.cat([rows for rows, _ in answers])
         tensors = []
         for parts in zip(*(out for _, out in answers), strict=True):

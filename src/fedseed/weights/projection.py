@@ -115,7 +115,7 @@ def differences(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[int, int, to
 
 
 def count_moved(parameters: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]) -> tuple[int, int]:
-    """How many of the 16-bit weights are others than those saved, and how many there are."""
+    """Counts the 16-bit weights that differ from those saved, and all of them."""
     moved = count = 0
     for p, s in zip(parameters, saved, strict=True):
         if p.dtype == torch.float32:

@@ -22,7 +22,7 @@ class _Apart:
 
 
 def apart(tree: Any) -> Any:
-    """The same arguments or results, with caches that are taken apart."""
+    """Returns the arguments or results with every cache taken apart."""
     return pytree.tree_map(lambda v: _Apart(v) if _is_cache(v) else v, tree)
 
 

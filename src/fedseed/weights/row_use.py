@@ -35,7 +35,7 @@ class RowsError(FedseedError):
 
 
 class UnmappedError(Exception):
-    """What a model does can't be mapped over rows; the reason."""
+    """A model does what can't be mapped over rows; the text says what."""
 
 
 class Tables:
@@ -59,7 +59,7 @@ class Tables:
         return tensor in self._vector
 
     def factors(self, parameter: torch.Tensor) -> Factors:
-        """Of a tensor of at least two dimensions, seen as a matrix."""
+        """Returns the factors on a tensor of at least two dimensions, seen as a matrix."""
         known = self._factors.get(id(parameter))
         if known is None:
             rows = parameter.shape[0]
@@ -162,7 +162,7 @@ class RowUse(TorchFunctionMode):
         return func(*(self._exchange(a) for a in args), **{k: self._exchange(v) for k, v in kwargs.items()})
 
     def _counts_all(self, count: Any, number: Any, *_: Any) -> bool:
-        """Whether how many of a tensor's entries are true is compared with how many there are: `all()` once more."""
+        """Whether the number of true entries is compared with that of all entries: `all()` once more."""
         known = self._counted
         return known is not None and count is known[1] and type(number) is int and number == known[0].numel()
 

@@ -151,7 +151,7 @@ class ParameterSpace:
 
     @property
     def _scaling(self) -> Moments | None:
-        """What entries of directions are divided by; None: nothing."""
+        """The averages that entries of directions are divided by; None: there are none."""
         return self._moments if self._moments is not None and self._moments.rule.kind == "hiso" else None
 
     def _average(self, change: Average) -> None:

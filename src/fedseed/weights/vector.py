@@ -85,7 +85,7 @@ class Vector:
                     tensor += 1
 
     def preparing(self, terms: Sequence[Term], scale: float) -> Prepare:
-        """What `pieces` needs for a sum of terms.
+        """Returns a function that prepares a sum of terms, for `pieces`.
 
         Raises:
             ValueError: the scale or a coefficient is not finite, or the number of arrays is not that of the blocks.

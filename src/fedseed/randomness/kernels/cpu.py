@@ -1092,7 +1092,7 @@ def _constants(spec: Spec, length: int) -> tuple[int, int, tuple[int, int], np.f
 
 
 def prepare(parts: Sequence[Part], length: int) -> Prepared:
-    """What `combine` and `move` need of a sum of directions in a block of `length` elements."""
+    """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
     rows, payload = [(SIGNS, 0, 0, 0, 0, 0, 0, _ZERO, _ZERO)], [np.zeros(0, np.float32)]  # nothing: there is always one
     position = 0
     for spec, first, coefficients in parts:
@@ -1160,7 +1160,7 @@ class PreparedSteps(NamedTuple):
 
 
 def prepare_steps(steps: Sequence[tuple[Sequence[Part], float]], length: int) -> PreparedSteps:
-    """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
+    """Prepares (parts, scale) of each step in a block of `length` elements, for `move_steps`."""
     units, payload, ends = [], [], []
     position = 0
     for parts, _ in steps:
@@ -1228,7 +1228,7 @@ product = _multiply if _REGISTER else None
 
 
 def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> NDArray[np.float64]:
-    """What of a projection adds up over runs of elements (see the reference)."""
+    """Returns the part of a projection that adds up over runs of elements (see the reference)."""
     kind, domain, keys, mass, bound = _constants(spec, length)
     units = np.array([(kind, domain, *keys, first, 0, 0, mass, bound)], dtype=_UNIT)
     x = np.ascontiguousarray(x, dtype=np.float32)

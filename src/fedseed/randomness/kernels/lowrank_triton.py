@@ -118,7 +118,7 @@ class Records:
 
     @property
     def groups(self) -> int:
-        """How many groups of eight."""
+        """The number of groups of eight."""
         return -(-self.count // GROUP)
 
     def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

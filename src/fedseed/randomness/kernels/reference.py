@@ -179,7 +179,7 @@ def direction(spec: Spec, k: int, start: int, stop: int, length: int) -> Floats:
 
 
 def prepare(parts: Sequence[Part], length: int) -> Prepared:
-    """What `combine` and `move` need of a sum of directions in a block of `length` elements."""
+    """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
     return Prepared(tuple(parts), length)
 
 
@@ -293,7 +293,7 @@ def _aligned(values: Floats, start: int, unit: int) -> Floats:
 
 
 def project_sums(spec: Spec, first: int, count: int, x: Floats, start: int, length: int) -> NDArray[np.float64]:
-    """What of a projection adds up over runs of elements, in double precision; `project_finish` makes the products.
+    """Returns the part of a projection that adds up over runs of elements, in double precision.
 
     For `hadamard` these are B sums for each basis number, folded from the sums over each span (single precision, at
     most 256 numbers each); one transform then serves all directions. For other bases: the products themselves.

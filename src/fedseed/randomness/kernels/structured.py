@@ -53,13 +53,12 @@ class Kernels:
         self._move_whole = getattr(low, "move", None)  # on whole rows at once, where an implementation has it
 
     def __getattr__(self, name: str) -> Any:
-        """What has nothing to do with matrices is the flat kernels' own."""
         return getattr(self._flat, name)
 
     # -- sums ----------------------------------------------------------------------------------------------------
 
     def prepare(self, parts: Sequence[Part], length: int) -> Any:
-        """What `combine` and `move` need of a sum of directions in a block of `length` elements."""
+        """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
         runs = [(low, list(run)) for low, run in groupby(parts, key=lambda part: part.spec.name == "lowrank")]
         if len(runs) > 1:
             return Mixed([self.prepare(run, length) for _, run in runs])
@@ -179,7 +178,7 @@ class Kernels:
         at_once(on_vectors, dtype, prepared.vectors, scale)
 
     def prepare_steps(self, steps: Sequence[tuple[Sequence[Part], float]], length: int) -> Any:
-        """What `move_steps` needs of (parts, scale) for each step, in a block of `length` elements."""
+        """Prepares (parts, scale) of each step in a block of `length` elements, for `move_steps`."""
         in_one_pass = getattr(self._flat, "prepare_steps", None)
         if in_one_pass is not None and not any(part.spec.name == "lowrank" for parts, _ in steps for part in parts):
             return in_one_pass(steps, length)
@@ -217,7 +216,7 @@ class Kernels:
         return self.project_finish(spec, first, count, self.project_sums(spec, first, count, x, start, length))
 
     def project_sums(self, spec: Spec, first: int, count: int, x: Any, start: int, length: int) -> NDArray[np.float64]:
-        """What of a projection adds up over runs of elements: for `lowrank`, the products."""
+        """Returns the part of a projection that adds up over runs of elements: for `lowrank`, the products."""
         if spec.name != "lowrank":
             return self._flat.project_sums(spec, first, count, x, start, length)
         vectors = Spec("rademacher", spec.seed, 1)

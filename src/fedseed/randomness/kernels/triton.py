@@ -428,7 +428,7 @@ def _interpreted() -> bool:
 
 
 def default_device() -> torch.device:
-    """Where results go that no tensor says a place for."""
+    """Returns the device of results that no tensor says a place for."""
     there_is_one = torch.cuda.is_available() and not _interpreted()
     return torch.device("cuda", torch.cuda.current_device()) if there_is_one else torch.device("cpu")
 
@@ -481,7 +481,7 @@ def _constants(spec: Spec, length: int) -> Constants:
 
 
 def prepare(parts: Sequence[Part], length: int) -> Prepared:
-    """What `combine` and `move` need of a sum of directions in a block of `length` elements."""
+    """Prepares a sum of directions in a block of `length` elements, for `combine` and `move`."""
     found: list[tuple[int, Constants, int, NDArray[np.int32]]] = []  # kind, constants, number, payload
     for spec, first, coefficients in parts:
         kind, constants = _KINDS[spec.name], _constants(spec, length)
@@ -590,7 +590,7 @@ def move_rows(
 def project_sums(
     spec: Spec, first: int, count: int, x: torch.Tensor | NDArray[Any], start: int, length: int
 ) -> NDArray[np.float64]:
-    """What of a projection adds up over runs of elements (see the reference)."""
+    """Returns the part of a projection that adds up over runs of elements (see the reference)."""
     if not isinstance(x, torch.Tensor):
         x = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
     x = x.detach().reshape(-1)
