@@ -40,7 +40,7 @@ CONFIGS = {
 }
 METHODS = {
     "ferret": 'name = "ferret"\ndirections = 20\ntraining.steps = 2\ntraining.learning_rate = 1e-2\n',
-    "fedkseed": 'name = "fedkseed"\ncandidates = 8\nsteps = 2\nrate = 1e-3\nscale = 1e-3\n',
+    "fedkseed": 'name = "fedkseed"\ncandidates = 8\nsteps = 2\nlearning_rate = 1e-3\nscale = 1e-3\n',
 }
 RECIPE = """
 rounds = 1
