@@ -68,11 +68,9 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             self.unproven = f"{why}: it is not proven who sends a message, and what stands in the log ({MORE})"
 
     def now(self) -> float:
-        """Stands still while the server is silent."""
         return self._pulse.now()
 
     async def listen(self, receive: Receive, status: Callable[[], bytes], rejected: Rejected) -> None:
-        """Subscribe to what clients publish, and to questions."""
         self._rejected = rejected
         lines, shared = self._lines, (self.subjects, self.signatures)
         self._questions = Questions(lines.questions, self.subjects, status, self._answers(lines.questions), rejected)
@@ -102,17 +100,14 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             self._hearing.dropped(name)
 
     def poll(self) -> None:
-        """Read on in the server's log."""
         if self._log is not None:
             for who, reason in self._log.new():
                 self._rejected(who, reason)
 
     async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
-        """Publish to everybody."""
         await self._publish(self.subjects.down, data)
 
     async def entries(self, last: int) -> list[bytes]:
-        """Those that count."""
         found: list[bytes] = []
         reader = self._reader(0, lambda number, data: found.append(data), last)
         if last:
@@ -159,7 +154,6 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             self._rejected("somebody", "the server was to deliver the run's log or objects to others")
 
     async def put(self, name: str, data: bytes) -> None:
-        """Store an object; an interruption is waited for."""
         try:
             await super().put(name, data)
         except NetworkError as error:
@@ -171,12 +165,10 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
             raise
 
     async def allow(self, owner: str | None, most: int | None) -> None:
-        """Make a bucket, if there is none."""
         with explained(f"the object store {self.subjects.bucket(owner)} can't be made"):
             await self.objects.allow(owner, most)
 
     async def delete(self) -> None:
-        """Delete the stream and the buckets."""
         stream = self.connection.jetstream(timeout=REQUEST_SECONDS)
         buckets = f"OBJ_{self.subjects.stream}--"
         with explained(f"run {self.subjects.run} can't be deleted"):
@@ -188,7 +180,6 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
                     await stream.delete_stream(name)
 
     async def close(self) -> None:
-        """End the connections."""
         for part in (self._warden, self._pulse, self._hearing, self._questions):
             if part is not None:
                 await part.stop()

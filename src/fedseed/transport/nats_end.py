@@ -61,7 +61,6 @@ class NatsEnd(End):
             self.unproven = f"{why}: it is not proven that what comes is the coordinator's ({MORE})"
 
     async def status(self, seconds: float) -> bytes | None:
-        """What the coordinator answers."""
         return await self._request(self.subjects.status, b"{}", seconds)
 
     async def _request(self, subject: str, data: bytes, seconds: float) -> bytes | None:
@@ -136,20 +135,16 @@ class NatsEnd(End):
         self.objects.restart()
 
     async def put(self, name: str, data: bytes) -> None:
-        """Store an object; an interruption is waited for."""
         with explained(f"{len(data):,} bytes can't be stored on the server as {name}"):
             await self.objects.put(self._owner, name, data)
 
     async def get(self, owner: str | None, name: str, size: int) -> bytes:
-        """Fetch an object; an interruption is waited for."""
         return await self.objects.get(owner, name, size)
 
     async def drop(self, owner: str | None, name: str) -> None:
-        """Delete an object."""
         await self.objects.drop(owner, name)
 
     async def close(self) -> None:
-        """End the connection."""
         for following in list(self._followers):
             await following.stop()
         with suppress(nats.errors.Error, TimeoutError):
@@ -168,7 +163,6 @@ class NatsClient(NatsEnd, ClientEnd):
     """A client's end."""
 
     async def listen(self, take: Callable[[bytes], None]) -> None:
-        """Subscribe to what goes to everybody."""
 
         async def deliver(message: Msg) -> None:
             if not message.data or message.reply.startswith("$JS"):  # a heartbeat, or delivered from a stream
@@ -183,11 +177,9 @@ class NatsClient(NatsEnd, ClientEnd):
             await self.connection.flush()  # what is broadcast from here on comes
 
     async def send(self, client: str, what: str, data: bytes) -> None:
-        """Publish under the client's name."""
         await self._publish(self.subjects.up(client, what), data)
 
     async def ask(self, client: str, what: str, data: bytes, seconds: float) -> bytes | None:
-        """A request under the client's name."""
         return await self._request(self.subjects.up(client, what), data, seconds)
 
 
@@ -195,7 +187,6 @@ class NatsWatcher(NatsEnd):
     """The end of somebody who only asks."""
 
     async def status(self, seconds: float) -> bytes | None:
-        """What the coordinator answers: to this question, or to all who ask."""
         found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         silences = 0
 

@@ -227,7 +227,6 @@ class LogReader(Reader):
         return 0 if self.chain.checks else self._after
 
     def take(self, sequence: int, message: Msg) -> None:
-        """A message of the stream."""
         if self._until is not None and sequence > self._until:
             return
         if not self.chain.take(message.data, message.headers):
@@ -236,12 +235,10 @@ class LogReader(Reader):
             self._take(sequence, message.data)
 
     def caught_up(self) -> None:
-        """That is all, for now."""
         self.complete.set()
         self._missing = self._lost_since = None
 
     def missing(self) -> None:
-        """The log is not there: lost, if it was there before."""
         now = time.monotonic()
         if self._missing is None:
             self._missing = now
@@ -378,7 +375,6 @@ class _Ahead(Reader):
         self._foreign = foreign
 
     def take(self, sequence: int, message: Msg) -> None:
-        """A message after the last that is known."""
         if self.found is not None:
             return
         head = self._chain.head
@@ -390,5 +386,4 @@ class _Ahead(Reader):
             self._foreign()
 
     def caught_up(self) -> None:
-        """There is none."""
         self.complete.set()

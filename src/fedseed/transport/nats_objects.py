@@ -207,7 +207,6 @@ class _Reading(Reader):
         self._why = f"the object {name} can't be had: it is not there"
 
     def take(self, sequence: int, message: Msg) -> None:
-        """A message among the chunks."""
         place = _Place.decode(message.headers)
         if self.found.done() or place is None or not self._is_owners(message, place):
             return
@@ -231,12 +230,10 @@ class _Reading(Reader):
         return self._signatures.of_client(self._owner, *signed)
 
     def caught_up(self) -> None:
-        """There is no more."""
         if not self.found.done():
             self.found.set_exception(MessageError(self._why))
 
     def missing(self) -> None:
-        """The owner has no store."""
         self.caught_up()
 
     def forget(self) -> None:
