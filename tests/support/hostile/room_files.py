@@ -114,7 +114,7 @@ async def _read_log(entries):
     log = StepLog(end, replacing=False)
     try:
         await asyncio.wait_for(log.read(len(entries), "run"), 30)
-        await log.payloads()
+        await log.take_up("run", waits=False)
     finally:
         await end.close()
 
