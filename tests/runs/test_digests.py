@@ -13,7 +13,6 @@ from fedseed.federation.session import CoordinatorSettings, Session
 from fedseed.orbit import NO_DIGEST, edit
 from fedseed.reports.progress import Silent
 from fedseed.reports.results import read_metrics
-from fedseed.runs.recipe import Recipe
 from fedseed.runs.spec import RunSpec
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
@@ -117,14 +116,6 @@ def test_a_client_with_another_kind_is_told_so(problem):
         reception("blake2b-tree", "ab" * 16).check(header("blake2b-tree"))
 
 
-def test_recipes_name_the_kind():
-    recipe = {"rounds": 1, "method": {"name": "feedsign"}}
-    assert Recipe.model_validate(recipe).model.digest == "blake2b"
-    assert Recipe.model_validate({**recipe, "model": {"digest": "blake2b-tree"}}).model.digest == "blake2b-tree"
-    with pytest.raises(ValueError, match="'blake2b' or 'blake2b-tree'"):
-        Recipe.model_validate({**recipe, "model": {"digest": "sha"}})
-
-
 # -- not after every round ---------------------------------------------------------------------------------------------
 
 
@@ -186,9 +177,3 @@ def test_dense_runs_too(problem, tmp_path):
     assert [line["weights_digest"] is not None for line in result.metrics] == [True, False, True, False, True, True]
     with pytest.raises(FedseedError, match="a run"):
         problem.federation(FedAvg(training=problem.training), **made).run()
-
-
-def test_rounds_between_digests_are_counted_from_one():
-    recipe = {"rounds": 1, "method": {"name": "feedsign"}, "evaluation": {"digest_every": 0}}
-    with pytest.raises(ValueError, match="greater than 0"):
-        Recipe.model_validate(recipe)
