@@ -112,7 +112,7 @@ def test_tables_of_the_recipe(recipe):
         (f"{DOLLY}partition = 'iid'", "task.partition = 'iid': input should be a valid dictionary"),
         (
             f"{DOLLY}client = 3",
-            "task.client = 3: unknown key .did you mean clients.*; allowed here: name, path, clients, .*test_cat",
+            "task.client = 3: unknown key .did you mean clients.*; allowed here: name, clients, .*path, .*test_cat",
         ),
         ("[task]\nname = 'files'\npath = 'x'\nevaluation = 1.0", "task.evaluation = 1.0: input should be less than 1"),
         ("[model]\ndtype = 'int8'", "model.dtype = 'int8'"),
