@@ -5,9 +5,8 @@ from math import sqrt
 
 import numpy as np
 import pytest
-import torch
 
-from fedseed import Basis, ParameterSpace
+from fedseed import Basis
 from fedseed.randomness.kernels import load, lowrank_cpu
 from fedseed.randomness.kernels.lowrank_reference import factor
 from fedseed.randomness.kernels.reference import Part, from_float
@@ -203,40 +202,6 @@ def test_the_expected_cosine_of_a_reconstruction(rank):
             rebuilt = CPU.combine(CPU.prepare([Part(basis.spec_on(matrices), first, gamma)], d), 0, d)
             cosines.append(rebuilt @ x / np.linalg.norm(rebuilt) / np.linalg.norm(x))
         assert np.mean(cosines) == pytest.approx(basis.expected_cosine(d, count), rel=0.05)
-
-
-# -- on a model ------------------------------------------------------------------------------------------------------
-
-
-class Small(torch.nn.Module):
-    """A matrix, a bias, a norm, and an embedding that is tied."""
-
-    def __init__(self, dtype=torch.float32):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = torch.nn.Embedding(50, 32)
-        self.hidden = torch.nn.Linear(32, 32)
-        self.norm = torch.nn.LayerNorm(32)
-        self.to(dtype)
-
-    def forward(self, tokens):
-        return self.norm(self.hidden(self.embedding(tokens))) @ self.embedding.weight.t()
-
-
-@pytest.mark.parametrize("blocks", ["one", "tensor", 7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_look_along_a_direction_sees_the_moved_weights(dtype, blocks):
-    tokens = torch.arange(9)
-    space = ParameterSpace(Small(dtype), blocks)
-    before = space.digest()
-    basis = Basis("lowrank", 5, rank=2)
-    with torch.no_grad(), space.perturbed(basis, 3, 0.1):
-        seen = space.model(tokens)
-    assert space.digest() == before
-    space.add(basis, [1.0], 0.1, first=3)
-    assert space.digest() != before
-    with torch.no_grad():
-        assert torch.equal(seen, space.model(tokens))
 
 
 @pytest.mark.parametrize(

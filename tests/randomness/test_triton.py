@@ -4,7 +4,6 @@ The interpreter takes some milliseconds for a tile and a direction, so runs are 
 repeats the comparisons on millions of elements.
 """
 
-import hashlib
 import importlib
 import os
 import subprocess
@@ -14,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedseed import Basis, ParameterSpace
+from fedseed import Basis
 from fedseed.randomness.basis import FLAT
 from fedseed.randomness.kernels import load
 from fedseed.randomness.kernels.reference import Part, from_float
 from fedseed.randomness.matrices import Matrices
-from fedseed.weights.change import Add, Rebuild, Term
 from support.tiers import mark, tiered
 
 FLAT_TRITON = pytest.importorskip("triton") and importlib.import_module("fedseed.randomness.kernels.triton")
@@ -250,66 +248,6 @@ def test_gaps_in_memory_are_refused():
     part = TRITON.prepare([], 8)
     with pytest.raises(ValueError, match="contiguous"):
         TRITON.move(torch.zeros(8, device=DEVICE)[::2], torch.zeros(4, device=DEVICE), "float32", part, 1.0, 0)
-
-
-class Model(torch.nn.Module):
-    """A tied embedding, one weight that lies transposed in memory, one frozen parameter."""
-
-    def __init__(self, dtype):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = torch.nn.Embedding(37, 16, dtype=dtype)
-        self.hidden = torch.nn.Linear(16, 16, dtype=dtype)
-        self.hidden.weight = torch.nn.Parameter(torch.randn(16, 16).to(dtype).t())
-        self.frozen = torch.nn.Parameter(torch.ones(5, dtype=dtype), requires_grad=False)
-        self.output = torch.nn.Linear(16, 37, bias=False, dtype=dtype)
-        self.output.weight = self.embedding.weight
-
-
-def everything(name, dtype, blocks, device):
-    """Digests of all that a parameter space does."""
-    space = ParameterSpace(Model(dtype).to(device), blocks)
-    basis, other = Basis(name, 3, size=8), Basis("normal" if name == "hadamard" else "hadamard", 4, size=4)
-    shares = [np.linspace(-1, 2, 1 + b % 3, dtype=np.float32) for b in range(len(space.layout.block_sizes))]
-    found = {}
-    space.keep_base()
-    space.add(basis, shares, scale=-0.37)
-    found["add"] = space.digest()
-    delta = torch.randn(space.size, generator=torch.Generator().manual_seed(1))
-    for kind, x in (("tensor", delta.to(device)), ("bfloat16", delta.to(device).bfloat16()), ("array", delta.numpy())):
-        parts = space.project(x, basis, [2] * len(shares), first=1)
-        found[f"project {kind}"] = [hashlib.sha1(p.tobytes()).hexdigest() for p in parts]
-    start = [p + 0.125 for p in space.snapshot()]
-    parts = space.project_change(start, basis, [2] * len(shares))
-    found["project change"] = [hashlib.sha1(p.tobytes()).hexdigest() for p in parts]
-    with space.perturbed(basis, 5, 0.1), torch.no_grad():
-        looked_up = space.model.embedding(torch.tensor([[3, 0], [36, 3]], device=device))
-        assert looked_up.shape == (2, 2, 16)
-        whole = torch.cat([p.reshape(-1) for p in space.parameters])
-        found["perturbed"] = [looked_up.float().cpu().tolist(), whole.float().cpu().tolist()]
-    assert space.digest() == found["add"]
-    space.apply(Add([Term(basis, shares), Term(other, [0.5, -2.0], first=3)], scale=1e-3, rounding=(7, 1)))
-    found["stochastic"] = space.digest()
-    space.apply(Rebuild([Term(basis, [0.1]), Term(other, [0.2])]))
-    found["rebuild"] = space.digest()
-    return found
-
-
-@pytest.mark.parametrize(("name", "dtype", "blocks"), [
-    ("rademacher", torch.float16, "tensor"),
-    pytest.param("hadamard", torch.bfloat16, 5, marks=pytest.mark.slow),
-    pytest.param("hadamard", torch.float32, "one", marks=pytest.mark.slow),
-    pytest.param("normal", torch.bfloat16, "tensor", marks=pytest.mark.slow),
-    pytest.param("truncated_normal", torch.float32, 4, marks=pytest.mark.slow),
-])  # fmt: skip
-@pytest.mark.long
-def test_parameter_spaces_agree(name, dtype, blocks, monkeypatch):
-    found = {}
-    for kernels in ("reference", "cpu", "triton"):
-        monkeypatch.setenv("FEDSEED_KERNELS", kernels)
-        found[kernels] = everything(name, dtype, blocks, DEVICE if kernels == "triton" else "cpu")
-    assert found["triton"] == found["reference"]
-    assert found["cpu"] == found["reference"]
 
 
 COMPILE = """

@@ -11,6 +11,7 @@ from fedseed.randomness.kernels import load
 from fedseed.weights import space as spaces
 from fedseed.weights.change import Term
 from fedseed.weights.perturbation import Perturbation, can_exchange, can_stand_in, in_place_of
+from support.tiers import tiered
 
 TEXT = {"vocab_size": 61, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
 
@@ -77,20 +78,12 @@ def build(name):
 NAMES = ["opt", "llama", "gpt2", "qwen2", "roberta", "vit", "resnet", "shared"]
 
 
-ALL = [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.bfloat16, torch.float16)]
-MANY = [pytest.param(*one, 30, marks=[pytest.mark.long] if at % 3 != at // 3 % 3 else []) for at, one in enumerate(ALL)]
-MANY += [
-    pytest.param("shared", dtype, 1000, marks=pytest.mark.slow if at else pytest.mark.long)
-    for at, (_, dtype) in enumerate(ALL[:3])
-]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "count"),
-    [*MANY, *(pytest.param(*one, 1000, marks=pytest.mark.slow) for one in ALL if one[0] != "shared")],
-)
+@tiered({"name": NAMES, "dtype": DTYPES, "count": [30, 1000]}, slow=lambda name, dtype, count: count == 1000)
 def test_a_thousand_perturbed_evaluations_change_no_bit(name, dtype, count):
-    """For the larger models thirty, but in the slow tier."""
+    """Thirty, but in the slow tier."""
     model, forward = build(name)
     model.to(dtype).eval()
     space = ParameterSpace(model, blocks=3)
@@ -106,8 +99,7 @@ def test_a_thousand_perturbed_evaluations_change_no_bit(name, dtype, count):
         torch.testing.assert_close(forward(model), plain)  # a busy machine may add up in another order
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", NAMES)
+@tiered({"name": NAMES, "dtype": DTYPES})
 def test_outputs_are_those_of_weights_really_changed(name, dtype):
     model, forward = build(name)
     model.to(dtype).eval()
