@@ -215,7 +215,7 @@ def test_who_comes_is_checked_and_late_ones_catch_up(problem, tmp_path, in_proce
     class Waiting(Said):
         def note(self, text):
             super().note(text)
-            over.nodes[12].there = over.nodes[12].there or "waiting for clients: 2 of" in text
+            over.nodes[12].there = over.nodes[12].there or "node 14 is refused" in text
 
         warn = note
 

@@ -182,7 +182,7 @@ def test_a_client_shows_as_many_rounds_as_the_budget_allows():
     settings = ["rounds=300", "task.clients=3", "task.examples=24", "federation.per_round=2", "method.seeds=shared"]
     private = ["privacy.level=client", "privacy.clip=1.0", "privacy.noise=20.0", "privacy.budget=2.0"]
     found = [
-        joining(read_recipe("digits-zo-fedsgd", settings + more), "run", Hub().transport("run"), ["*"])
+        joining(Loading(read_recipe("digits-zo-fedsgd", settings + more), ["*"]), "run", Hub().transport("run"))
         for more in ([], private, [*private, "federation.per_round=3"])
     ]
     turns = mechanism_of(found[1].hosted.worker.method).affordable

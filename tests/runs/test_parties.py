@@ -13,7 +13,7 @@ from fedseed.errors import FedseedError
 from fedseed.orbit import Orbit
 from fedseed.reports.progress import Silent
 from fedseed.runs.assembly import build
-from fedseed.runs.joining import joining
+from fedseed.runs.joining import Loading, joining
 from fedseed.runs.keeping import keep, orbit_place
 from fedseed.runs.learner import limited
 from fedseed.runs.network import coordinate
@@ -108,15 +108,8 @@ class Sites:
             try:
                 orbit = None if out is None else orbit_place(out)
                 with LOADING:
-                    self.clients[name] = client = joining(
-                        self.checked,
-                        "run",
-                        self.way(),
-                        clients or [name],
-                        progress=self.said[name],
-                        own=own,
-                        orbit=orbit,
-                    )
+                    load = Loading(self.checked, clients or [name], progress=self.said[name], own=own)
+                    self.clients[name] = client = joining(load, "run", self.way(), orbit)
                 digest = client.run()
                 if out is not None:
                     with LOADING:

@@ -160,7 +160,7 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     folder = site.out or _path(told.out)
     from fedseed.models.loading import quiet  # torch from here on
     from fedseed.reports.progress import Shown
-    from fedseed.runs.joining import joining
+    from fedseed.runs.joining import Loading, joining
     from fedseed.runs.keeping import keep, orbit_place
 
     quiet()
@@ -168,7 +168,7 @@ def join(recipe: RecipeArgument, *, site: Site, reaching: Reaching, reading: Rea
     signs = site.identity or _path(told.identity)
     with interruptible():
         shown = Shown(console, JOIN_LINES)
-        process = joining(checked, name, way, names, progress=shown, own=own, orbit=orbit, identity=signs)
+        process = joining(Loading(checked, names, progress=shown, own=own, identity=signs), name, way, orbit)
         digest = process.run()
     say(f"the run {name} is over: {process.at} rounds")
     console.print(f"weights digest: {digest}", highlight=False)

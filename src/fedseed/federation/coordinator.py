@@ -1,8 +1,9 @@
 """The coordinator: picks clients, plans, checks and combines answers. It holds no model and imports no torch."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from fedseed.aggregation.weighting import claims, shares
 from fedseed.errors import MessageError
 from fedseed.federation.bounds import Bounds, LastSteps, too_far
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.open_round import RejectedMessage, Round
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers, too_few
 from fedseed.methods.base import Round as PlannedRound
@@ -27,6 +27,35 @@ from fedseed.weights.layout import Layout
 MOST_REJECTED = 1000  # messages that are remembered
 SIZES = "bounds.sizes"  # of the last steps, in what is kept besides the steps
 OUTCOME = "aggregation.outcome."  # the last one, part by part, where the rule remembers it
+
+
+@dataclass
+class RejectedMessage:
+    """A message that was not accepted."""
+
+    round: int
+    client: int
+    reason: str
+
+
+@dataclass
+class Round:
+    """One round while it is open."""
+
+    number: int
+    clients: Sequence[int]
+    attempt: int = 0
+    updates: dict[int, Any] = field(default_factory=dict)
+    planned: Content = field(default_factory=Content)  # of a plan
+    received: dict[int, Content] = field(default_factory=dict)  # of each update that counts
+    sizes: dict[int, float] = field(default_factory=dict)  # the same updates', as they say themselves
+    said: dict[int, int] = field(default_factory=dict)  # what each that counts claims to weigh, from `screen` on
+    outliers: dict[int, str] | None = None  # whose updates were out of all proportion, once that was looked at
+
+    def has(self, client: int) -> bool:
+        """Whether a client takes part."""
+        at = bisect_left(self.clients, client)  # they are in ascending order
+        return at < len(self.clients) and self.clients[at] == client
 
 
 class Coordinator:
@@ -201,7 +230,7 @@ class Coordinator:
                 raise MessageError(f"client {sender} sent an update in the name of client {message.client}")
             if message.attempt != current.attempt:
                 raise MessageError(f"attempt {current.attempt} is open, this answers attempt {message.attempt}")
-            if sender not in current.clients:
+            if not current.has(sender):
                 raise MessageError(f"client {sender} takes no part in round {current.number}")
             if sender in current.updates:
                 raise MessageError(f"client {sender} has answered round {current.number} already")

@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError
 from fedseed.federation.bounds import Bounds
-from fedseed.federation.coordinator import Coordinator
+from fedseed.federation.coordinator import Coordinator, Round
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
-from fedseed.federation.open_round import Round
 from fedseed.federation.unfit import unfit
 from fedseed.methods import Method
 from fedseed.methods.base import Answer, Answers

@@ -33,36 +33,20 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-def joining(
-    recipe: Recipe,
-    run: str,
-    transport: Transport,
-    clients: Sequence[str],
-    examples: Sequence[Any] | None = None,
-    progress: Progress | None = None,
-    own: OwnData | None = None,
-    orbit: Path | None = None,
-    identity: Path | None = None,
-) -> NetworkClient:
+def joining(load: "Loading", run: str, transport: Transport, orbit: Path | None = None) -> NetworkClient:
     """A process that takes part in a recipe's run.
 
     Args:
-        recipe: the recipe, as the coordinator has it.
+        load: its model, data and keys.
         run: the run's name on the transport.
         transport: how to reach the coordinator.
-        clients: the names of the clients it hosts; or patterns, where the recipe says who there is.
-        examples: the one client's own examples, in place of those of the recipe's task.
-        progress: shows the run going on.
-        own: where the hosted clients' own data lies.
         orbit: a new file for the run's orbit, written when the run is over; of a method that has one.
-        identity: the file of the key that signs for a client in secure sums; "{name}" in it stands for the client.
 
     Raises:
-        RecipeError: the recipe has no client of this name, or its model, data or key can't be had.
+        RecipeError: the model can't be had.
     """
-    load = Loading(recipe, clients, examples, progress, own, identity)
-    client = NetworkClient(transport, run, load, recipe.rounds, progress, orbit)
-    client.rounds = _last_round(recipe, load, client.hosted)
+    client = NetworkClient(transport, run, load, load.recipe.rounds, load.progress, orbit)
+    client.rounds = _last_round(load.recipe, load, client.hosted)
     return client
 
 
