@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import re
 
 import pytest
 
-from fedseed.transport import nats_log, transport
+from fedseed.transport import transport
 from fedseed.transport.base import Access, Events
 from support.hostile.federation import KeyedServer
 from support.hostile.wire import Wire
@@ -97,28 +96,6 @@ def test_deliveries_to_others_are_ended(stream, keyed):
             await until_async(lambda: len(rejected) == 2, SECONDS, "not both are told")
             left = [info.config.deliver_subject for info in await manager.consumers_info(name)]
             assert len(left) == made - 2 and all(subject.startswith(f"{subjects.root}.in.") for subject in left)
-            await stop()
-
-    asyncio.run(run())
-
-
-def test_keys_of_an_older_fedseed_still_let_a_client_read_the_log(keyed, monkeypatch):
-    """They allow consumers without a name in the subject only."""
-    configuration = keyed.keys / "nats-server.conf"
-    text = configuration.read_text()
-    older = re.sub(r'(\$JS\.API\.CONSUMER\.CREATE\.[^">]*)\.>', r"\1", text)
-    assert older != text
-    keyed.kill()
-    configuration.write_text(older)
-    keyed.start()
-    monkeypatch.setattr(nats_log, "REQUEST_SECONDS", 0.5)
-
-    async def run():
-        async with Ends(keyed) as ends:
-            entries = []
-            await (await ends.coordinator.writer(None)).append(b"first")
-            stop = await ends.honest.follow(0, lambda number, data: entries.append(data))
-            await until_async(lambda: entries == [b"first"], SECONDS, "nothing comes")
             await stop()
 
     asyncio.run(run())

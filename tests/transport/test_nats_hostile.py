@@ -178,6 +178,7 @@ async def test_nobody_else_writes_into_the_log(room):
     assert await room.entries() == [*entries, b"heir"]
 
 
+@pytest.mark.slow
 @hostile
 async def test_a_flood_into_the_log_does_not_keep_the_coordinator_from_writing(room):
     flooding = True
@@ -197,6 +198,7 @@ async def test_a_flood_into_the_log_does_not_keep_the_coordinator_from_writing(r
     assert await room.entries() == wanted
 
 
+@pytest.mark.slow
 @hostile
 async def test_two_coordinators_at_once_beside_messages_of_others(room):
     other = await room.coordinator.writer(0)
@@ -384,6 +386,7 @@ async def test_a_flood_of_questions_is_answered_once_for_all(room):
     assert len(heard) == ANSWERS + heard.count(SUBJECTS.statuses)
 
 
+@pytest.mark.slow
 @hostile
 async def test_another_coordinator_is_answered_in_a_flood_of_questions(room):
     room.coordinator._questions._newest = (float("inf"), b"newest")
@@ -439,6 +442,7 @@ async def test_headers_are_read_up_to_a_size(room):
     assert room.rejected[-1] == ("somebody", "a message in the name of mallory without a signature of its key")
 
 
+@pytest.mark.slow
 @hostile
 async def test_so_many_messages_wait_and_no_more_and_others_take_turns_with_them(room):
     """Small ones take memory, too, though they hold nothing. What others say is neither dropped nor kept waiting."""

@@ -94,12 +94,10 @@ class SecureCoordinator(Coordinator):
 
     @property
     def private(self) -> bool:
-        """Nothing is told of single clients."""
         return True
 
     @property
     def sums(self) -> bool:
-        """Yes."""
         return True
 
     def open(self, number: int, attempt: int = 0, alive: Any = None) -> list[int]:

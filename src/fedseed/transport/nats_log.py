@@ -94,7 +94,6 @@ class NatsFollowing:
         self._generation = 0
         self._heard = 0.0
         self._subscription: Any = None
-        self._named = True  # the keys of older fedseeds allow consumers without a name only
         self._again = asyncio.Event()
         self._watch = asyncio.create_task(self._keep_going())
 
@@ -120,8 +119,7 @@ class NatsFollowing:
                 self._reader.missing()
                 await asyncio.sleep(0.5)
                 continue
-            except (TimeoutError, nats.errors.Error, APIError, NoStreamResponseError) as error:
-                self._named ^= isinstance(error, TimeoutError)
+            except (TimeoutError, nats.errors.Error, APIError, NoStreamResponseError):
                 await asyncio.sleep(0.2)
                 continue
             while not self._again.is_set() and time.monotonic() < self._heard + SILENCE_SECONDS:
@@ -138,7 +136,7 @@ class NatsFollowing:
         made = await self._connection.jetstream(timeout=REQUEST_SECONDS).add_consumer(
             self._stream,
             api.ConsumerConfig(
-                name=secrets.token_hex(8) if self._named else None,
+                name=secrets.token_hex(8),
                 deliver_subject=inbox,
                 deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
                 opt_start_seq=self._last + 1,
