@@ -1,4 +1,4 @@
-"""Batched evaluation is evaluation one by one, and keeps within a model's positions.
+"""Losses and scores of language models by their definitions; evaluation in batches is evaluation one by one.
 
 Greedy texts must be the same exactly; losses and scores may differ by the float rounding of another batch's matrix
 products: 1e-4 relative is allowed, in float32, and about 1e-6 is seen.
@@ -13,9 +13,16 @@ from fedseed.errors import RecipeError
 from fedseed.objectives.evaluation import choice_metrics, generate, language_metrics, longest_input, mean_loss
 from fedseed.objectives.losses import CausalLM, Choices
 from fedseed.tasks.data import Choice, Example
+from fedseed.tasks.instructions import InstructionsTask
 
 PROMPTS = ["a", "Sort these words : b a c", "### Instruction:\nSay what the longest word of this line is", "x y z"]
 ROOM = 64
+CHOICES = [
+    Choice("a fine film It was", (" terrible", " great"), 1),
+    Choice("no It was", (" terrible", " great"), 0),
+    Choice("the longest of the prompts , with many words in it . It was", (" great", " not that bad", " bad"), 2),
+    Choice("Say yes:", (" yes", " no , never"), 0),
+]
 
 
 @pytest.fixture(params=["opt", "llama", "gpt2"], scope="module")
@@ -110,6 +117,93 @@ def test_any_right_option_counts(small):
     for gold, right in ((0, (1, 2)), (0, (0, 3)), (0, (-1, 0))):
         with pytest.raises(ValueError, match="right = "):
             Choice("x", options, gold, right)
+
+
+# -- what carries loss, and scores ------------------------------------------------------------------------------------
+
+
+def mean_log_p(model, tokenizer, prompt, option):
+    """The definition, one sequence alone, without padding."""
+    before = [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+    after = tokenizer(option, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([before + after])).logits[0].float()
+    log_p = logits.log_softmax(-1)
+    return sum(float(log_p[len(before) + i - 1, token]) for i, token in enumerate(after)) / len(after)
+
+
+def test_scores_are_the_options_mean_token_log_probabilities(model, small):
+    objective = Choices(small[1])
+    with torch.no_grad():
+        scores = objective.scores(model, objective.prepare(CHOICES))
+    assert scores.shape == (4, 3) and scores.dtype == torch.float32
+    for row, example in zip(scores, CHOICES, strict=True):
+        expected = [mean_log_p(model, small[1], example.prompt, option) for option in example.options]
+        assert row[: len(expected)].tolist() == pytest.approx(expected, rel=1e-4)
+        assert all(value == -torch.inf for value in row[len(expected) :])
+
+
+def test_gradients_of_a_batch_are_those_of_its_items(model, small):
+    objective = Choices(small[1])
+    items = objective.prepare(CHOICES)  # items with two and with three options
+
+    def gradient(batches_of_items):
+        model.zero_grad()
+        for batch in batches_of_items:
+            objective.losses(model, batch).sum().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    whole, parts = gradient([items]), gradient([[item] for item in items])
+    assert torch.isfinite(whole).all() and whole.norm() > 0
+    assert torch.nn.functional.cosine_similarity(whole, parts, dim=0) > 0.9999
+
+
+def test_items(small):
+    tokenizer = small[1]
+    objective = Choices(tokenizer, max_length=12)
+    (item,) = objective.prepare(CHOICES[1:3])  # the second is too long
+    assert objective.dropped == 1 and objective.weight(item) == 1 and item.gold == 0
+    for sequence, option in zip(item.sequences, CHOICES[1].options, strict=True):
+        assert sequence.ids[0] == tokenizer.bos_token_id
+        assert tokenizer.decode(sequence.ids[sequence.response_start :]).strip() == option.strip()
+        assert tokenizer.eos_token_id not in sequence.ids[1:]  # nothing stands after an option
+    with pytest.raises(ValueError, match="option '' has no token"):
+        objective.prepare([Choice("x", ("", "a"), 0)])
+    with pytest.raises(ValueError, match="none of 1 examples is usable"):
+        choice_metrics(torch.nn.Linear(1, 1), objective, CHOICES[2:3])
+
+
+def test_only_response_tokens_and_the_end_carry_loss(small):
+    _model, tokenizer = small
+    objective = CausalLM(tokenizer)
+    items = objective.prepare([Example("### Response:\n", "seven"), Example("Say it\n", "it")])
+    ids, mask, labels = objective.collate(items, torch.device("cpu"))
+    for row, item in enumerate(items):
+        assert ids[row, 0] == tokenizer.bos_token_id
+        kept = labels[row] != -100
+        assert kept.sum() == objective.weight(item) == len(item.ids) - item.response_start
+        text = tokenizer.decode(ids[row][kept], skip_special_tokens=True)
+        assert text == ("seven", "it")[row]
+        assert ids[row][kept][-1] == tokenizer.eos_token_id
+        assert mask[row].sum() == len(item.ids)
+
+
+def test_long_examples_are_dropped_and_counted(small):
+    objective = CausalLM(small[1], max_length=12)
+    assert len(objective.prepare([Example("a", "b"), Example("a b c d e f g h i j", "k")])) == 1
+    assert objective.dropped == 1
+
+
+def test_the_base_has_learnt_its_format_and_has_room(small):
+    """It answers (ends by itself) and is far from perfect on families it never saw as instructions."""
+    model, tokenizer = small
+    examples = InstructionsTask(clients=5, examples=1, evaluation=1, unseen=0, validation=1).load().evaluation[""]
+    objective = CausalLM(tokenizer)
+    metrics = language_metrics(model, objective, examples, max_new_tokens=24)
+    assert 0.5 < metrics["loss"] < 6
+    assert 3 < metrics["rouge_l"] < 70
+    texts = generate(model, objective, [e.prompt for e in examples], 24)
+    assert sum(0 < len(t.split()) < 20 for t in texts) >= len(texts) / 2
 
 
 # -- within the room that there is -----------------------------------------------------------------------------------
