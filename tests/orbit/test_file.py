@@ -48,6 +48,13 @@ def write(path, steps=3, dtype=torch.float32):
     return digests
 
 
+@pytest.fixture
+def data(tmp_path):
+    """The bytes of an orbit of three steps, which is there as a.orbit, too."""
+    write(tmp_path / "a.orbit")
+    return (tmp_path / "a.orbit").read_bytes()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_replay_to_any_step_gives_the_runs_bits(tmp_path, dtype):
     digests = write(tmp_path / "a.orbit", dtype=dtype)
@@ -64,10 +71,8 @@ FRAME = 16 + 16 + 16
 STEP = FRAME + (8 + 8 + 16)  # the seed, two counts, four coefficients
 
 
-def test_every_changed_byte_is_found_and_the_step_named(tmp_path):
+def test_every_changed_byte_is_found_and_the_step_named(data):
     """Exhaustive: each byte of a small orbit, each of its bits flipped; nothing passes and nothing else is raised."""
-    write(tmp_path / "a.orbit")
-    data = (tmp_path / "a.orbit").read_bytes()
     head = len(data) - 3 * STEP - FRAME
     for position in range(len(data)):
         for bit in range(8):
@@ -78,10 +83,8 @@ def test_every_changed_byte_is_found_and_the_step_named(tmp_path):
                 assert f"step {(position - head) // STEP + 1} is damaged" in str(found.value)
 
 
-def test_every_cut_is_found_and_only_a_torn_tail_is_cut_back(tmp_path):
+def test_every_cut_is_found_and_only_a_torn_tail_is_cut_back(data, tmp_path):
     """Exhaustive; a cut between records leaves an orbit that says it is not complete."""
-    write(tmp_path / "a.orbit")
-    data = (tmp_path / "a.orbit").read_bytes()
     header = Orbit.parse(data).header
     head = len(data) - 3 * STEP - FRAME
     path = tmp_path / "b.orbit"
@@ -110,9 +113,7 @@ def test_every_cut_is_found_and_only_a_torn_tail_is_cut_back(tmp_path):
         assert path.read_bytes() == data[: head + whole * STEP]
 
 
-def test_a_run_that_goes_on_ends_in_the_same_bytes(tmp_path):
-    write(tmp_path / "a.orbit")
-    data = (tmp_path / "a.orbit").read_bytes()
+def test_a_run_that_goes_on_ends_in_the_same_bytes(data, tmp_path):
     whole = Orbit.parse(data)
     head = len(data) - 3 * STEP - FRAME
     for length in [head, head + 7, head + STEP, head + 2 * STEP - 1, head + 3 * STEP, len(data) - 1, len(data)]:
@@ -130,9 +131,7 @@ def test_a_run_that_goes_on_ends_in_the_same_bytes(tmp_path):
             assert path.read_bytes() == data
 
 
-def test_damage_before_the_last_record_is_never_cut_off(tmp_path):
-    write(tmp_path / "a.orbit")
-    data = (tmp_path / "a.orbit").read_bytes()
+def test_damage_before_the_last_record_is_never_cut_off(data, tmp_path):
     header = Orbit.parse(data).header
     second = len(data) - 2 * STEP - FRAME
     for position in range(second, second + STEP):
@@ -152,9 +151,7 @@ def test_what_follows_the_end_is_never_cut_off(tmp_path):
     assert (tmp_path / "a.orbit").read_bytes() == data
 
 
-def test_a_swapped_record_is_told_from_a_damaged_one(tmp_path):
-    write(tmp_path / "a.orbit")
-    data = (tmp_path / "a.orbit").read_bytes()
+def test_a_swapped_record_is_told_from_a_damaged_one(data, tmp_path):
     head, rest = data[: -3 * STEP - FRAME], data[-3 * STEP - FRAME :]
     first, second, third, end = (rest[i * STEP : (i + 1) * STEP] for i in range(4))
     with pytest.raises(OrbitError, match="step 3 stands where step 2 belongs"):
@@ -169,9 +166,7 @@ def test_a_swapped_record_is_told_from_a_damaged_one(tmp_path):
         Orbit.parse(head + first + foreign + third + end)
 
 
-def test_a_forged_length_asks_for_no_memory(tmp_path):
-    write(tmp_path / "a.orbit")
-    data = (tmp_path / "a.orbit").read_bytes()
+def test_a_forged_length_asks_for_no_memory(data):
     head = data[: -3 * STEP - FRAME]
     bomb = zlib.compress(b" " * (1 << 24), 9)[: 1 << 12]
     tracemalloc.start()
