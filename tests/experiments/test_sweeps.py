@@ -57,7 +57,7 @@ class Played:
             return "it broke"
         job.folder.mkdir(parents=True, exist_ok=True)
         summary = {
-            "final": {"loss": loss, "rouge_l": 20.0}, "baseline": {"loss": 5.0, "rouge_l": 1.0}, "rounds": 2,
+            "final": {"loss": loss, "rouge_l": 10 * loss}, "baseline": {"loss": 5.0, "rouge_l": 1.0}, "rounds": 2,
             "payload_bytes_up": 10, "payload_bytes_down": 20, "forward_passes": 4, "backward_passes": 4,
             "peak_memory_bytes": 10**8, "seconds": {"total": 2.0, "local": 1.0},
         }  # fmt: skip
@@ -157,9 +157,11 @@ def test_a_point_without_a_finite_loss_is_not_chosen_and_failures_are_told(monke
     assert "(1 failed)" in made[0].rows[1][0] and "Chosen at a grid's end" in made[-1].note
 
 
-def test_scores_are_chosen_by_their_highest(monkeypatch, tmp_path):
+def test_losses_are_chosen_by_their_least_and_scores_by_their_highest(monkeypatch, tmp_path):
     Played(monkeypatch, rate)
-    assert Sweeping(sweep(metric="loss"), tmp_path / "a", str).run()[0].point == (f"{RATE}=0.001",)
+    for metric, best in (("loss", "0.001"), ("rouge_l", "0.01")):
+        (line,) = Sweeping(sweep(metric=metric), tmp_path / metric, str).run()
+        assert line.point == (f"{RATE}={best}",)
     with pytest.raises(RecipeError, match='metric = "bleu": the runs measure loss, rouge_l'):
         Sweeping(sweep(metric="bleu"), tmp_path / "b", str).run()
 
@@ -346,9 +348,10 @@ def test_jobs_run_side_by_side_and_the_lines_keep_their_order(monkeypatch, tmp_p
         return alone(job)
 
     monkeypatch.setattr(WorkerPool, "run", run)
-    lines = [{**FEDAVG, "label": label} for label in ("b", "a")]
-    made = sweep(seeds=[1, 2], run=lines)
-    assert [line.label for line in Sweeping(made, tmp_path, str, How(jobs=2)).run()] == ["b", "a"]
+    made = sweep(seeds=[1, 2], run=[{**FEDAVG, "label": label} for label in ("b", "a")])
+    how = How(jobs=2, workers=3, threads=1)
+    assert [line.label for line in Sweeping(made, tmp_path, str, how).run()] == ["b", "a"]
+    assert {(job.how.workers, job.how.threads) for job, _ in played.jobs} == {(3, 1)}
 
 
 @pytest.mark.slow
@@ -393,12 +396,6 @@ def test_runs_that_do_not_measure_what_is_chosen_by_say_how(monkeypatch, tmp_pat
         Sweeping(sweep(metric="validation_loss", run=[GRID]), tmp_path, str).run()
     with pytest.raises(ValueError, match="take choose_set out"):
         sweep(metric="validation_loss", choose_set=["evaluation.rouge=false"], run=[GRID])
-
-
-def test_workers_and_threads_are_each_runs_own(monkeypatch, tmp_path):
-    played = Played(monkeypatch, lambda recipe: 1.0)
-    Sweeping(sweep(seeds=[1]), tmp_path, str, How(jobs=2, workers=3, threads=1)).run()
-    assert {(job.how.workers, job.how.threads) for job, _ in played.jobs} == {(3, 1)}
 
 
 def own(tmp_path, lines=10, **task):
