@@ -3,8 +3,10 @@
 import json
 import runpy
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 from fedseed import FedKSeed, Ferret, MeZO
 from fedseed.models.adapters import LoRA
@@ -44,3 +46,23 @@ def test_a_changed_default_is_said_with_what_to_do(monkeypatch):
 def test_what_is_as_by_default_is_not_written(settings, written):
     assert chosen(settings) == written
     assert type(settings).model_validate(written) == settings
+
+
+class Near(BaseModel):
+    kind: Literal["near"] = "near"
+
+
+class Far(BaseModel):
+    kind: Literal["far"] = "far"
+
+
+class Chooser(BaseModel):
+    name: Literal["chooser"] = "chooser"
+    other: int = 0
+    rule: Annotated[Near | Far, Field(discriminator="kind")] = Near()
+
+
+def test_tables_that_say_by_a_default_what_they_are_stand_there_as_a_whole():
+    assert chosen(Chooser()) == {"name": "chooser"}
+    whole = {"name": "chooser", "other": 0, "rule": {"kind": "far"}}
+    assert chosen(Chooser(rule=Far())) == whole and Chooser.model_validate(whole).rule == Far()
