@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from fedseed import aggregation, methods, tasks, tracking, transport
 from fedseed.errors import RecipeError
+from fedseed.metrics import Metric
 from fedseed.registry import Registry, name_of
 from fedseed.tasks import metrics, rewards
 from fedseed.tasks.metrics import Score
@@ -48,12 +49,13 @@ def register_tracker(tracker: C) -> C:
     return _register("trackers", tracker)
 
 
-def register_metric(name: str, function: Score) -> Score:
+def register_metric(name: str, function: Score, declared: Metric | None = None) -> Score:
     """Let tasks and `evaluation.metrics` use a score of generated texts.
 
     Args:
         name: what lines of metrics call it.
         function: gives the score in percent of (generated texts, the right answers to each).
+        declared: how it is called, compared and shown; by default by its name, and more is better.
     """
     _named("metrics", name, function, r"[a-z][a-z0-9_]*", "a name of small letters, digits and _ is expected")
     return function

@@ -75,10 +75,8 @@ def test_a_second_run_does_not_touch_the_first(finished):
     [
         (["run", "nowhere.toml"], "nowhere.toml: no such recipe"),
         (["run", "quickstart-ferret", "--set", "method.directions=0"], "method.directions = 0"),
-        (["run", "quickstart-ferret", "--set", "method.direction=5"], "unknown key"),
         (["run", "quickstart-ferret", "--set", "model.base=./no/such"], "no such folder"),
         (["run", "quickstart-ferret", "--set", "federation.per_round=21"], "federation.per_round = 21"),
-        (["run", "quickstart-ferret", "--set", "task.clients=99"], "task.clients = 99"),
     ],
 )
 def test_a_wrong_recipe_ends_with_2_and_one_line(words, text, tmp_path):
@@ -101,12 +99,10 @@ def test_other_failures_end_with_1_and_one_line(tmp_path):
     assert done.stderr.strip() == f"fedseed: {tmp_path / 'x.orbit'}: not an orbit file"
 
 
-@pytest.mark.parametrize(("what", "text"), [("methods", "ferret"), ("bases", "hadamard"), ("tasks", "instructions"),
-                                            ("tasks", "natural-instructions"), ("tasks", "sst2"),
-                                            ("recipes", "quickstart-fedavg")])  # fmt: skip
-def test_list(what, text):
-    done = fedseed("list", what)
-    assert done.returncode == 0 and text in done.stdout
+def test_list():
+    for what, text in (("methods", "ferret"), ("tasks", "natural-instructions"), ("recipes", "quickstart-fedavg")):
+        done = fedseed("list", what)
+        assert done.returncode == 0 and text in done.stdout
 
 
 def dying():

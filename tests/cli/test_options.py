@@ -54,12 +54,8 @@ def run(place):
     return place[0] / "runs" / "my"
 
 
-def test_version():
-    done = fedseed("--version")
-    assert (done.returncode, done.stdout) == (0, f"fedseed {package.__version__}\n")
-
-
 def test_json_is_all_there_is_on_standard_output(place, run):
+    assert fedseed("--version").stdout == f"fedseed {package.__version__}\n"
     done = place[1]
     said = json.loads(done.stdout)
     assert said == {**json.loads((run / "summary.json").read_text()), "folder": "runs/my"}
@@ -221,13 +217,7 @@ main()
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["list", "methods"], 0),
-        pytest.param(["explain", "seed"], 0, marks=pytest.mark.slow),
-        (["run", "quickstart-ferret", "--set", "rounds=0"], 2),
-        pytest.param(["bench", "nowhere.toml"], 2, marks=pytest.mark.slow),
-    ],
+    ("words", "code"), [(["list", "methods"], 0), (["run", "quickstart-ferret", "--set", "rounds=0"], 2)]
 )
 def test_lists_and_errors_need_no_torch(words, code):
     done = subprocess.run([sys.executable, "-c", LIGHT, *words], capture_output=True, text=True)
@@ -237,13 +227,8 @@ def test_lists_and_errors_need_no_torch(words, code):
 def test_install_lines_are_in_one_place_and_true():
     """There is no distribution of this name on an index yet: who reads this has the sources."""
     root = Path(package.__file__).parents[2]
-    texts = [
-        *root.glob("src/fedseed/**/*.py"),
-        *root.glob("docs/*.md"),
-        *root.glob("*.md"),
-        *root.glob("examples/**/*"),
-    ]
-    for path in texts:
-        if path.is_file() and path.suffix in (".py", ".md", ".toml", ".sh"):
-            text = path.read_text(encoding="utf-8")
-            assert "pip install fedseed" not in text and "fedseed[" not in text.replace("'fedseed[dev]", ""), path
+    for pattern in ("src/fedseed/**/*.py", "docs/*.md", "*.md", "examples/**/*.*"):
+        for path in root.glob(pattern):
+            if path.suffix in (".py", ".md", ".toml", ".sh"):
+                text = path.read_text(encoding="utf-8")
+                assert "pip install fedseed" not in text and "fedseed[" not in text.replace("'fedseed[dev]", ""), path

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fedseed.errors import FedseedError
-from fedseed.reports.comparison import Block, write_comparison
+from fedseed.reports.comparison import write_comparison
 from fedseed.reports.pages import comparison_page, live_page, run_page, write_report
 from fedseed.reports.results import RoundLine
 from fedseed.reports.tables import Sheet
@@ -100,8 +100,8 @@ def test_lines_of_many_rounds_and_figures_of_each_client():
 
 def test_a_comparison_has_all_runs_and_says_where_recipes_differ(runs, tmp_path):
     sheet = Sheet("A table", ["method", "loss"], [["one", "1.5"], ["two|", "2.5"]], "A note.")
-    block = Block("", {"one": [runs / "one"], "both": [runs / "one", runs / "two"], "failed": []})
-    write_comparison(tmp_path, "Comparison", [block], [sheet], [{"label": "one"}], ["one keeps it."])
+    folders = {"one": [runs / "one"], "both": [runs / "one", runs / "two"], "failed": []}
+    write_comparison(tmp_path, "Comparison", {"": folders}, [sheet], [{"label": "one"}], ["one keeps it."])
     page = Page((tmp_path / "compare.html").read_text())
     assert page.asks_for() == [] and page.count("figure") == 4  # loss over rounds, bytes, passes, seconds
     assert all(f"loss over {what}" in page.text for what in ("rounds", "payload bytes", "passes", "seconds"))

@@ -151,10 +151,7 @@ def compare(
         raise RecipeError(
             "--jobs goes with a sweep (or --seeds, --grid, --each): recipes alone run one after the other"
         )
-    from fedseed.reports.charts import curves
     from fedseed.reports.comparison import write_runs
-    from fedseed.reports.plots import draw
-    from fedseed.reports.results import read_lines
     from fedseed.reports.tables import comparison_lines, comparison_table, cost_table
 
     names = [Path(recipe).stem for recipe in recipes]
@@ -172,7 +169,6 @@ def compare(
     labels = methods if len(set(methods)) == len(methods) else names
     folders = {label: out / name for label, name in zip(labels, names, strict=True)}
     write_runs(out, folders)
-    draw(curves({label: [read_lines(folder)] for label, folder in folders.items()}), out / "compare.png", across=4)
     rows = list(zip(labels, summaries, strict=True))
     shown.print(comparison_table(rows))
     for line in comparison_lines(rows):

@@ -37,8 +37,8 @@ from fedseed.experiments.worker_pool import STOPPED, How, Job, WorkerPool
 from fedseed.metrics import lower_is_better, shown_metrics
 from fedseed.randomness.seed import Seed, check_seed
 from fedseed.registry import COMMANDS, resolve
-from fedseed.reports.comparison import Block, Compared, costs_sheet, results_sheet, write_comparison
-from fedseed.reports.results import read_lines, read_summary
+from fedseed.reports.comparison import Compared, costs_sheet, results_sheet, write_comparison
+from fedseed.reports.results import read_summary
 from fedseed.reports.tables import Sheet
 from fedseed.runs.folder import discard
 from fedseed.runs.keys import explain
@@ -578,20 +578,5 @@ def write_results(sweep: Sweep, lines: Sequence[SweepLine], out: Path) -> list[S
     folders: dict[str, dict[str, list[Path]]] = {scenario.name: {} for scenario in sweep.scenarios}
     for line in lines:
         folders[line.scenario][line.label] = list(line.folders.values())
-    blocks = [Block(name, found) for name, found in folders.items()]
-    write_comparison(out, sweep.title or "Comparison", blocks, made, content)
-    curves = {
-        name: {label: [read_lines(folder) for folder in some] for label, some in found.items() if some}
-        for name, found in folders.items()
-        if any(found.values())
-    }
-    if curves:
-        from fedseed.reports.charts import curves as curves_of
-        from fedseed.reports.plots import draw  # matplotlib takes a while to import
-
-        draw(
-            [one for scenario, runs in curves.items() for one in curves_of(runs, scenario)],
-            out / "compare.png",
-            across=4,
-        )
+    write_comparison(out, sweep.title or "Comparison", folders, made, content)
     return made

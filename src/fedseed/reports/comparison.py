@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -122,33 +122,25 @@ def _score(metric: str, values: Sequence[float]) -> str:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Block:
-    """Lines that belong together: a scenario of a sweep, or all there are.
-
-    Args:
-        name: the scenario's; "" if there is one only.
-        folders: of each line's finished runs, by label.
-    """
-
-    name: str
-    folders: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+Folders = Mapping[str, Mapping[str, Sequence[Path]]]  # of finished runs, by scenario ("": there is one only) and label
 
 
 def write_comparison(
-    out: Path, title: str, blocks: Sequence[Block], sheets: Sequence[Sheet], content: Any, lines: Sequence[str] = ()
+    out: Path, title: str, folders: Folders, sheets: Sequence[Sheet], content: Any, lines: Sequence[str] = ()
 ) -> None:
-    """Write compare.txt, compare.md, compare.tex, compare.json and compare.html.
+    """Write compare.txt, .md, .tex, .json, .html and .png.
 
     Args:
         out: the folder.
         title: of the page.
-        blocks: what the page's curves are of.
+        folders: of the runs whose curves are shown.
         sheets: the tables.
         content: everything, for programs.
         lines: what the numbers come to, in a sentence each.
     """
-    from fedseed.reports.pages import comparison_page  # Jinja takes a while to import
+    from fedseed.reports.charts import curves
+    from fedseed.reports.pages import comparison_page  # Jinja and Matplotlib take a while to import
+    from fedseed.reports.plots import draw
     from fedseed.reports.view import view_folder
 
     said = "".join(f"{line}\n" for line in lines)
@@ -159,9 +151,13 @@ def write_comparison(
     write_whole(out / "compare.tex", "\n".join(sheet.latex() for sheet in sheets).encode())
     write_whole(out / "compare.json", (json.dumps(content, indent=1) + "\n").encode())
     views = {
-        block.name: {label: [view_folder(f) for f in folders] for label, folders in block.folders.items()}
-        for block in blocks
+        scenario: {label: [view_folder(folder) for folder in seeds] for label, seeds in runs.items() if seeds}
+        for scenario, runs in folders.items()
     }
+    panels = []
+    for scenario, runs in views.items():
+        panels += curves({label: [view.lines for view in seeds] for label, seeds in runs.items()}, scenario)
+    draw(panels, out / "compare.png", across=4)
     write_whole(out / "compare.html", comparison_page(title, views, sheets, lines).encode())
 
 
@@ -186,8 +182,7 @@ def compare_runs(folders: Mapping[str, Path], title: str = "Comparison") -> tupl
 def write_runs(out: Path, folders: Mapping[str, Path], title: str = "Comparison") -> None:
     """Write the files of a comparison of finished runs, one with each label."""
     sheets, lines, content = compare_runs(folders, title)
-    block = Block("", {label: [folder] for label, folder in folders.items()})
-    write_comparison(out, title, [block], sheets, content, lines)
+    write_comparison(out, title, {"": {label: [folder] for label, folder in folders.items()}}, sheets, content, lines)
 
 
 def _seed(folder: Path) -> int:

@@ -4,7 +4,6 @@ import io
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from fedseed.durable import append_to
 from fedseed.reports.progress import Progress
@@ -13,7 +12,7 @@ from fedseed.reports.results import RoundLine
 NAME = "log.txt"
 
 
-class Logged:
+class Logged(Progress):
     """Passes on what it is told, and writes it down once it knows where. A disk that is full stops no run.
 
     Args:
@@ -46,26 +45,20 @@ class Logged:
         """Write a line, without showing it."""
         self._put(f"{stamp()} {kind:<8}{' '.join(text.split())}\n")
 
-    def running(self, name: str, rounds: int) -> AbstractContextManager[Any]:
-        """A context that lasts as long as the run."""
-        shown: AbstractContextManager[Any] = self.shown.running(name, rounds)
-        return shown
+    def running(self, name: str, rounds: int) -> AbstractContextManager[None]:
+        return self.shown.running(name, rounds)
 
     def round(self, line: RoundLine) -> None:
-        """Shown only: metrics.jsonl has it."""
-        self.shown.round(line)
+        self.shown.round(line)  # metrics.jsonl has it
 
     def advance(self, number: int) -> None:
-        """Shown only."""
         self.shown.advance(number)
 
     def note(self, text: str) -> None:
-        """Shown and written."""
         self.shown.note(text)
         self.write("note", text)
 
     def warn(self, text: str) -> None:
-        """Shown and written."""
         self.shown.warn(text)
         self.write("warning", text)
 

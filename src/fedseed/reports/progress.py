@@ -1,8 +1,8 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -15,53 +15,32 @@ from fedseed.reports.results import RoundLine
 from fedseed.reports.screen import Screen
 
 
-class Progress(Protocol):
-    """What the engine tells while it runs."""
+class Progress:
+    """What the engine tells while it runs; here nothing comes of it."""
 
-    def running(self, name: str, rounds: int) -> Any:
+    def running(self, name: str, rounds: int) -> AbstractContextManager[None]:
         """A context that lasts as long as the run."""
-        ...
+        return nullcontext()
 
     def round(self, line: RoundLine) -> None:
         """A round is over; its line of metrics."""
-        ...
 
     def advance(self, number: int) -> None:
         """A round is over that gets no line of its own."""
-        ...
 
     def note(self, text: str) -> None:
         """Something about the run's data, said when it starts."""
-        ...
 
     def warn(self, text: str) -> None:
         """Something a person should know; the run goes on."""
-        ...
 
 
-class Silent:
+class Silent(Progress):
     """Says nothing."""
 
-    @contextmanager
-    def running(self, name: str, rounds: int) -> Iterator[None]:
-        """Nothing to show."""
-        yield
 
-    def round(self, line: RoundLine) -> None:
-        """Nothing to show."""
-
-    def advance(self, number: int) -> None:
-        """Nothing to show."""
-
-    def note(self, text: str) -> None:
-        """Nothing to show."""
-
-    def warn(self, text: str) -> None:
-        """Nothing to show."""
-
-
-def shown_by(progress: "Progress | bool | None") -> Progress:
-    """What shows a run: as given; True: a console; False: nothing; None: a console if somebody sees it."""
+def shown_by(progress: Progress | bool | None) -> Progress:
+    """Returns what shows a run: as given; True: a console; False: nothing; None: a console if somebody sees it."""
     if not isinstance(progress, bool) and progress is not None:
         return progress
     console = Screen(stderr=True)
@@ -70,7 +49,7 @@ def shown_by(progress: "Progress | bool | None") -> Progress:
 
 
 def describe(line: RoundLine) -> str:
-    """One round in a few words."""
+    """Returns one round in a few words."""
     parts = [f"{metric_title(name)} {metric_text(name, line.metrics[name])}" for name in shown_metrics(line.metrics)]
     if line.taking_part:
         if line.train_loss is not None:
@@ -79,7 +58,7 @@ def describe(line: RoundLine) -> str:
     return ", ".join(parts)
 
 
-class Shown:
+class Shown(Progress):
     """Shows a run on a console.
 
     Args:
@@ -97,7 +76,6 @@ class Shown:
 
     @contextmanager
     def running(self, name: str, rounds: int) -> Iterator[None]:
-        """Show a bar on a terminal, a line elsewhere."""
         self._rounds = rounds
         if not self.console.is_terminal:
             self.console.print(f"{name}: {plural(rounds, 'round')}")
@@ -111,7 +89,6 @@ class Shown:
         self._bar = None
 
     def round(self, line: RoundLine) -> None:
-        """Move the bar; print a line for rounds that were evaluated."""
         if self._bar is not None:
             self._bar.update(self._task, completed=line.round)
         if "loss" in line.metrics or not self.console.is_terminal:
@@ -120,7 +97,6 @@ class Shown:
             )
 
     def advance(self, number: int) -> None:
-        """Move the bar, or print one of the lines."""
         if self._bar is not None:
             self._bar.update(self._task, completed=number)
         elif self._lines and number * self._lines // max(1, self._rounds) > self._said:
@@ -128,9 +104,7 @@ class Shown:
             self.console.print(f"  round {number} of {self._rounds}", highlight=False)
 
     def note(self, text: str) -> None:
-        """Print a line."""
         self.console.print(f"  {text}", highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Print a warning."""
         self.console.print(Text.assemble(("warning", "yellow"), f" {text}"), highlight=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """What a run's folder says about the run, finished or going on, as a page shows it. Free of torch and Matplotlib."""
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -147,16 +148,10 @@ class RunView:
         return sorted(rows.values(), key=lambda row: _natural(row.name))
 
 
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
+def _natural(name: str) -> list[tuple[int, str]]:
     """Names in the order in which people count: client-2 before client-10."""
-    parts, text = [], ""
-    for c in name:
-        if text and text[-1].isdecimal() != c.isdecimal():
-            parts.append(text)
-            text = ""
-        text += c
-    parts.append(text)
-    return tuple((int(p), "") if p.isdecimal() else (1 << 62, p) for p in parts)
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (1 << 62, part) for part in parts if part]
 
 
 # -- reading a folder --------------------------------------------------------------------------------------------------
