@@ -23,7 +23,7 @@ LOGGERS = ("fedseed", "nats")  # those of transformers follow (`fedseed.models.l
 
 
 def complete_recipe(incomplete: str) -> Iterator[str]:
-    """What a shell offers for a recipe that is being typed: packaged ones, folders and TOML files."""
+    """Returns what a shell offers for a recipe that is being typed: packaged ones, folders and TOML files."""
     packaged = Path(str(files("fedseed") / "recipes"))
     yield from (path.stem for path in sorted(packaged.glob("*.toml")) if path.stem.startswith(incomplete))
     folder, _, begun = incomplete.rpartition("/")
@@ -79,7 +79,7 @@ def interruptible(resume: str = "") -> Iterator[None]:
 
 @contextmanager
 def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..., None]]:
-    """A bar for a replay: what is handed out is told the number of each step that is applied, and of how many."""
+    """Shows a bar for a replay: what is handed out is told the number of each step that is applied, and of how many."""
     if count is not None and not console.is_terminal:
         console.print(f"replaying {plural(count, 'step')}", highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

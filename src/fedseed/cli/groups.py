@@ -28,12 +28,12 @@ class Reading:
 
     @property
     def changes(self) -> list[str]:
-        """What replaces values of the recipe, "key=value" each."""
+        """Returns what replaces values of the recipe, "key=value" each."""
         return list(self.set_ or [])
 
     @property
     def plugins(self) -> list[str]:
-        """Files and modules to load first."""
+        """Returns files and modules to load first."""
         return self.plugin or []
 
     def read(self, recipe: str, *more: str) -> "Recipe":
@@ -56,7 +56,7 @@ class ReadingForDevice(Reading):
 
     @property
     def changes(self) -> list[str]:
-        """What replaces values of the recipe, `--device` as the last."""
+        """Returns what replaces values of the recipe, `--device` as the last."""
         return [*super().changes, *([] if self.device is None else [f'model.device="{self.device}"'])]
 
 

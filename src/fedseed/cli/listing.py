@@ -25,7 +25,7 @@ ENDINGS: Mapping[LISTED, str] = {
 
 
 def listing(what: LISTED, plugins: Sequence[str] = ()) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Rows of texts (`HEADINGS` says of what), and a line for each entry point that is broken.
+    """Returns rows of texts (`HEADINGS` says of what), and a line for each entry point that is broken.
 
     Args:
         what: the kind of thing.
@@ -69,7 +69,7 @@ def _about(thing: Any) -> str:
 
 
 def models() -> list[tuple[str, ...]]:
-    """What `model.base` can name without a download: name, meaning and folder of each."""
+    """Returns what `model.base` can name without a download: name, meaning and folder of each."""
     folder = Path(str(files("fedseed") / "base"))
     own = sorted(path.parent for path in folder.glob("*/config.json"))
     return [*((path.name, _card(path), "comes with fedseed") for path in own), *_cached()]

@@ -108,7 +108,7 @@ def list_(
 
 
 def _partition_title(task: Any) -> str:
-    """What a picture of a task's partition is called: "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"."""
+    """Returns what a picture of a task's partition is called: "dolly-15k, dirichlet: alpha = 0.5, minimum = 10"."""
     dealt = getattr(task, "partition", None)
     if dealt is None:
         return str(task.name)

@@ -240,7 +240,7 @@ def keys(
 
 
 def run_name(recipe: "Recipe", source: str, given: str | None) -> str:
-    """A run's name: as given, as the recipe says, or that of the recipe's file."""
+    """Returns a run's name: as given, as the recipe says, or that of the recipe's file."""
     return check_run(given or recipe.federation.run or Path(source).stem)
 
 
@@ -261,7 +261,7 @@ def exporting(figures: Figures) -> "Iterator[Exporter | None]":
 
 
 async def ask(reach: Access, run: str) -> dict[str, Any]:
-    """What a run's coordinator says, or, if there is none, what the server knows.
+    """Returns what a run's coordinator says, or, if there is none, what the server knows.
 
     Raises:
         NetworkError: the server can't be reached, or knows no such run.

@@ -240,7 +240,7 @@ def _settings(table: dict[str, Any]) -> str:
 
 
 def _about(orbit: Orbit) -> dict[str, Any]:
-    """What `info --json` prints."""
+    """Returns what `info --json` prints."""
     header, layout = orbit.header, orbit.header.layout
     return {
         "base": header.base,
@@ -263,7 +263,7 @@ def _about(orbit: Orbit) -> dict[str, Any]:
 
 
 def size_beside(size: int, dense: int, adapter: bool = False) -> str:
-    """How large an orbit is beside the weights that it tunes.
+    """Returns how large an orbit is beside the weights that it tunes.
 
     Args:
         size: the orbit's bytes.

@@ -109,7 +109,7 @@ def _folder(folder: Path) -> Callable[[], tuple[object, Callable[[], "RunView"]]
 def _coordinator(
     run: str, nats: str, key: Path | None, ca: Path | None
 ) -> Callable[[], tuple[object, Callable[[], "RunView"]]]:
-    """What a coordinator says of itself; curves begin when the watching does."""
+    """Returns what a coordinator says of itself; curves begin when the watching does."""
     from fedseed.reports.view import Watched
     from fedseed.transport.base import Access, check_run
 

@@ -250,7 +250,7 @@ def _said(text: str) -> str:
 
 
 def _seen(text: str) -> str:
-    """What a model has said; a terminal does not obey it."""
+    """Returns what a model has said; a terminal does not obey it."""
     return clean(text) if sys.stdout.isatty() else text
 
 

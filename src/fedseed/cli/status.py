@@ -15,7 +15,7 @@ from fedseed.reports.tables import privacy_spent
 
 
 def by_client(summary: dict[str, Any]) -> list[str]:
-    """What each client has measured on what it holds out, a line each."""
+    """Returns what each client has measured on what it holds out, a line each."""
     lines = []
     for name, figures in summary.get("by_client", {}).items():
         first, last = figures["baseline"] or {}, figures["final"]
@@ -26,7 +26,7 @@ def by_client(summary: dict[str, Any]) -> list[str]:
 
 
 def describe(about: dict[str, Any]) -> list[str]:
-    """A run's status in a few lines."""
+    """Returns a run's status in a few lines."""
     if "round" not in about:
         ended = "; the run is over" if about.get("ended") else ""
         log = f"the server holds its log ({about['entries']} entries)"
@@ -97,7 +97,7 @@ def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, a
 
 
 def in_a_line(about: dict[str, Any]) -> str:
-    """A run's status in a line."""
+    """Returns a run's status in a line."""
     if "round" not in about:
         return describe(about)[0]
     parts = [f"round {about['round']} of {about['rounds']}", f"{about['alive']} of {about['clients']} clients alive"]

@@ -42,7 +42,7 @@ class Compared:
 
 
 def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1) -> Sheet:
-    """What each line's runs came to, zero-shot first.
+    """Returns what each line's runs came to, zero-shot first.
 
     Args:
         title: above the table.
@@ -90,7 +90,7 @@ def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1) -> Shee
 
 
 def costs_sheet(title: str, lines: Sequence[Compared]) -> Sheet:
-    """What a round costs a client, as in Ferret's Tables 4, 5 and 10, and the whole of a simulation."""
+    """Returns what a round costs a client, as in Ferret's Tables 4, 5 and 10, and the whole of a simulation."""
     head = ("method", "local", "projection", "aggregation", "rebuild", "together", "parameters", "bytes both ways",
             "all clients")  # fmt: skip
     rows = []
@@ -162,7 +162,7 @@ def write_comparison(
 
 
 def compare_runs(folders: Mapping[str, Path], title: str = "Comparison") -> tuple[list[Sheet], list[str], list[Any]]:
-    """Finished runs side by side: tables, sentences, and everything for programs in the form that sweeps have.
+    """Puts finished runs side by side: tables, sentences, and everything for programs in the form that sweeps have.
 
     Args:
         folders: each run's, by label.

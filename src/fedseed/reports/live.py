@@ -51,7 +51,7 @@ class LiveServer:
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """Returns where the page is."""
         return f"http://{HOST}:{self._server.server_address[1]}/"
 
     def serve(self) -> None:
@@ -76,12 +76,12 @@ class LiveServer:
                 self._look()
 
     def page(self) -> bytes:
-        """The whole page."""
+        """Returns the whole page."""
         with self._lock:
             return live_page(self._look()[1]()).encode()
 
     def body(self, known: str) -> tuple[str, bytes | None]:
-        """Its tag, and what stands on the page; None where that is what `known` is the tag of."""
+        """Returns a tag, and what stands on the page; None where that is what `known` is the tag of."""
         with self._lock:
             changed, view = self._look()
             tag = f'"{hash(changed) & (1 << 64) - 1:x}"'
@@ -125,6 +125,6 @@ def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Requests are nothing to tell of."""
+            """Say nothing of requests."""
 
     return Handler

@@ -25,7 +25,7 @@ class Logged(Progress):
         self._file: io.TextIOWrapper | None = None
 
     def open(self, folder: Path | None) -> None:
-        """From now on lines go into a run's folder; None: nowhere."""
+        """Write lines into a run's folder from now on; None: nowhere."""
         early, self._early = self._early or [], None
         if folder is None or self._file is not None:
             return
@@ -72,12 +72,12 @@ class Logged(Progress):
 
 
 def stamp() -> str:
-    """The time in seconds, such as 2026-01-31T12:00:00Z."""
+    """Returns the time in seconds, such as 2026-01-31T12:00:00Z."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def first_stamp(folder: Path | None) -> str | None:
-    """When the first session of a folder's run began, as its log.txt has it."""
+    """Returns when the first session of a folder's run began, as its log.txt has it."""
     try:
         lines = [] if folder is None else (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

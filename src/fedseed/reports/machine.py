@@ -18,7 +18,7 @@ PACKAGES = ("fedseed", "torch", "transformers", "peft", "tokenizers", "numpy", "
 
 @cache
 def versions() -> dict[str, str]:
-    """Python's version, and those of the packages that decide a run's bits, as far as they are installed."""
+    """Returns the versions of Python and of the packages that decide a run's bits, as far as they are installed."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def host() -> dict[str, Any]:
-    """The machine: system, processor, cores, memory, GPUs that torch sees (where torch is in use)."""
+    """Returns what the machine is: system, processor, cores, memory, GPUs that torch sees (where torch is in use)."""
     memory = available_memory()
     found: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()}",
@@ -47,7 +47,7 @@ def host() -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line of this process, its program by its last part; a token that it was given is left out."""
+    """Returns this process' command line, its program by its last part; a token that it was given is left out."""
     first = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     words = ["***" if before == "--token" else word for before, word in pairwise(sys.argv)]
     return shlex.join([first, *words])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def resident_memory(peak: bool = False) -> int:
-    """This process' resident memory in bytes, now or at its peak."""
+    """Returns this process' resident memory in bytes, now or at its peak."""
     if peak or not Path("/proc/self/statm").exists():
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -14,7 +14,7 @@ def resident_memory(peak: bool = False) -> int:
 
 
 def available_memory() -> tuple[int, int] | None:
-    """(all, free) of this machine's memory in bytes, or of this container's; None where it can't be told."""
+    """Returns (all, free) of this machine's memory in bytes, or of this container's; None where it can't be told."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -33,12 +33,12 @@ PHASE_NAMES = {"local": "local training", "projection": "projection", "aggregati
 
 
 def run_page(view: RunView) -> str:
-    """A finished run's report, or what there is of one that goes on."""
+    """Returns a finished run's report, or what there is of one that goes on."""
     return _render("report.html", title=view.title, body=run_body(view), live=False)
 
 
 def live_page(view: RunView) -> str:
-    """The live page: the same, and a few lines of script that ask this server for the newest body."""
+    """Returns the live page: the same, and a few lines of script that ask this server for the newest body."""
     return _render("report.html", title=view.title, body=run_body(view), live=True)
 
 
@@ -61,7 +61,7 @@ def write_report(folder: Path, summary: Mapping[str, Any] | None = None) -> Path
 
 
 def run_body(view: RunView) -> Markup:
-    """What stands on a run's page."""
+    """Returns what stands on a run's page."""
     clients = view.clients()
     columns = list(dict.fromkeys(name for row in clients for name in row.metrics if not name.endswith("perplexity")))
     summary = view.summary or {}
@@ -89,7 +89,7 @@ def comparison_page(
     sheets: Sequence[Sheet],
     lines: Sequence[str] = (),
 ) -> str:
-    """Several runs side by side.
+    """Returns a page with several runs side by side.
 
     Args:
         title: above the page.
@@ -171,7 +171,7 @@ def _tiles(view: RunView) -> list[tuple[str, str, str]]:
 
 
 def _times(ratio: float) -> str:
-    """How many times: "125 times", "1.3 times"."""
+    """Returns how many times: "125 times", "1.3 times"."""
     return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.2g} times"
 
 
@@ -231,7 +231,7 @@ def _flat(table: Mapping[str, Any], head: str = "") -> list[tuple[str, Any]]:
 
 
 def _facts(view: RunView) -> list[tuple[str, str]]:
-    """What the run was, in names and digests."""
+    """Returns what the run was, in names and digests."""
     summary, model = view.summary or {}, view.settings.get("model", {})
     newest = next((line.weights_digest for line in reversed(view.lines) if line.weights_digest), None)
     privacy = summary.get("privacy")

@@ -37,12 +37,12 @@ class PartitionStatistics:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Examples of each client, shape (clients,)."""
+        """Returns the examples of each client, shape (clients,)."""
         return self.counts.sum(axis=1)
 
     @property
     def skew(self) -> float:
-        """How far clients' mixtures of labels are from the whole's: mean total variation, from 0 (none) to 1."""
+        """Returns how far clients' mixtures of labels are from the whole's: mean total variation, from 0 to 1."""
         whole = self.counts.sum(axis=0) / self.counts.sum()
         held = self.counts[self.sizes > 0]
         shares = held / held.sum(axis=1, keepdims=True)
@@ -50,7 +50,7 @@ class PartitionStatistics:
 
 
 def labels_of(client: ClientData, classes: Sequence[str] = ()) -> list[str]:
-    """The label of each of a client's examples: the one the task gives, or the right option, word or class.
+    """Returns the label of each of a client's examples: the one the task gives, or the right option, word or class.
 
     Args:
         client: a data holder.
@@ -82,7 +82,7 @@ def _by_number(label: str) -> tuple[int, str]:
 
 
 def partition_table(held: PartitionStatistics) -> list[Table | str]:
-    """What a terminal shows, from top to bottom: clients, or labels if there are many clients; then a summary."""
+    """Returns what a terminal shows: clients, or labels if there are many clients; then a summary."""
     labelled = held.labels != ("",)
     sizes, kinds = held.sizes, (held.counts > 0).sum(axis=1)
     about = f" of {plural(len(held.labels), 'label')}" if labelled else ""
@@ -127,7 +127,7 @@ def _span(values: NDArray[np.int64], one: str) -> str:
 
 
 def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
-    """Stacked bars of each client by label: how many, and which share.
+    """Draw stacked bars of each client by label: how many, and which share.
 
     Many clients are put in the order of their most frequent label and its share, so that the whole can be read.
 

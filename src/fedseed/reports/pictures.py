@@ -56,5 +56,5 @@ def draw_apart(folder: Path, probabilities: Sequence[float] | None, summary: Map
 
 
 def main(place: str) -> None:
-    """What the other process does."""
+    """Returns what the other process does."""
     draw_run(Path(place), *json.load(sys.stdin))

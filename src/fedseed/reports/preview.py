@@ -15,7 +15,7 @@ OTHER = ("default", "dim")
 
 
 def tokens_text(pieces: Sequence[Any], coloured: bool) -> Text:
-    """Tokens in a row, those that count for the loss marked; a line ends where one of them ends it.
+    """Returns tokens in a row, those that count for the loss marked; a line ends where one of them ends it.
 
     Args:
         pieces: tokens (`text`, `learnt`).
@@ -44,7 +44,7 @@ def _between(inside: bool, before: bool, learnt: bool) -> str:
 
 
 def clients_table(clients: Sequence[Any]) -> Table:
-    """What each client has: examples, tokens, and how many of these count."""
+    """Returns what each client has: examples, tokens, and how many of these count."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("client", "examples", "left out", "parts", "cut", "median", "longest", "count"):
         table.add_column(name, justify="left" if name == "client" else "right", no_wrap=True)

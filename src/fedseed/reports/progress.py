@@ -19,20 +19,20 @@ class Progress:
     """What the engine tells while it runs; here nothing comes of it."""
 
     def running(self, name: str, rounds: int) -> AbstractContextManager[None]:
-        """A context that lasts as long as the run."""
+        """Returns a context that lasts as long as the run."""
         return nullcontext()
 
     def round(self, line: RoundLine) -> None:
-        """A round is over; its line of metrics."""
+        """Hears that a round is over: its line of metrics."""
 
     def advance(self, number: int) -> None:
-        """A round is over that gets no line of its own."""
+        """Hears that a round is over which gets no line of its own."""
 
     def note(self, text: str) -> None:
-        """Something about the run's data, said when it starts."""
+        """Hears something about the run's data, when it starts."""
 
     def warn(self, text: str) -> None:
-        """Something a person should know; the run goes on."""
+        """Hears something that a person should know; the run goes on."""
 
 
 class Silent(Progress):

@@ -49,7 +49,7 @@ class Exporter:
         self._ask = ask
 
     def count(self, line: RoundLine) -> None:
-        """A round is over."""
+        """Add a round that is over."""
         with self._lock:
             self._counts["rounds"] += 1
             self._counts["up"] += line.bytes_up * line.taking_part
@@ -62,7 +62,7 @@ class Exporter:
         self._thread.join()
 
     def collect(self) -> Iterator[Any]:
-        """The figures, as prometheus_client asks for them at each request."""
+        """Returns the figures, as prometheus_client asks for them at each request."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
         self._last = self._ask() or self._last

@@ -20,6 +20,6 @@ class Screen(Console):
         super().__init__(**{"markup": False, "emoji": False, **settings})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is shown: texts cleaned, in tables and bars, too."""
+        """Returns what is shown: texts cleaned, in tables and bars, too."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean(segment.text), segment.style)

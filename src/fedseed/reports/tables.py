@@ -15,7 +15,7 @@ from fedseed.reports.results import PHASES
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes with a unit, three digits."""
+    """Returns a number of bytes with a unit, three digits."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -24,7 +24,7 @@ def human_bytes(count: float) -> str:
 
 
 def privacy_spent(spent: Mapping[str, Any]) -> str:
-    """What a private run has spent, of its summary or status, for a person: "epsilon per vote 0.5, votes 48"."""
+    """Returns what a private run has spent, of its summary or status: "epsilon per vote 0.5, votes 48"."""
     return ", ".join(
         f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:.4g}'}"
         for name, value in spent.items()
@@ -66,7 +66,7 @@ def comparison_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Tabl
 
 
 def _title(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """What stands above runs side by side: who took part, and how many parameters each method tunes."""
+    """Returns what stands above runs side by side: who took part, and how many parameters each method tunes."""
     first = summaries[0][1]
     who = f"{plural(first['clients'], 'client')}, {first['clients_per_round']:,} a round"
     tuned: dict[int, list[str]] = {}
@@ -78,7 +78,7 @@ def _title(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def times_as_many(ours: float, theirs: float, unit: str = "bytes") -> str:
-    """One number beside another: "125 times fewer bytes", "1.5 times more bytes", "about as many bytes".
+    """Compares one number with another another: "125 times fewer bytes", "1.5 times more bytes", "about as many bytes".
 
     Args:
         ours: positive.
@@ -92,7 +92,7 @@ def times_as_many(ours: float, theirs: float, unit: str = "bytes") -> str:
 
 
 def cost_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """What a round costs one client, with the columns of Ferret's Tables 4, 5 and 10.
+    """Returns what a round costs one client, with the columns of Ferret's Tables 4, 5 and 10.
 
     Args:
         summaries: (name, summary) of each run.
@@ -113,14 +113,14 @@ def cost_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
 
 
 def phases_of(summary: Mapping[str, Any]) -> list[float]:
-    """Seconds of a client's round: local, projection, aggregation, rebuild, and all of them."""
+    """Returns the seconds of a client's round: local, projection, aggregation, rebuild, and all of them."""
     found = summary.get("seconds_per_client") or {}
     phases = [float(found.get(phase, nan)) for phase in PHASES]
     return [*phases, sum(phases)]
 
 
 def parameters_exchanged(summary: Mapping[str, Any]) -> str:
-    """Scalars that a client and the coordinator exchange in a round, or votes; "-" where an earlier fedseed ran."""
+    """Returns the scalars that a client and the coordinator exchange in a round, or votes."""
     found = summary.get("exchanged")
     if not found:
         return "-"
@@ -132,7 +132,7 @@ def parameters_exchanged(summary: Mapping[str, Any]) -> str:
 
 
 def comparison_lines(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """What the numbers come to, each run against the most talkative one."""
+    """Returns what the numbers come to, each run against the most talkative one."""
     reference_name, reference = max(summaries, key=lambda s: s[1]["payload_bytes_up"])
     lines = []
     for name, summary in summaries:
@@ -151,7 +151,7 @@ def comparison_lines(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> list
 
 
 def mean_and_deviation(values: Sequence[float], digits: int) -> str:
-    """Mean and sample deviation of a few numbers; those that are not finite are counted apart."""
+    """Returns mean and sample deviation of a few numbers; those that are not finite are counted apart."""
     finite = [v for v in values if isfinite(v)]
     if not finite:
         return "-"
@@ -177,7 +177,7 @@ class Sheet:
     note: str = ""
 
     def text(self) -> str:
-        """For a terminal, columns padded."""
+        """Returns the table for a terminal, columns padded."""
         lines = [self.head, *self.rows]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
 
@@ -189,13 +189,13 @@ class Sheet:
         return "\n".join([self.title, "", *ruled, *(["", self.note] if self.note else [])]) + "\n"
 
     def markdown(self) -> str:
-        """For a document."""
+        """Returns the table for a document."""
         lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
         table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
         return "\n".join([f"**{self.title}**", "", *table, *(["", self.note] if self.note else [])]) + "\n"
 
     def latex(self) -> str:
-        """For a paper; needs the package booktabs."""
+        """Returns the table for a paper; needs the package booktabs."""
         body = [" & ".join(map(_tex, line)) + r" \\" for line in self.rows]
         return "\n".join(
             [
@@ -224,7 +224,7 @@ def _tex(text: str) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A time with a unit; "-" if it is not known."""
+    """Returns a time with a unit; "-" if it is not known."""
     if isnan(seconds):
         return "-"
     if seconds < 1:

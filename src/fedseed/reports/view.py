@@ -62,12 +62,12 @@ class RunView:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The recipe's tables."""
+        """Returns the recipe's tables."""
         return tomllib.loads(self.recipe) if self.recipe else {}
 
     @property
     def method(self) -> str:
-        """The method's name; "" if nothing says it."""
+        """Returns the method's name; "" if nothing says it."""
         for table in (self.summary or {}, self.status or {}):
             if table.get("method"):
                 return str(table["method"])
@@ -75,30 +75,30 @@ class RunView:
 
     @property
     def title(self) -> str:
-        """The recipe's title, or the run's name."""
+        """Returns the recipe's title, or the run's name."""
         return str(self.settings.get("title") or self.name)
 
     @property
     def measured(self) -> list[str]:
-        """Names of the metrics that are measured on held-out examples."""
+        """Returns the names of the metrics that are measured on held-out examples."""
         if self.summary is not None:
             return list(self.summary["baseline"])
         first = self.lines if self.status is not None else self.lines[:1]
         return list(dict.fromkeys(name for line in first for name in line.metrics))
 
     def before_and_after(self, name: str) -> tuple[float | None, float | None]:
-        """A metric before any round, and the newest value; None where it was not measured."""
+        """Returns a metric before any round, and the newest value; None where it was not measured."""
         if self.summary is not None:
             return self.summary["baseline"].get(name), self.summary["final"].get(name)
         found = self.curve(name)
         return (found[0][1] if found and found[0][0] == 0 else None), (found[-1][1] if found else None)
 
     def curve(self, name: str) -> list[tuple[float, float]]:
-        """(round, value) wherever a metric was measured."""
+        """Returns (round, value) wherever a metric was measured."""
         return [(line.round, value) for line in self.lines if (value := line.get(name)) is not None]
 
     def bytes_curve(self, direction: Literal["up", "down"]) -> list[tuple[float, float]]:
-        """(round, payload bytes of a client that takes part in every round, up to and with it).
+        """Returns (round, payload bytes of a client that takes part in every round, up to and with it).
 
         Of a run on a network not every round may have been seen: there each round's own.
         """
@@ -108,7 +108,7 @@ class RunView:
         return list(zip((line.round for line in self.lines), accumulate(each), strict=True))
 
     def payload(self) -> tuple[float, float] | None:
-        """Mean payload bytes of a client and round, up and down; None before the first round."""
+        """Returns the mean payload bytes of a client and round, up and down; None before the first round."""
         if self.summary is not None:
             return self.summary["payload_bytes_up"], self.summary["payload_bytes_down"]
         lines = [line for line in self.lines if line.round > 0]
@@ -119,7 +119,7 @@ class RunView:
         return up / count, down / count
 
     def seconds(self) -> dict[str, float]:
-        """All seconds by phase."""
+        """Returns all seconds by phase."""
         found: dict[str, float] = {}
         for line in self.lines:
             for phase, spent in line.seconds.items():
@@ -127,7 +127,7 @@ class RunView:
         return found
 
     def clients(self) -> list[ClientRow]:
-        """What is known of each client that any line names, in the order of their names."""
+        """Returns what is known of each client that any line names, in the order of their names."""
         rows: dict[str, ClientRow] = {}
 
         def row(name: str) -> ClientRow:
@@ -188,7 +188,7 @@ def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunVi
 
 
 def stamp(folder: Path) -> tuple[object, ...]:
-    """Something that differs whenever a run has written into its folder."""
+    """Returns something that differs whenever a run has written into its folder."""
     found = []
     for name in ("metrics.jsonl", "progress.jsonl", "summary.json", "recipe.toml"):
         try:
@@ -218,7 +218,7 @@ def _whole_lines(path: Path) -> list[RoundLine]:
 
 
 def _held(path: Path) -> bool | None:
-    """Whether a process holds a file's lock, as a run holds that of its progress; None where it can't be told.
+    """Returns whether a process holds a file's lock, as a run holds that of its progress; None where it can't be told.
 
     Asking for the lock would tell, too, but a run that starts at that moment would be turned away.
     """
@@ -250,7 +250,7 @@ class Watched:
         self._over = False  # the server's log says so
 
     def tell(self, status: Mapping[str, Any] | None) -> None:
-        """What a coordinator has answered; None or an answer without a round: there is none."""
+        """Returns what a coordinator has answered; None or an answer without a round: there is none."""
         there = status is not None and "round" in status
         self._over = bool((status or {}).get("ended"))
         if not there and (self.status is None or self._there):
@@ -266,7 +266,7 @@ class Watched:
             self._lines.append(RoundLine.from_json(last))
 
     def view(self) -> RunView:
-        """The run as a page shows it."""
+        """Returns the run as a page shows it."""
         status = self.status or {}
         made = RunView(self.name, list(self._lines), None, "", status.get("round", 0), status.get("rounds"))
         made.status = status if "alive" in status else None

@@ -53,12 +53,12 @@ class Start:
 
     @property
     def title(self) -> str:
-        """What people know the run by: its folder's name, or the method's."""
+        """Returns what people know the run by: its folder's name, or the method's."""
         return self.method if self.folder is None else self.folder.resolve().name
 
     @property
     def config(self) -> dict[str, Any]:
-        """The recipe's tables; without a recipe what else is known."""
+        """Returns the recipe's tables; without a recipe what else is known."""
         if self.recipe is not None:
             return tomllib.loads(self.recipe)
         return {"method": {"name": self.method}, "rounds": self.rounds, "seed": self.seed}
@@ -78,7 +78,7 @@ class Tracker(BaseModel, ABC):
     package: ClassVar[str | None] = None  # that it needs; the extra has the tracker's name
 
     def check(self) -> None:
-        """Called before anything is loaded: whether what it needs is installed.
+        """Checks that what it needs is installed, before anything is loaded.
 
         Raises:
             RecipeError: something is missing; says how to get it.
@@ -89,17 +89,17 @@ class Tracker(BaseModel, ABC):
             )
 
     def start(self, run: Start) -> None:
-        """The run begins, or goes on."""
+        """Begin, or go on with a run."""
 
     @abstractmethod
     def metrics(self, line: MetricsLine) -> None:
-        """A line of metrics, as metrics.jsonl has it."""
+        """Take a line of metrics, as metrics.jsonl has it."""
 
     def artefacts(self, files: Sequence[Path]) -> None:
-        """The run is over; the files it leaves in its folder. Not called for a run without a folder."""
+        """Take the files that a finished run leaves in its folder. Not called for a run without a folder."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run is over; what summary.json holds."""
+        """End the run; takes what summary.json holds."""
 
     def close(self) -> None:
         """Let go of files and connections, whether the run is over or not."""
@@ -140,7 +140,7 @@ class Trackers:
 
 
 def scalars(line: MetricsLine) -> dict[str, float]:
-    """A line's numbers by name: tables are flattened ("seconds.local"), of lists their length counts."""
+    """Returns a line's numbers by name: tables are flattened ("seconds.local"), of lists their length counts."""
     found: dict[str, float] = {}
     for key, value in line.items():
         if isinstance(value, Mapping):
@@ -153,7 +153,7 @@ def scalars(line: MetricsLine) -> dict[str, float]:
 
 
 def flat(table: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-    """A nested table with one level: {"method": {"name": "ferret"}} becomes {"method.name": "ferret"}.
+    """Returns a nested table with one level: {"method": {"name": "ferret"}} becomes {"method.name": "ferret"}.
 
     Lists become texts, None is left out.
     """

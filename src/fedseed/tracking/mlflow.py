@@ -34,7 +34,7 @@ class MLflow(RemoteTracker):
     _half_round: int = PrivateAttr(-1)
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
-        """A new run in the experiment, or the one that an earlier session began."""
+        """Begin a new run in the experiment, or go on with the one that an earlier session began."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -55,7 +55,7 @@ class MLflow(RemoteTracker):
         return made, -1
 
     def send(self, number: int, values: dict[str, float]) -> None:
-        """All numbers in one request; the round comes last, so that where it is, everything is."""
+        """Send all numbers in one request; the round comes last, so that where it is, everything is."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -64,12 +64,12 @@ class MLflow(RemoteTracker):
         self._client.log_batch(self._run_id, metrics=[*metrics, Metric("round", float(number), now, number)])
 
     def send_files(self, files: Sequence[Path]) -> None:
-        """Each file, in place of one of its name."""
+        """Send each file, in place of one of its name."""
         for file in files:
             self._client.log_artifact(self._run_id, str(file))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """What the run came to; its status is FINISHED."""
+        """Returns what the run came to; its status is FINISHED."""
         from mlflow.entities import Metric, RunTag
 
         now = int(time.time() * 1000)
@@ -80,7 +80,7 @@ class MLflow(RemoteTracker):
         self._client = None
 
     def close(self) -> None:
-        """A run that was stopped has the status KILLED, until it goes on."""
+        """Give a run that was stopped the status KILLED, until it goes on."""
         if self._client is not None and self._run_id:
             self._client.set_terminated(self._run_id, status="KILLED")
         self._client = None

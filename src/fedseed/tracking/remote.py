@@ -95,7 +95,7 @@ class LoggingTracker(RemoteTracker):
         self._run.log(slashed(values), step=number)
 
     def send_files(self, files: Sequence[Path]) -> None:
-        """One artefact with all files; the same files again make no new version."""
+        """Send one artefact with all files; the same files again make no new version."""
         made = import_module(str(self.package)).Artifact(f"run-{self._run_id}", type="fedseed-run")
         for file in files:
             made.add_file(str(file))

@@ -51,7 +51,7 @@ class TensorBoard(Tracker):
             self.metrics(line)
 
     def metrics(self, line: MetricsLine) -> None:
-        """A point on each curve; "seconds.local" stands under "seconds/local"."""
+        """Add a point to each curve; "seconds.local" stands under "seconds/local"."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 

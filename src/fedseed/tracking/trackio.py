@@ -26,7 +26,7 @@ class Trackio(LoggingTracker):
     server: str | None = None
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
-        """A run by a name that nobody else has."""
+        """Begin a run by a name that nobody else has."""
         import trackio
 
         made = known or f"{self.run_name or run.title}-{uuid4().hex[:6]}"
@@ -46,7 +46,7 @@ class Trackio(LoggingTracker):
         return made, getattr(self._run, "_next_step", 0) - 1
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """What the run came to, beside its last round."""
+        """Returns what the run came to, beside its last round."""
         self._run.log(slashed(scalars(summary), "summary/"), step=max(0, self._told))
         self.close()
 

@@ -38,7 +38,7 @@ class WandB(LoggingTracker):
     tags: list[str] = Field(default_factory=list)
 
     def open(self, run: Start, known: str | None) -> tuple[str, int]:
-        """A run with an id of our own choice: whoever has the id goes on with it."""
+        """Begin a run with an id of our own choice: whoever has the id goes on with it."""
         import wandb
 
         identity = known or uuid4().hex[:8]
@@ -67,7 +67,7 @@ class WandB(LoggingTracker):
         self._run = None
 
     def close(self) -> None:
-        """A run that was stopped counts as failed there, until it goes on."""
+        """End a run that was stopped: it counts as failed there, until it goes on."""
         if self._run is not None:
             self._run.finish(exit_code=1)
             self._run = None
