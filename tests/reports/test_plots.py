@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -102,6 +102,7 @@ def test_no_two_of_48_lines_look_the_same():
     assert len({tuple(line_style(n).values()) for n in range(48)}) == 48
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10_000), VALUES), min_size=1, max_size=30), st.booleans())
 def test_a_pages_chart_has_ticks_whatever_the_values_are(points, log):
     """Also one point, equal values, and (on a logarithmic axis) nothing that can be shown."""
