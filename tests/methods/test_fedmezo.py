@@ -120,21 +120,6 @@ def test_local_steps_by_hand(travel, personal, population):
         assert update.data == b"weights"
 
 
-def test_what_each_way_to_travel_declares():
-    pairs, tensors = (FedMeZO(travel=travel, personal="loss") for travel in ("pairs", "tensors"))
-    assert (pairs.catch_up.replaces, tensors.catch_up.replaces) == (False, True)
-    assert (pairs.update_type, tensors.update_type) == (Trace, Tuned)
-    assert pairs.step_type is Branches is not tensors.step_type
-    assert tensors.incomparable is None and "directions of its own" in pairs.incomparable
-    for personal, plans, losses in (("constant", False, False), ("update", True, False), ("loss-5", True, True)):
-        method = FedMeZO(personal=personal)
-        assert (method.personal_plans, method.losses_travel) == (plans, losses)
-        assert method.plan_type is (Rate if plans else Nothing)
-    with pytest.raises(ValueError, match="need travel"):
-        FedMeZO(server="momentum")
-    FedMeZO(server="momentum", global_rate=0.5, travel="tensors", small_steps="stochastic")
-
-
 @pytest.mark.parametrize("personal", SIGNALS)
 @pytest.mark.parametrize("travel", ["pairs", "tensors"])
 def test_a_round_leaves_the_signals_that_the_rates_follow(travel, personal):

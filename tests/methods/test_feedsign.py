@@ -36,29 +36,6 @@ def test_feedsign_with_one_client_follows_the_sign_of_mezos_projections():
         run.worker.apply(step)
 
 
-def test_ten_thousand_feedsign_steps_make_1250_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda handle: None)  # ten thousand times is half a minute
-    from fedseed.orbit import Header, OrbitWriter, Record
-
-    method = FeedSign()
-    space = ParameterSpace(model())
-    header = Header("m", "0" * 32, "float32", space.layout, method, 1)
-    sizes = []
-    for steps in (0, 10_000):
-        path = tmp_path / f"{steps}.orbit"
-        writer = OrbitWriter(path, header)
-        signs = np.random.default_rng(0).choice([-1, 1], steps).astype(np.int8)
-        for number, sign in enumerate(signs, start=1):
-            writer.append(Record(number, Votes(np.array([sign])).encode()))
-        writer.close()
-        sizes.append(path.stat().st_size)
-    assert sizes[1] - sizes[0] == 1250 + 48  # the bits, and one record's frame
-    assert sizes[1] < 2000
-    orbit = Orbit.open(tmp_path / "10000.orbit")
-    state = method.start(space.layout, 1)
-    assert [method.decode_step(state, r.payload).signs[0] for r in orbit.records] == list(signs)
-
-
 def votes(*signs):
     return [(i, 1 / len(signs), Votes(np.array([s], dtype=np.int8))) for i, s in enumerate(signs)]
 

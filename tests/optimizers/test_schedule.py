@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -128,18 +127,3 @@ def test_steps_are_the_schedules_part_of_plain_ones(quickly):
         lengths.append(float(torch.cat([(a - b).flatten() for a, b in zip(now, before, strict=True)]).abs().max()))
         before = now
     assert lengths == pytest.approx([0.02 * f for f in (1 / 2, 1, 2 / 3, 1 / 3)], rel=1e-3)
-
-
-def test_fedkseeds_accumulator_holds_what_was_done(quickly):
-    """A client's pairs are raw projections; the accumulator has them times the round's factor."""
-    plain, half = (
-        FedKSeed(**QUICK, candidates=16, steps=3, schedule=schedule)
-        for schedule in (None, Schedule(kind="constant", warmup=1))
-    )
-    found = []
-    for method in (plain, half):
-        run = federation(method, rounds=1, clients=1, evaluate_every=1)
-        run.run()
-        found.append(run.coordinator.state.step.accumulator)
-    first = np.flatnonzero(found[0])
-    assert len(first) and np.allclose(found[1][first], found[0][first] / 2, rtol=0.1)

@@ -124,11 +124,6 @@ def test_noise_is_found_for_an_epsilon(kind):
             noise_for(1e-9, 10, settings)
 
 
-def test_a_batch_is_one_example_if_nothing_else_is_said():
-    settings = mechanism("poisson").settings
-    assert noise_for(2.0, 10, settings) == noise_for(2.0, 10, settings, releases=1, batch=1)
-
-
 def gaussian(sigma, shift, far=240):
     """The odds of shift + Y, at -far ... far."""
     values = np.arange(-far, far + 1)

@@ -60,32 +60,31 @@ class Weights(WholeWeights):
     data: Annotated[bytes, Tensors()]
 
 
-def flat(layout: Layout, data: bytes, before: Weights | None = None) -> Floats:
-    """Tensors as one vector, length d.
-
-    Args:
-        layout: the tensors.
-        data: their bytes.
-        before: other weights, which are taken off; None: they are not weights, or none are known.
-    """
-    parts, position = [], 0
+def tensors(layout: Layout, data: bytes) -> Iterator[NDArray[np.float64]]:
+    """Tensors from their bytes, one by one, flat, in double precision."""
+    position = 0
     for entry in layout.tensors:
-        where = slice(position, position := position + entry.size * ITEM_BYTES[entry.dtype])
-        part = to_floats(data[where], entry.dtype).astype(np.float64)
-        parts.append(part if before is None else part - to_floats(before.data[where], entry.dtype))
+        size = entry.size * ITEM_BYTES[entry.dtype]
+        yield to_floats(data[position : position + size], entry.dtype).astype(np.float64)
+        position += size
+
+
+def flat(layout: Layout, data: bytes, before: Weights | None = None) -> Floats:
+    """Tensors as one vector, length d, less others before; None: they are not weights, or none are known."""
+    parts = list(tensors(layout, data))
+    if before is not None:
+        parts = [part - other for part, other in zip(parts, tensors(layout, before.data), strict=True)]
     return np.concatenate(parts).astype(np.float32)
 
 
 def unflat(layout: Layout, vector: NDArray[Any], before: Weights | None = None) -> bytes:
     """The inverse of `flat`, rounded to each tensor's dtype."""
-    parts, start, position = [], 0, 0
-    for entry in layout.tensors:
-        where = slice(position, position := position + entry.size * ITEM_BYTES[entry.dtype])
-        part = vector[start : (start := start + entry.size)].astype(np.float64)
-        if before is not None:
-            part = part + to_floats(before.data[where], entry.dtype)
-        parts.append(from_floats(part.astype(np.float32), entry.dtype))
-    return b"".join(parts)
+    ends = np.cumsum([entry.size for entry in layout.tensors])[:-1]
+    parts = [part.astype(np.float64) for part in np.split(vector, ends)]
+    if before is not None:
+        parts = [part + other for part, other in zip(parts, tensors(layout, before.data), strict=True)]
+    values = zip(parts, layout.tensors, strict=True)
+    return b"".join(from_floats(part.astype(np.float32), entry.dtype) for part, entry in values)
 
 
 def _nothing() -> Floats:
@@ -117,11 +116,7 @@ class DenseState(State):
 
     def tensors(self, data: bytes) -> Iterator[NDArray[np.float64]]:
         """Tensors from their bytes, one by one, flat, in double precision."""
-        position = 0
-        for entry in self.layout.tensors:
-            size = entry.size * ITEM_BYTES[entry.dtype]
-            yield to_floats(data[position : position + size], entry.dtype).astype(np.float64)
-            position += size
+        return tensors(self.layout, data)
 
     def combine(
         self, answers: Answers, data: Callable[[Any], bytes], of_moves: bool = False
