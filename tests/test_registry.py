@@ -4,12 +4,10 @@ import threading
 from importlib.metadata import EntryPoint
 from typing import ClassVar, Literal
 
-import numpy as np
 import pytest
 
 import fedseed
 from fedseed import registry as registries
-from fedseed.aggregation import AggregationRule, Mean
 from fedseed.errors import RecipeError
 from fedseed.extension import REGISTRIES
 from fedseed.methods import FeedSign
@@ -207,17 +205,6 @@ def test_names_of_metrics_and_transports():
         fedseed.register_transport("dir://", print)
     fedseed.register_transport("dir", print)
     assert "dir" in REGISTRIES["transports"].names()
-
-
-def test_a_rule_given_to_the_api_needs_no_registry():
-    class Doubled(AggregationRule):
-        name: Literal["doubled"] = "doubled"
-        about: ClassVar[str] = "twice the mean"
-
-        def combine(self, vectors, weights):
-            return 2 * Mean().combine(vectors, weights)
-
-    np.testing.assert_array_equal(Doubled().combine([np.ones(2)], [1.0]), [2.0, 2.0])
 
 
 def test_the_registry_needs_nothing_but_the_standard_library():

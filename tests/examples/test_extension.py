@@ -54,16 +54,8 @@ def test_what_the_package_adds_is_listed_with_its_origin(what, name, installed):
 @pytest.mark.long
 def test_a_run_with_everything_from_the_package(installed, tmp_path):
     out = tmp_path / "run"
-    sets = [
-        "--set",
-        "rounds=4",
-        "--set",
-        "evaluation.every=2",
-        "--set",
-        "task.examples=8",
-        "--set",
-        "task.evaluation=2",
-    ]
+    settings = ("rounds=4", "evaluation.every=2", "task.examples=8", "task.evaluation=2")
+    sets = [word for text in settings for word in ("--set", text)]
     words = ["run", EXAMPLES / "extension" / "recipe.toml", *sets, "--out", out]
     done = run(*words, path=[installed])
     assert done.returncode == 0, done.stderr
@@ -105,15 +97,9 @@ def test_a_run_over_the_packages_transport_is_that_of_one_process(
     monkeypatch.syspath_prepend(str(installed))
     from fedseed_extension.transport import FolderTransport
 
-    recipe = Recipe.model_validate(
-        {
-            "seed": 3,
-            "rounds": 4,
-            "evaluation": {"every": 2},
-            "method": {"name": "feedsign", "learning_rate": 1e-2, "batch": 8},
-            "federation": {"joint": False},
-        }
-    )
+    method = {"name": "feedsign", "learning_rate": 1e-2, "batch": 8}
+    tables = {"evaluation": {"every": 2}, "method": method, "federation": {"joint": False}}
+    recipe = Recipe.model_validate({"seed": 3, "rounds": 4, **tables})
     expected = in_process(problem, recipe.model_dump(exclude_none=True))
     access, digests = Access(f"folder://{tmp_path / 'shared'}"), []
 

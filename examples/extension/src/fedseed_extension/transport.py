@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -247,7 +247,7 @@ class FolderCoordinator(FolderEnd, CoordinatorEnd):
         receive, status = self._listener
         return status() if what == "status" and not sender else await receive(sender, what, data)
 
-    async def broadcast(self, data: bytes) -> None:
+    async def broadcast(self, data: bytes, to: Collection[str] | None = None) -> None:
         """Tell the clients that are there."""
         self._tell("client", "", "broadcast", data)
 
