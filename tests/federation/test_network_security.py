@@ -238,7 +238,7 @@ async def attack(server, net, hosts, waiting_for):
     ):  # fmt: skip
         await publish(mine, data)
     for what, data in (
-        ("hello", b'{"host": "client-0", "header": ""}'),
+        ("hello", b'{"host": "client-0", "header": "", "names": [], "at": 0, "time": 0.0}'),
         ("beat", b"\xff\xfe"),
         ("attach", b'{"client": "client-0", "host": "x", "examples": 1}'),
         ("report", b"[" * 100_000),

@@ -271,6 +271,8 @@ def _refusal(error: ValidationError) -> MessageError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     at = ": ".join(shown(str(part), 40) for part in first["loc"])
     what = shown(first["msg"].removeprefix("Value error, "), 100)
+    if first["type"] == "json_invalid":
+        what = what.replace("Invalid JSON", "not valid JSON")
     return MessageError(f"{at}: {what}" if at else what)
 
 
