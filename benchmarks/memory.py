@@ -108,6 +108,7 @@ def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, i
     """Two rounds here; what was in memory before, and at the peak."""
     import torch
 
+    from fedseed.reports.results import RoundLine
     from fedseed.runs.assembly import build
     from fedseed.runs.recipe import read_recipe
 
@@ -122,7 +123,7 @@ def measured(recipe: str, settings: list[str], passes_only: bool) -> dict[str, i
                 federation.worker.objective.losses(federation.worker.space.model, federation.items[0][:4])
             continue
         federation.gather(number)
-        federation.apply(federation.coordinator.close(), {"round": number, "seconds": {}}, False)
+        federation.apply(federation.coordinator.close(), RoundLine(number), False)
     return {"before": before, "peak": _resident("VmHWM")}
 
 

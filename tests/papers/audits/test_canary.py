@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedseed.errors import RecipeError
-from fedseed.methods.fedsgd import FedSGD
 from fedseed.privacy import PrivateSign
 from fedseed.runs.recipe import read_recipe
 from fedseed.tasks.data import Choice, ClientData, Cloze, Example, Picture, TaskData
@@ -127,7 +126,7 @@ def test_it_is_found_without_privacy_and_nowhere_else(tmp_path):
 
 @pytest.mark.slow
 def test_a_method_that_only_says_that_it_is_private_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(FedSGD, "privacy", property(lambda self: PrivateSign(0.1)))
+    monkeypatch.setattr("fedseed.runs.loop.mechanism_of", lambda method: PrivateSign(0.1))
     (tmp_path / "mine.toml").write_text(GRADIENTS)
     shown = fedseed("audit", "canary", tmp_path / "mine.toml", "--runs", 3, "--out", tmp_path / "audit")
     assert shown.returncode == 1 and "and the account says 0.30: the run is not as private" in shown.stderr
