@@ -1,6 +1,7 @@
 """Commands that other installed packages add, by entry points of the group "fedseed.commands"."""
 
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -29,7 +30,7 @@ class InstalledCommands(TyperGroup):
         if own is not None:
             return own
         point = _points().get(cmd_name)
-        if point is not None:
+        if point is not None and find_spec(point.module.partition(".")[0]) is not None:
             found = typer.main.get_command(point.load())
             found.name = cmd_name
             return found
