@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from math import nan
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -40,6 +40,7 @@ from fedseed.randomness import Basis, Domain, derive
 class Private(Method, ABC):
     """A method with a recipe's `[privacy]`, which orbits keep among its settings; `protected` makes one."""
 
+    kind: ClassVar[type[Method]]  # the class of the method without it
     private: PrivacySettings = Field(json_schema_extra={"internal": True})
 
     def __reduce__(self) -> Any:
@@ -49,15 +50,14 @@ class Private(Method, ABC):
 @cache
 def _private(kind: type[Method]) -> type[Private]:
     """The kind of method that has `[privacy]`, too."""
-    return type(kind.__name__, (Private, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    return type(kind.__name__, (Private, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__, "kind": kind})
 
 
 def _plain(method: Method) -> Method:
     """The method without `[privacy]`."""
     if not isinstance(method, Private):
         return method
-    kind: Any = type(method).__mro__[2]  # after itself and `Private`
-    return cast(Method, kind.model_construct(**{name: getattr(method, name) for name in kind.model_fields}))
+    return method.kind.model_construct(**{name: getattr(method, name) for name in method.kind.model_fields})
 
 
 def protected(method: Method, settings: PrivacySettings) -> Method:
@@ -75,9 +75,8 @@ def protected(method: Method, settings: PrivacySettings) -> Method:
             )
             problem = f"{problem}; {', '.join(others)} can"
         raise ValueError(problem)
-    values = {name: getattr(method, name) for name in type(method).model_fields}
-    kind: Any = _private(type(method))
-    return cast(Method, kind.model_construct(**{**values, "private": settings}))
+    values = {name: getattr(method, name) for name in method.__class__.model_fields}
+    return _private(method.__class__).model_construct(**{**values, "private": settings})
 
 
 def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
