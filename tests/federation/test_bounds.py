@@ -15,6 +15,7 @@ from fedseed.federation.messages import FRAME_BYTES, Message, MessageKind
 from fedseed.methods.dense import Weights
 from fedseed.objectives.losses import Supervised
 from fedseed.reports.progress import Silent
+from fedseed.reports.results import RoundLine
 from fedseed.runs.assembly import Federation
 from fedseed.runs.recipe import Recipe
 from fedseed.runs.stopping import diverged
@@ -293,4 +294,4 @@ def test_a_run_that_diverges_says_so():
     [([4.0, 5.0, nan, 3.0], 2), ([4.0, inf], 1), ([0.1, 99.0, 1001.0], 2), ([nan, inf], None), ([4.0], None)],
 )
 def test_which_round_a_run_diverges_in(losses, at):
-    assert diverged([{"round": number, "loss": loss} for number, loss in enumerate(losses)]) == at
+    assert diverged([RoundLine(number, metrics={"loss": loss}) for number, loss in enumerate(losses)]) == at
