@@ -66,16 +66,7 @@ class ChatTemplate:
     # -- text --------------------------------------------------------------------------------------------------------
 
     def text(self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False) -> str:
-        """A chat as the template writes it.
-
-        Args:
-            messages: the chat.
-            tools: what the assistant may call.
-            asking: with what asks the assistant for an answer after it.
-
-        Raises:
-            ValueError: the template refuses it; with its reason.
-        """
+        """A chat as the template writes it, with what asks for an answer if `asking`. Raises ValueError."""
         return self._rendered(messages, tools, add_generation_prompt=asking)[0]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
@@ -130,15 +121,9 @@ class ChatTemplate:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def write(self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool) -> list[Written]:
-        """A chat with the places of its answers; several texts where the template rewrites earlier answers.
+        """A chat with the places of its answers; several texts where the template rewrites earlier ones.
 
-        Args:
-            messages: a chat that ends with an answer, as the template takes it.
-            tools: what the assistant may call.
-            last_only: only the last answer is looked for.
-
-        Raises:
-            ValueError: the template refuses the chat, or does not ask for the answer that it writes.
+        Raises ValueError if the template refuses the chat, or does not ask for the answer that it writes.
         """
         if GENERATION.search(self._template(tools)):
             text, marked = self._rendered(messages, tools, return_assistant_tokens_mask=True)
@@ -165,11 +150,7 @@ class ChatTemplate:
     # -- tokens ------------------------------------------------------------------------------------------------------
 
     def prepare(self, chat: Chat) -> list[Tokens]:
-        """A chat's tokens, of whatever length; several examples where the template rewrites earlier answers.
-
-        Raises:
-            ValueError: the template refuses the chat; names the chat and the template's reason.
-        """
+        """A chat's tokens; several examples where the template rewrites earlier answers. Raises ValueError."""
         try:
             messages, merged = self.accepted(chat.messages)
             written = self.write(messages, chat.tools, chat.style.loss_on == "last")

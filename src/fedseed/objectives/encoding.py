@@ -28,11 +28,7 @@ class Encoder:
         return start + ids
 
     def encode(self, examples: Sequence[Example]) -> list[list[Tokens]]:
-        """Each example's items.
-
-        Raises:
-            RecipeError: a chat template refuses a chat, or the tokenizer can't be used with one.
-        """
+        """Each example's items. Raises RecipeError if a chat can't be written."""
         made, refused = [], []
         for example in examples:
             try:
@@ -45,11 +41,7 @@ class Encoder:
         return made
 
     def template_of(self, style: ChatStyle) -> ChatTemplate | None:
-        """What writes chats of a style; None: they are written plainly.
-
-        Raises:
-            RecipeError: the tokenizer has no template, or can't be used with one.
-        """
+        """What writes chats of a style; None: they are written plainly. Raises RecipeError if the tokenizer can't."""
         if style.writing == "plain" or (style.writing == "auto" and not self.tokenizer.chat_template):
             return None
         if style.writing == "own" and not self.tokenizer.chat_template:

@@ -58,23 +58,11 @@ class DrawnTask(DealtTask):
 
     @abstractmethod
     def examples_of(self, row: Record) -> Iterable[Any]:
-        """Returns what a row becomes: usually one example; none if it can't be used.
-
-        Raises:
-            RecipeError: a field is missing or wrong.
-        """
+        """Returns what a row becomes: usually one example; none if it can't be used. Raises RecipeError."""
 
     @abstractmethod
     def draw(self, rows: Sequence[Labelled], place: str) -> tuple[list[Labelled], list[Labelled], str]:
-        """Returns training examples, validation examples, and a line about them.
-
-        Args:
-            rows: the train file's examples in a random order.
-            place: the folder, for messages.
-
-        Raises:
-            RecipeError: there are too few.
-        """
+        """Returns training and validation examples of shuffled rows, and a line about them. Raises RecipeError."""
 
     @abstractmethod
     def label_of(self, row: Record, example: Any) -> str:
@@ -148,16 +136,7 @@ def _capital(text: str) -> str:
 
 
 def filled(prompt: str, row: Record, forms: Mapping[str, Callable[[str], str]] = FORMS) -> str:
-    """Returns a prompt with a row's fields in it: "{name}", "{object.name}" or "{name:form}".
-
-    Args:
-        prompt: as text_tasks.toml has it.
-        row: a row.
-        forms: how fields are written.
-
-    Raises:
-        RecipeError: a field is missing or no text.
-    """
+    """Returns a prompt with fields in it: "{name}", "{object.name}" or "{name:form}". Raises RecipeError."""
 
     def found(match: re.Match[str]) -> str:
         *objects, name = match[1].split(".")

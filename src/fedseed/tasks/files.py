@@ -33,15 +33,7 @@ class Record:
     values: Mapping[str, Any]
 
     def field(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """A field that must be there.
-
-        Args:
-            name: its name.
-            kind: the type or types it may have; true and false are numbers only if `bool` is one of them.
-
-        Raises:
-            RecipeError: it is missing or of another type.
-        """
+        """A field of a type (true and false are no numbers). Raises RecipeError if it is missing or another."""
         if name not in self.values:
             raise RecipeError(f'{self.where}: no "{name}"')
         value = self.values[name]
@@ -52,19 +44,11 @@ class Record:
         return value
 
     def record(self, name: str) -> "Record":
-        """A field that is an object itself.
-
-        Raises:
-            RecipeError: it is missing or no object.
-        """
+        """A field that is an object itself. Raises RecipeError."""
         return Record(f"{self.where}: {name}", self.field(name, dict))
 
     def records(self, name: str) -> "list[Record]":
-        """A field that is a list of objects.
-
-        Raises:
-            RecipeError: it is missing, no list, or holds something else than objects.
-        """
+        """A field that is a list of objects. Raises RecipeError."""
         found = []
         for index, values in enumerate(self.field(name, list)):
             where = f"{self.where}: {name}[{index}]"
@@ -85,15 +69,7 @@ def _short(value: Any) -> str:
 
 
 def data_folder(path: str, hint: str) -> Path:
-    """The folder that `task.path` names.
-
-    Args:
-        path: as the recipe has it; relative to the working directory, "~" allowed.
-        hint: what the folder should be and where to get it.
-
-    Raises:
-        RecipeError: there is no such folder.
-    """
+    """The folder that `task.path` names. Raises RecipeError with the hint what it should be if there is none."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise RecipeError(f'task.path = "{path}": there is no such folder; {hint}')
@@ -101,16 +77,7 @@ def data_folder(path: str, hint: str) -> Path:
 
 
 def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
-    """A text file.
-
-    Args:
-        path: the file.
-        hint: what to do if it is missing.
-        encoding: what it is written in; of old data sets not always UTF-8.
-
-    Raises:
-        RecipeError: missing, unreadable or in another encoding.
-    """
+    """A text file. Raises RecipeError if it is missing (then with the hint), unreadable or in another encoding."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -139,15 +106,7 @@ def _convert(path: Path, data: bytes, encoding: str) -> str:
 
 
 def read_json(path: Path, hint: str = "") -> Any:
-    """A JSON file's content.
-
-    Args:
-        path: a UTF-8 file.
-        hint: what to do if it is missing.
-
-    Raises:
-        RecipeError: missing, unreadable or not JSON.
-    """
+    """A JSON file's content. Raises RecipeError if it is missing (then with the hint), unreadable or not JSON."""
     text = read_text(path, hint)
     try:
         return parse_json(text)
@@ -164,16 +123,10 @@ def parse_json(text: str) -> Any:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The rows of a table, empty lines left out.
+    """The rows of a table, empty lines left out. Raises RecipeError if it or a row is malformed; names the line.
 
     A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line); any other is taken
     for GLUE's tsv: a header line, tabs, no quoting.
-
-    Args:
-        path: a UTF-8 file.
-
-    Raises:
-        RecipeError: missing, unreadable, or a row is malformed; names the line.
     """
     records = []
     for row in each_record(path):
@@ -184,11 +137,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def each_record(path: Path) -> Iterator[Record | RecipeError]:
-    """The rows of a table as `read_records` has them; in the place of a malformed one, what is wrong with it.
-
-    Raises:
-        RecipeError: missing or unreadable as a whole.
-    """
+    """The rows as `read_records` has them; in the place of a malformed one, what is wrong with it."""
     text = read_text(path)
     if path.suffix == ".json" and text.lstrip().startswith("["):
         return _json(path, text)

@@ -42,11 +42,7 @@ class Reader:
         self.bad: list[str] = []
 
     def read(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
-        """The examples of a file's rows.
-
-        Raises:
-            RecipeError: it is unreadable as a whole.
-        """
+        """The examples of a file's rows. Raises RecipeError if it is unreadable as a whole."""
         lines = []
         for row in rows:
             try:
@@ -106,18 +102,11 @@ class Reader:
 
 
 def _nothing_in(made: Made) -> bool:
-    """Whether an example has nothing to learn from."""
     return isinstance(made, Example) and not made.response.strip()
 
 
 def repeated(training: Sequence[SourceLine], held_out: Sequence[SourceLine], what: str) -> list[str]:
-    """A line about the held-out examples that are in the training data, too; whitespace makes no difference.
-
-    Args:
-        training: what is trained on.
-        held_out: what is not.
-        what: how the line calls that.
-    """
+    """A line about the held-out examples that are in the training data, too; whitespace makes no difference."""
     seen: Mapping[tuple[str, ...], str] = {_content(line.made): line.row.where for line in reversed(training)}
     found = [(line.row.where, seen[key]) for line in held_out if (key := _content(line.made)) in seen]
     if not found:
@@ -128,7 +117,6 @@ def repeated(training: Sequence[SourceLine], held_out: Sequence[SourceLine], wha
 
 
 def _content(made: Made) -> tuple[str, ...]:
-    """What makes two examples the same."""
     if isinstance(made, ToLabel):
         parts: tuple[str, ...] = (made.text,)
     elif isinstance(made, Choice):
