@@ -17,8 +17,7 @@ from fedseed.federation.control import Attach, Hello
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.reception import Reception
-from fedseed.federation.rejected import Rejected
-from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin
 from fedseed.reports.progress import Silent

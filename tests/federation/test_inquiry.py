@@ -8,8 +8,7 @@ import pytest
 from fedseed.errors import MessageError
 from fedseed.federation.inquiry import Inquiry
 from fedseed.federation.membership import Roster
-from fedseed.federation.rejected import Rejected
-from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.orbit import NO_DIGEST
 from fedseed.reports.results import RoundLine
 from support.heard import Heard

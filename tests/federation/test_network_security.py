@@ -21,7 +21,7 @@ from fedseed.federation.protocol import Stored
 from fedseed.methods import ZOFedSGD
 from fedseed.orbit import Orbit
 from fedseed.transport.base import Access, Events
-from fedseed.transport.keys import make
+from fedseed.transport.keys import Validity, make
 from fedseed.transport.nats_connection import connect
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects
@@ -154,7 +154,7 @@ def test_a_server_without_encryption_is_refused(shared_server, secured):
 def test_a_certificate_that_the_clock_makes_invalid(days_ago, text, secured):
     """As on a machine whose clock is off by weeks."""
     now = datetime.datetime.now(datetime.UTC)
-    server = secured(valid_from=now - datetime.timedelta(days=days_ago))
+    server = secured(valid=Validity(since=now - datetime.timedelta(days=days_ago)))
     with pytest.raises(NetworkError, match=f"{text}.*clock says"):
         reach = Access(server.url, server.keys / "client-4.nk", server.keys / "ca.pem")
         asyncio.run(connect(reach, Subjects("run"), "x"))

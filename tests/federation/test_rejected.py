@@ -1,8 +1,8 @@
 import json
 
-from fedseed.federation import rejected
+from fedseed.federation import session as rejected
 from fedseed.federation.membership import Membership, Roster
-from fedseed.federation.rejected import Rejected
+from fedseed.federation.session import Rejected
 from fedseed.reports.progress import Silent
 from support.heard import Heard
 

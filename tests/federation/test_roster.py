@@ -8,8 +8,7 @@ import pytest
 
 from fedseed.federation.control import Attach
 from fedseed.federation.membership import Roster
-from fedseed.federation.rejected import Rejected
-from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Session
+from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Rejected, Session
 from fedseed.reports.progress import Silent
 from fedseed.transport.memory import Hub
 from support.reception import Talk

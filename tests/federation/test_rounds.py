@@ -9,9 +9,8 @@ from fedseed.federation.coordinator import Coordinator
 from fedseed.federation.membership import Roster
 from fedseed.federation.messages import Message, MessageKind
 from fedseed.federation.protocol import read_plan
-from fedseed.federation.rejected import Rejected
 from fedseed.federation.rounds import Rounds
-from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.methods import FeedSign, ZOFedSGD
 from fedseed.privacy import PrivacySettings, protected
 from fedseed.transport.memory import MemoryEnd

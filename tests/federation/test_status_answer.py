@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedseed.federation.status_answer import status_answer
+from fedseed.federation.network_coordinator import status_answer
 
 MOST = 256 * 1024
 

@@ -8,8 +8,7 @@ from fedseed.federation.base_weights import BaseWeights
 from fedseed.federation.control import Attach, Hello
 from fedseed.federation.membership import Roster
 from fedseed.federation.reception import Reception
-from fedseed.federation.rejected import Rejected
-from fedseed.federation.session import CoordinatorSettings, Session
+from fedseed.federation.session import CoordinatorSettings, Rejected, Session
 from fedseed.methods import FeedSign
 from fedseed.orbit import Header
 from fedseed.orbit.file import begin

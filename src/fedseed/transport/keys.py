@@ -14,6 +14,7 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import nkeys
 
@@ -26,14 +27,23 @@ from fedseed.transport.subjects import Subjects, name_problem
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
+class Validity(NamedTuple):
+    """How many days certificates are valid, and since when; None: since now."""
+
+    days: int = 365
+    since: datetime.datetime | None = None
+
+
+VALID = Validity()
+
+
 def make(
     run: str,
     out: Path,
     clients: Sequence[str],
     hosts: Sequence[str],
     port: int,
-    days: int = 365,
-    valid_from: datetime.datetime | None = None,
+    valid: Validity = VALID,
     recipe: str = "recipe.toml",
     own_data: bool = False,
 ) -> list[str]:
@@ -47,8 +57,7 @@ def make(
         clients: names; "NAME=A,B" makes one key, called NAME, for a process that hosts clients A and B.
         hosts: names and addresses of the server, for its certificate.
         port: the server's.
-        days: how long the certificates are valid.
-        valid_from: since when they are; now by default.
+        valid: how long the certificates are.
         recipe: the recipe's file, for the commands.
         own_data: whether each client has data of its own, for the commands.
 
@@ -76,7 +85,7 @@ def make(
         coordinating = name == "coordinator"
         content = key_file(seed, None, signers) if coordinating else key_file(seed, public["coordinator"])
         _write_secret(out / f"{name}.nk", content.encode())
-    _certificates(out, hosts, days, valid_from)
+    _certificates(out, hosts, valid)
     text = configuration(Subjects(run), public, hosted, port, out.resolve())
     _write_secret(out / "nats-server.conf", text.encode())
     names = json.dumps({key: name for name, key in public.items()}, indent=1) + "\n"
@@ -219,7 +228,7 @@ def configuration(
     )
 
 
-def _certificates(out: Path, hosts: Sequence[str], days: int, valid_from: datetime.datetime | None) -> None:
+def _certificates(out: Path, hosts: Sequence[str], valid: Validity) -> None:
     """An authority, and the server's certificate, signed by it. The authority's key is not kept."""
     try:
         from cryptography import x509
@@ -228,8 +237,8 @@ def _certificates(out: Path, hosts: Sequence[str], days: int, valid_from: dateti
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
     except ImportError as error:
         raise FedseedError(f"certificates need the package cryptography: {to_install('sign')}") from error
-    start = valid_from or datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
-    end = start + datetime.timedelta(days=days)
+    start = valid.since or datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    end = start + datetime.timedelta(days=valid.days)
 
     def name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])  # no more fit
