@@ -81,11 +81,7 @@ class Room:
 
     @asynccontextmanager
     async def taken(self, size: int) -> AsyncIterator[None]:
-        """Wait until there is room, and hold it.
-
-        Args:
-            size: bytes of it.
-        """
+        """Wait until there is room, and hold it."""
         async with self._first:
             while self._free < size:
                 self._freed.clear()

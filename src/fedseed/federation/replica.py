@@ -25,12 +25,7 @@ WEIGHTS_PATIENCE_SECONDS = 60.0  # how long newer weights may take to come when 
 
 
 class Applying(ABC):
-    """Brings a worker's weights through the log's steps.
-
-    Args:
-        end: the transport.
-        thread: where the work is done.
-    """
+    """Brings a worker's weights through the log's steps."""
 
     large: ClassVar[bool] = False  # whether this process sends messages that need room on the server
 
@@ -141,12 +136,8 @@ class Replica:
     """The weights, brought from step to step.
 
     Args:
-        end: the transport.
-        run: the run's name.
         load: makes the model at its base, with the hosted clients' data.
         hosted: what it made first.
-        thread: where the work is done.
-        progress: shows the run going on.
         wake: told when something has come.
     """
 

@@ -20,12 +20,7 @@ from fedseed.transport.subjects import Subjects
 
 
 class NatsTransport(Transport):
-    """A run on a NATS server.
-
-    Args:
-        access: how to reach the server.
-        run: the run's name.
-    """
+    """A run on a NATS server."""
 
     schemes: ClassVar[Sequence[str]] = ("nats", "tls")
 

@@ -42,13 +42,7 @@ class Turns(Generic[T]):
         return bool(self._lines)
 
     def put(self, whose: Hashable, message: T, size: int) -> None:
-        """One more message waits, or something is dropped.
-
-        Args:
-            whose: the line's name.
-            message: what waits.
-            size: its bytes.
-        """
+        """One more message waits, or something is dropped."""
         size += EACH
         line = self._lines.get(whose) or _Line()
         while self.bytes + size > self._most:
