@@ -5,7 +5,6 @@ from fedseed.errors import RecipeError
 from fedseed.models.heads import Head, head_parameters
 from fedseed.models.loading import find_base, load_model
 from fedseed.weights.digest import base_digest
-from support.forked import anew
 
 TEN = Head(tuple(f"class {i}" for i in range(10)), seed=7)
 OWN = ("thing 0", "thing 1", "thing 2")
@@ -24,19 +23,6 @@ def head_of(model):
 def rest_of(model):
     head = {id(p) for p in head_of(model)}
     return {n: t for n, t in model.state_dict(keep_vars=True).items() if id(t) not in head}
-
-
-def digests(folders, head):
-    """As another process finds them, in another state than this one."""
-    torch.manual_seed(3)
-    torch.set_num_threads(2)
-    return [base_digest(load_model(folder, head=head)[0]) for folder in folders]
-
-
-@pytest.mark.slow
-def test_a_new_head_is_the_same_in_another_process(image_base):
-    folders = [str(image_base("vit")), str(image_base("resnet"))]
-    assert anew(digests, folders, TEN) == [base_digest(load_model(folder, head=TEN)[0]) for folder in folders]
 
 
 def test_a_new_head_is_the_same_twice(image_base):

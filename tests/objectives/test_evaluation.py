@@ -188,12 +188,6 @@ def test_only_response_tokens_and_the_end_carry_loss(small):
         assert mask[row].sum() == len(item.ids)
 
 
-def test_long_examples_are_dropped_and_counted(small):
-    objective = CausalLM(small[1], max_length=12)
-    assert len(objective.prepare([Example("a", "b"), Example("a b c d e f g h i j", "k")])) == 1
-    assert objective.dropped == 1
-
-
 def test_the_base_has_learnt_its_format_and_has_room(small):
     """It answers (ends by itself) and is far from perfect on families it never saw as instructions."""
     model, tokenizer = small

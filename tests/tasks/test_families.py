@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 import fedseed
 from fedseed.tasks.families import by_name, families, instances, split, statements
 from fedseed.tasks.families.language import WORLD, article, draw, number_word, write
-from fedseed.tasks.prompts import alpaca_prompt, short_prompt
+from fedseed.tasks.prompts import short_prompt
 
 ALL = families()
 NAMES = [family.name for family in ALL]
@@ -225,14 +225,3 @@ def test_the_committed_tokenizer_returns_text_and_keeps_prompt_and_answer_apart(
             assert len(whole) + 2 < 80
     assert [tokenizer.token_to_id(mark) for mark in ("<pad>", "<s>", "</s>")] == [0, 1, 2]
     assert (folder / "model.safetensors").stat().st_size < 3_500_000
-
-
-def test_prompts():
-    assert short_prompt("Do it.", "This.") == ("### Instruction:\nDo it.\n\n### Input:\nThis.\n\n### Response:\n")
-    assert short_prompt("Do it.") == "### Instruction:\nDo it.\n\n### Response:\n"
-    with_input = alpaca_prompt("Do it.", "This.")
-    assert with_input.startswith("Below is an instruction that describes a task, paired with")
-    assert with_input.endswith("\n\n### Instruction:\nDo it.\n\n### Input:\nThis.\n\n### Response:")
-    without = alpaca_prompt("Do it.")
-    assert without.startswith("Below is an instruction that describes a task. Write a response")
-    assert without.endswith("\n\n### Instruction:\nDo it.\n\n### Response:")

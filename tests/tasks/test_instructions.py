@@ -36,11 +36,6 @@ def test_choosing_settings_never_sees_the_test_instances():
     assert list(tuning.evaluation) == [""]
 
 
-def test_too_many_clients():
-    with pytest.raises(RecipeError, match=r"task.clients = 30 with families_per_client = 2: 60 families"):
-        InstructionsTask(clients=30).load()
-
-
 def test_a_partition_deals_the_same_examples_otherwise():
     few = {"clients": 5, "families_per_client": 4, "examples": 30}
     plain = InstructionsTask(**few).load()

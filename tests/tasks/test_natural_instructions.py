@@ -108,12 +108,8 @@ def spoil(folder, change):
     ("change", "text"),
     [
         (lambda c: c.pop("Definition"), r'task001_copy.json: no "Definition"'),
-        (lambda c: c.update(Definition="one text"), r"\"Definition\" = 'one text': a list is expected"),
         (lambda c: c.update(Definition=[]), r'"Definition" must begin with a text'),
-        (lambda c: c.pop("Instances"), r'task001_copy.json: no "Instances"'),
         (lambda c: c["Instances"][3].pop("input"), r'task001_copy.json: Instances\[3\]: no "input"'),
-        (lambda c: c["Instances"][3].pop("output"), r'Instances\[3\]: no "output"'),
-        (lambda c: c["Instances"][3].update(output=[]), r'Instances\[3\]: "output" must begin with a text'),
         (lambda c: c["Instances"][4].update(input=7), r'Instances\[4\]: "input" = 7: text is expected'),
         (lambda c: c["Instances"].insert(5, "text"), r"Instances\[5\]: a JSON object is expected"),
     ],
@@ -140,12 +136,6 @@ def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):
         load(folder)
     listed.write_text("\n")
     with pytest.raises(RecipeError, match=r"test_tasks.txt: it lists no task"):
-        load(folder)
-    (folder / "tasks" / "task001_copy.json").write_text('{"Definition": [')
-    with pytest.raises(RecipeError, match=r"task001_copy.json: not valid JSON"):
-        load(folder)
-    (folder / "tasks" / "task001_copy.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(RecipeError, match=r"task001_copy.json line 1: not UTF-8"):
         load(folder)
     (folder / "tasks" / "task001_copy.json").write_text("[]")
     with pytest.raises(RecipeError, match=r"task001_copy.json: a JSON object is expected"):

@@ -24,11 +24,6 @@ def task(name, folder, **changed):
     return TASKS[name](path=str(folder), **{**sizes, **changed})
 
 
-def test_there_are_eleven_and_six():
-    assert OPT == ["sst2", "rte", "cb", "boolq", "wsc", "wic", "multirc", "copa", "record", "squad", "drop"]
-    assert list(TASKS)[11:] == ["sst2-mask", "sst5", "snli", "mnli", "rte-mask", "trec"]
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_loads_splits_and_deals(name, original):
     data = task(name, original(name)).load()
@@ -299,7 +294,6 @@ WRONG = [
         '{"premise": "a", "hypothesis": "b", "label": "maybe"}',
         "line 1: \"label\" = 'maybe': entailment, not_ent",
     ),
-    ("rte", '{"premise": "a", "label": "entailment"}', 'line 1: no "hypothesis"'),
     ("boolq", '{"passage": "a", "question": "b", "label": "perhaps"}', "false, true, 0 or 1 is expected"),
     ("wsc", '{"text": "a", "target": "He", "label": true}', "\"target\" = 'He': a JSON object is expected"),
     ("wsc", '{"text": "a", "target": {"span1_text": "b"}, "label": true}', 'line 1: target: no "span2_text"'),
@@ -315,11 +309,6 @@ WRONG = [
     ("squad", "[]", "train-v1.1.json: a JSON object is expected"),
     ("squad", '{"data": [{"title": "a", "paragraphs": [{"qas": []}]}]}', r'data\[0\]: paragraphs\[0\]: no "context"'),
     ("drop", '{"nfl_1": {"passage": "a", "qa_pairs": [{"question": "b"}]}}', r'nfl_1: qa_pairs\[0\]: no "answer"'),
-    (
-        "snli",
-        '{"gold_label": "x", "sentence1": "a", "sentence2": "b"}',
-        "entailment, neutral, contradiction, 0, 1 or 2",
-    ),
     ("sst5", "3 It works", r"train.txt line 1: a tree is expected, such as \(3 \(2 It\) \(4 works\)\)"),
     ("trec", "DESC How", "line 1: class, colon, finer class and a question are expected"),
     ("trec", "ODD:x How", "\"label\" = 'ODD': DESC, ENTY"),
@@ -399,33 +388,14 @@ def test_jsonl_gives_the_same(sst2, tmp_path):
     ("name", "text", "message"),
     [
         ("train.tsv", "sentence\tlabel\ngood \t1\nbad\n", r"train.tsv line 3: 1 columns, the header has 2: sentence"),
-        ("train.tsv", "text\tlabel\ngood \t1\n", r'train.tsv line 2: no "sentence"'),
         ("train.tsv", "sentence\tlabel\ngood \t2\n", r"train.tsv line 2: \"label\" = '2': 0 or 1 is expected"),
         ("train.tsv", "sentence\tlabel\n", r"train.tsv: it has no row"),
         ("train.tsv", "", r"train.tsv: it is empty"),
-        ("dev.tsv", "index\tsentence\n0\tgood\n", r'dev.tsv line 2: no "label"'),
     ],
 )
 def test_what_is_wrong_in_a_table_is_named(sst2, name, text, message):
     folder = sst2()
     (folder / name).write_text(text)
-    with pytest.raises(RecipeError, match=message):
-        sst2_of(folder)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"sentence": "x"', r"dev.jsonl line 2: not valid JSON"),
-        ("[1]", r"dev.jsonl line 2: a JSON object is expected, not \[1\]"),
-        ('{"sentence": "x", "label": true}', r'"label" = true: text or a whole number is expected'),
-        ('{"sentence": "x", "label": -1}', r'"label" = -1: 0 or 1 is expected'),
-    ],
-)
-def test_what_is_wrong_in_a_jsonl_is_named(sst2, line, message):
-    folder = sst2()
-    (folder / "dev.tsv").unlink()
-    (folder / "dev.jsonl").write_text('{"sentence": "fine", "label": 1}\n' + line + "\n")
     with pytest.raises(RecipeError, match=message):
         sst2_of(folder)
 
@@ -443,8 +413,3 @@ def test_missing_files_and_too_few_rows_of_sst2(sst2, tmp_path):
     (folder / "dev.tsv").unlink()
     with pytest.raises(RecipeError, match=r"the folder has no dev.tsv or dev.jsonl or validation.jsonl"):
         sst2_of(folder)
-
-
-def test_a_choice_has_its_right_option():
-    with pytest.raises(ValueError, match="gold = 2: there are 2 options"):
-        Choice("x", ("a", "b"), 2)

@@ -1,13 +1,18 @@
-"""The user's own files: forms, folders, partitions, and messages about what is wrong."""
+"""The user's own data: forms, formats, folders, partitions, and messages about what is wrong."""
 
+import csv
 import json
+import sys
 
 import pytest
 
 from fedseed.errors import RecipeError
-from fedseed.tasks.data import Choice, Example
-from fedseed.tasks.own import FilesTask
+from fedseed.tasks.data import ChatStyle, Choice, Example
+from fedseed.tasks.own import FilesTask, read_own
 from fedseed.tasks.partition import IID, ByField, Dirichlet
+from support.instruction_files import write_lines
+
+ROWS = [{"prompt": f"q {i}", "completion": f' "a", {i}\nand more', "town": ("Bonn", "Ulm")[i % 2]} for i in range(20)]
 
 
 def load(path, **settings):
@@ -77,7 +82,6 @@ def test_one_file_is_dealt(tmp_path, name):
 
 
 def test_the_forms(tmp_path):
-    assert example(tmp_path, {"prompt": "P", "completion": "C"}) == Example("P", "C")
     made = example(tmp_path, {"instruction": "Do.", "input": "this", "output": "Done."})
     assert made.response == "Done." and made.prompt.startswith("Below is") and "### Input:\nthis\n" in made.prompt
     short = example(tmp_path, {"instruction": "Do.", "context": "this", "response": "Done."}, template="short")
@@ -136,28 +140,21 @@ GOOD = json.dumps({"prompt": "p", "completion": "c"})
     ("lines", "message"),
     [
         (
-            [GOOD, '{"prompt": "p", "completion": '],
-            r"anna.jsonl line 2: not valid JSON: Expecting value at column \d+; each",
-        ),
-        (
             [GOOD, "p"],
             r"anna.jsonl line 2: not valid JSON: Expecting value at column 1; each line must be one JSON object",
         ),
         ([GOOD, "", '["p"]'], r"anna.jsonl line 3: a JSON object is expected, not \['p'\]"),
         ([GOOD, '{"prompt": "p"}'], r'anna.jsonl line 2: no "completion"'),
-        ([GOOD, '{"completion": "c"}'], r'anna.jsonl line 2: no "prompt"'),
         ([GOOD, '{"prompt": "p", "completion": 7}'], r'line 2: "completion" = 7: text is expected'),
         (['{"instruction": "i"}'], r'line 1: no "output"'),
         (
             ['{"question": "q", "reply": "r"}'],
             r"line 1: it has question, reply, which is none of the known forms: prompt, ",
         ),
-        (["{}"], r"line 1: it has no field, which is none of the known forms"),
         (
             [GOOD, '{"text": "t", "label": "l"}'],
             r"line 2: it has text, label, but .*line 1 has prompt, completion; all lines",
         ),
-        ([], r"anna.jsonl: it is empty"),
         (["", " "], r"anna.jsonl: it is empty"),
         (['{"messages": [{"role": "user", "content": "x"}]}'], r'line 1: "messages" has no message of the assistant'),
         (['{"messages": [{"role": "bot", "content": "x"}]}'], r"messages\[0\]: \"role\" = 'bot': one of system, user"),
@@ -217,13 +214,300 @@ def test_what_a_path_may_be(own_folder, tmp_path):
         load(folder, evaluation_file=str(folder / "gone.jsonl"))
     with pytest.raises(RecipeError, match=r"nothing is held out to evaluate on; raise task.evaluation, or give"):
         load(folder, evaluation=0.0)
-    with pytest.raises(RecipeError, match=r"data.json: not valid JSON"):
-        path = tmp_path / "data.json"
-        path.write_text("[1,")
-        load(path)
+    path = tmp_path / "data.json"
     path.write_text("[]")
     with pytest.raises(RecipeError, match=r"data.json: it is empty"):
         load(path)
     path.write_text("[1]")
     with pytest.raises(RecipeError, match=r"data.json item 1: a JSON object is expected, not 1"):
         load(path)
+
+
+def everything(data):
+    return sorted(
+        [e.prompt, e.response] for part in (*(c.examples for c in data.clients), data.evaluation[""]) for e in part
+    )
+
+
+# -- formats -----------------------------------------------------------------------------------------------------
+
+
+def write_table(path, rows, between=","):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=between)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_parquet(path, rows):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+FORMATS = {
+    "data.jsonl": write_lines,
+    "data.json": lambda path, rows: path.write_text(json.dumps(rows)),
+    "data.csv": write_table,
+    "excel.csv": lambda path, rows: write_table(path, rows, ";"),
+    "data.tsv": lambda path, rows: write_table(path, rows, "\t"),
+    "data.parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_same_rows_in_every_format_are_the_same_examples(tmp_path, name):
+    FORMATS[name](tmp_path / name, ROWS)
+    data = load(tmp_path / name, clients=2)
+    assert everything(data) == sorted([row["prompt"], row["completion"]] for row in ROWS)
+    write_lines(tmp_path / "lines.jsonl", ROWS)
+    assert data == load(tmp_path / "lines.jsonl", clients=2)
+    by_town = FilesTask(path=str(tmp_path / name), partition={"kind": "field", "field": "town"}).load()
+    assert [client.name for client in by_town.clients] == ["Bonn", "Ulm"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompt,completion\na,b\nc\n", r"t.csv line 3: 1 columns, the header has 2: prompt, completion"),
+        ("prompt,prompt\na,b\n", r't.csv line 1: two columns are called "prompt"'),
+        ('prompt,completion\na,"b\nc', r"t.csv line 2: not valid CSV: unexpected end of data"),
+        ("\n\n", r"t.csv: it is empty"),
+        ("prompt,completion\n", r"t.csv: none of its examples has anything to answer"),
+    ],
+)
+def test_what_is_wrong_in_a_table(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        load(tmp_path / "t.csv")
+
+
+def test_a_damaged_parquet_file_and_one_without_its_library(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(RecipeError, match=r"t.parquet: not a parquet file, or damaged"):
+        load(tmp_path / "t.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(RecipeError, match=r"read by pyarrow: pip install '\.\[parquet\]'"):
+        load(tmp_path / "t.parquet")
+
+
+def test_saved_data_sets_and_their_parts(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list(ROWS)
+    rows.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": rows, "test": rows.select(range(3))}).save_to_disk(str(tmp_path / "parts"))
+    assert everything(load(tmp_path / "one")) == sorted([row["prompt"], row["completion"]] for row in ROWS)
+    data = load(tmp_path / "parts", evaluation_split="test")
+    assert len(data.evaluation[""]) == 3 and sum(len(c.examples) for c in data.clients) == 20
+    assert data.notes[-1].startswith("3 of 3 held-out examples are in the training data, too: ")
+    with pytest.raises(RecipeError, match=r'it has no part "dev" \(task.split\), but train, test'):
+        load(tmp_path / "parts", split="dev")
+    with pytest.raises(RecipeError, match=r"is no data set with parts; give task.evaluation_file"):
+        load(tmp_path / "parts" / "train" / "state.json", evaluation_split="test")
+    (tmp_path / "sites").mkdir()
+    for site in ("north", "south"):
+        rows.save_to_disk(str(tmp_path / "sites" / site))
+    assert [client.name for client in load(tmp_path / "sites").clients] == ["north", "south"]
+
+
+def test_a_name_on_the_hub_that_can_not_be_had_says_so(monkeypatch):
+    pytest.importorskip("datasets")
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.invalid")  # a name that nobody has
+    with pytest.raises(RecipeError, match=r'task.path = "some/where": no such file or folder here, nor on the hub'):
+        load("some/where")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        RecipeError,
+        match=r"names on the hub need the datasets library \(pip install '\.\[hub\]' in",
+    ):
+        load("some/where")
+
+
+# -- folders -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_for_each_client(tmp_path):
+    write_lines(tmp_path / "anna" / "a.jsonl", ROWS[:6])
+    write_table(tmp_path / "anna" / "b.csv", ROWS[6:10])
+    write_lines(tmp_path / "bert" / "notes.jsonl", ROWS[10:])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "settings.json").write_text("{}")
+    task = FilesTask(path=str(tmp_path))
+    data = task.load()
+    assert task.client_names() == [c.name for c in data.clients] == ["anna", "bert"]
+    assert [len(c.examples) for c in data.clients] == [9, 9] and len(data.evaluation[""]) == 2
+    assert data.notes[0] == "left aside, for it is no client's: settings.json"
+    only = task.load_clients(["bert"])
+    assert [(c.name, c.examples) for c in only.clients] == [("bert", data.clients[1].examples)]
+    write_lines(tmp_path / "cem.jsonl", ROWS)  # files go first, and what is left aside is said
+    assert task.client_names() == ["cem"]
+    assert task.load().notes[0] == "left aside, for it is no client's: anna, bert, settings.json"
+    write_table(tmp_path / "cem.csv", ROWS)
+    with pytest.raises(RecipeError, match=r'two files are for the client "cem": cem.csv, cem.jsonl'):
+        task.load()
+
+
+def test_one_partys_own_data(tmp_path):
+    write_lines(tmp_path / "mine" / "a.jsonl", ROWS[:10])
+    write_table(tmp_path / "mine" / "b.csv", ROWS[10:])
+    whole = read_own(tmp_path / "mine", name="north")
+    assert [client.name for client in whole.clients] == ["north"]
+    assert (len(whole.clients[0].examples), len(whole.evaluation[""])) == (18, 2)
+    assert everything(whole) == sorted([row["prompt"], row["completion"]] for row in ROWS)
+    half = read_own(tmp_path / "mine", FilesTask(path="elsewhere", evaluation=0.5))
+    assert len(half.clients[0].examples) == len(half.evaluation[""]) == 10
+    one = read_own(tmp_path / "mine" / "b.csv", FilesTask(path=".", evaluation_file=str(tmp_path / "mine/a.jsonl")))
+    assert (len(one.clients[0].examples), len(one.evaluation[""])) == (10, 10)
+    write_lines(tmp_path / "l.jsonl", [{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(8)])
+    with pytest.raises(RecipeError, match=r"task.labels: not set; name all labels"):
+        read_own(tmp_path / "l.jsonl")
+    labelled = read_own(tmp_path / "l.jsonl", FilesTask(path="", labels=["b", "a", "c"]))
+    assert labelled.clients[0].examples[0].options == (" b", " a", " c")
+
+
+# -- forms -----------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_with_responses_with_options_and_texts(tmp_path):
+    assert example(tmp_path, {"prompt": "P", "response": "R"}) == Example("P", "R")
+    assert example(tmp_path, {"prompt": "P", "options": [" a", " b"], "gold": 1}) == Choice("P", (" a", " b"), 1)
+    assert example(tmp_path, {"text": "All of it."}) == Example("", "All of it.")
+    assert load(tmp_path / "data.jsonl", clients=1).scores == ()
+    made = example(tmp_path, {"instruction": "Add.", "input": "2 2", "output": "4", "text": "x"}, template="chat")
+    assert [m["content"] for m in made.messages] == ["Add.\n\n2 2", "4"]
+    with pytest.raises(RecipeError, match=r"line 1: gold = 2: there are 2 options"):
+        write_lines(tmp_path / "data.jsonl", [{"prompt": "P", "options": [" a", " b"], "gold": 2}])
+        load(tmp_path / "data.jsonl")
+
+
+def test_fields_may_be_called_otherwise_in_the_data(tmp_path):
+    row = {"question": "P", "answer": "R", "prompt": "not this"}
+    fields = {"prompt": "question", "completion": "answer"}
+    assert example(tmp_path, row, fields=fields) == Example("P", "R")
+    with pytest.raises(RecipeError, match=r'line 1: no "reply", which task.fields takes for "completion"; .*line 2'):
+        example(tmp_path, row, fields={"prompt": "question", "completion": "reply"})
+
+
+def test_chats_of_both_forms_are_the_same(tmp_path):
+    call = {"name": "weather", "arguments": '{"city": "Bonn"}'}
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    openai = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "Bonn?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": call}]},
+        {"role": "tool", "content": "sun", "tool_call_id": "1", "name": None},
+        {"role": "assistant", "content": "Sunny."},
+        {"role": "user", "content": "Thanks."},
+    ]
+    shared = [
+        {"from": "human", "value": "And Bonn?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "sun"},
+        {"from": "gpt", "value": "Sunny."},
+    ]
+    first = example(tmp_path, {"messages": openai, "tools": tools})
+    other = example(tmp_path, {"conversations": shared, "system": "Be short.", "tools": json.dumps(tools)})
+    for made in (first, other):
+        assert [(m["role"], m["content"]) for m in made.messages] == [
+            ("system", "Be short."),
+            ("user", "And Bonn?"),
+            ("assistant", ""),
+            ("tool", "sun"),
+            ("assistant", "Sunny."),
+        ]
+        assert made.messages[2]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Bonn"}}
+        assert made.tools == tuple(tools) and made.answers == ("Sunny.",)
+        assert made.prompt.endswith(
+            'Assistant: {"name": "weather", "arguments": {"city": "Bonn"}}\n\nTool: sun\n\nAssistant:'
+        )
+    assert "name" not in first.messages[3]  # what is null is not there
+    write_table(tmp_path / "t.csv", [{"messages": json.dumps(openai), "tools": json.dumps(tools)}] * 2)
+    assert load(tmp_path / "t.csv", clients=1).clients[0].examples[0] == first
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"conversations": [{"from": "cat", "value": "x"}]},
+            r"conversations\[0\]: \"from\" = 'cat': one of system, human",
+        ),
+        ({"conversations": [{"from": "human", "value": None}]}, r'"value" = null: text is expected'),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            r"content\[0\]: \"type\" = 'image_url': only parts of type \"text\"",
+        ),
+        ({"messages": "[{"}, r'"messages" is no valid JSON'),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            r'tool_calls\[0\]: function: "arguments" is no JSON',
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_row(tmp_path, row, message):
+    write_lines(tmp_path / "data.jsonl", [row])
+    with pytest.raises(RecipeError, match=message):
+        load(tmp_path / "data.jsonl")
+
+
+def test_how_chats_are_written_is_the_recipes_to_say(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    assert example(tmp_path, chat).style == ChatStyle()
+    assert example(tmp_path, chat, chat_template="own", loss_on="last").style == ChatStyle("own", "", "last")
+    assert example(tmp_path, chat, chat_template="plain").style == ChatStyle("plain")
+    (tmp_path / "mine.jinja").write_text("{{ 1 }}")
+    given = example(tmp_path, chat, chat_template=str(tmp_path / "mine.jinja"), loss_on="all")
+    assert given.style == ChatStyle("given", "{{ 1 }}", "all")
+    with pytest.raises(
+        RecipeError, match=r'nowhere: there is no such file; task.chat_template = "nowhere": give "own"'
+    ):
+        example(tmp_path, chat, chat_template="nowhere")
+
+
+# -- what is wrong, and what is there twice ----------------------------------------------------------------------------
+
+
+def bad_folder(tmp_path):
+    good = [json.dumps(row) for row in ROWS]
+    lines = [*good, '{"prompt": "p"}', "no JSON", '{"prompt": "p", "completion": null}', "[]", '{"text": "t"}']
+    (tmp_path / "anna.jsonl").write_text("\n".join(lines))
+    (tmp_path / "bert.jsonl").write_text("\n".join([*good, '{"prompt": 3, "completion": "c"}']))
+    return tmp_path
+
+
+def test_all_bad_lines_are_in_one_report(tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        load(bad_folder(tmp_path))
+    text = str(caught.value)
+    assert text.startswith('6 bad lines (task.on_bad_line = "skip" leaves them out): ')
+    for part in ('anna.jsonl line 21: no "completion"', "line 22: not valid JSON", 'line 23: "completion" = null',
+                 "line 24: a JSON object", "line 25: it has text, but", "; and 1 more"):  # fmt: skip
+        assert part in text
+
+
+def test_bad_lines_are_skipped_and_counted_if_one_wants_that(tmp_path):
+    data = load(bad_folder(tmp_path), on_bad_line="skip")
+    assert data.notes[0].startswith("6 bad lines skipped, the first: ") and "anna.jsonl line 21" in data.notes[0]
+    assert [len(client.examples) for client in data.clients] == [18, 18]
+    (tmp_path / "cem.jsonl").write_bytes(b"\xff")  # not a line, but the file
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        load(tmp_path, on_bad_line="skip")
+
+
+def test_held_out_examples_that_are_in_the_training_data_are_named(tmp_path):
+    write_lines(tmp_path / "train.jsonl", ROWS)
+    test = [{"prompt": "new", "completion": "x"}, {"prompt": "q  3", "completion": '"a", 3 and more\n'}, ROWS[7]]
+    write_lines(tmp_path / "test.jsonl", test)
+    data = load(tmp_path / "train.jsonl", evaluation_file=str(tmp_path / "test.jsonl"))
+    found = data.notes[-1]
+    assert found.startswith("2 of 3 held-out examples are in the training data, too: ")
+    assert f"{tmp_path}/test.jsonl line 2 is {tmp_path}/train.jsonl line 4; " in found
+    assert found.endswith(f"{tmp_path}/test.jsonl line 3 is {tmp_path}/train.jsonl line 8")
+    write_lines(tmp_path / "test.jsonl", test[:1])
+    alone = load(tmp_path / "train.jsonl", evaluation_file=str(tmp_path / "test.jsonl"))
+    assert not any("too" in note for note in alone.notes)

@@ -1,7 +1,7 @@
-"""The forms that a row of the user's own data may have, and what each becomes."""
+"""The forms that rows of the user's own data may have, what each becomes, what is wrong, and what is there twice."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedseed.errors import RecipeError
@@ -9,8 +9,10 @@ from fedseed.tasks.chats import chat_of, read_chat
 from fedseed.tasks.data import ChatStyle, Choice, Example
 from fedseed.tasks.files import Record
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
+from fedseed.text import shown
 
 Template = Literal["alpaca", "short", "chat"]
+SHOWN = 5  # bad lines and repeated examples that are named
 
 
 @dataclass(frozen=True)
@@ -46,21 +48,17 @@ class Form:
 
     Args:
         fields: how messages call it.
-        keys: a row that has all of these fields has this form; each is one field or several of which one will do.
+        keys: a row that has all of these fields has this form; of "a|b" one will do.
         read: makes an example of a row.
     """
 
     fields: str
-    keys: tuple[str | tuple[str, ...], ...]
+    keys: tuple[str, ...]
     read: Callable[[Record, Style], Made]
 
     def fits(self, row: Record, keys: int | None = None) -> bool:
         """Whether a row has the form's fields, or the first `keys` of them."""
-        values = row.values
-        return all(
-            any(values.get(name) is not None for name in ((key,) if isinstance(key, str) else key))
-            for key in self.keys[:keys]
-        )
+        return all(any(row.values.get(name) is not None for name in key.split("|")) for key in self.keys[:keys])
 
 
 def _completion(row: Record, style: Style) -> Example:
@@ -94,10 +92,6 @@ def _options(row: Record, style: Style) -> Choice:
         raise RecipeError(f"{row.where}: {error}") from error
 
 
-def _chat(row: Record, style: Style) -> Example:
-    return read_chat(row, style.chat)
-
-
 def _label(row: Record, style: Style) -> ToLabel:
     label = str(row.field("label", (str, int, bool)))
     if style.labels and label not in style.labels:
@@ -105,26 +99,17 @@ def _label(row: Record, style: Style) -> ToLabel:
     return ToLabel(row.where, row.field("text", str), label)
 
 
-def _text(row: Record, style: Style) -> Example:
-    return Example("", row.field("text", str))  # nothing is given: all of it is learnt
-
-
-TEXT = Form("text", ("text",), _text)
+# nothing is given: all of it is learnt
+TEXT = Form("text", ("text",), lambda row, style: Example("", row.field("text", str)))
 FORMS = (
     Form("prompt, options, gold", ("options", "prompt", "gold"), _options),
-    Form("prompt, completion", ("prompt", ("completion", "response")), _completion),
-    Form("instruction, input, output", ("instruction", ("output", "response")), _instruction),
-    Form("messages", ("messages",), _chat),
-    Form("conversations", ("conversations",), _chat),
+    Form("prompt, completion", ("prompt", "completion|response"), _completion),
+    Form("instruction, input, output", ("instruction", "output|response"), _instruction),
+    Form("messages", ("messages",), lambda row, style: read_chat(row, style.chat)),
+    Form("conversations", ("conversations",), lambda row, style: read_chat(row, style.chat)),
     Form("text, label", ("text", "label"), _label),
     TEXT,
 )
-
-
-def form_of(row: Record) -> Form | None:
-    """The first form that a row has, or else the first of which it has the leading field."""
-    whole = next((form for form in FORMS if form.fits(row)), None)
-    return whole or next((form for form in FORMS if form.fits(row, 1)), None)
 
 
 def finisher(made: Sequence[Any], wanted: Sequence[str]) -> Callable[[Any], Example | Choice]:
@@ -142,3 +127,110 @@ def finisher(made: Sequence[Any], wanted: Sequence[str]) -> Callable[[Any], Exam
         return Choice(f"{one.text}\nLabel:", options, number[one.label], text=one.text)
 
     return finish
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """An example of a file, with its fields for a partitioner."""
+
+    made: Made
+    row: Record
+
+
+class Reader:
+    """Reads files whose rows are all of one form, and remembers what is wrong with them.
+
+    Args:
+        style: what rows are put into.
+        fields: the names that a form's fields have in the rows, where they are others.
+    """
+
+    def __init__(self, style: Style, fields: Mapping[str, str]) -> None:
+        self.style = style
+        self.fields = fields
+        self.form: Form | None = None  # that of the first row
+        self.first = ""
+        self.empty = 0  # rows left out because there is nothing to answer
+        self.bad: list[str] = []  # what is wrong, a line for each malformed row
+
+    def read(self, rows: Iterable[Record | RecipeError]) -> list[SourceLine]:
+        """The examples of a file's rows. Raises RecipeError if it is unreadable as a whole."""
+        lines = []
+        for row in rows:
+            try:
+                if isinstance(row, RecipeError):
+                    raise row
+                row = self._renamed(row)
+                made = self._form_of(row).read(row, self.style)
+            except RecipeError as error:
+                self.bad.append(str(error))
+                continue
+            if isinstance(made, Example) and not made.response.strip():
+                self.empty += 1
+            else:
+                lines.append(SourceLine(made, row))
+        return lines
+
+    def check(self, on_bad_line: str) -> None:
+        """Raise RecipeError if rows are malformed and are not to be skipped: all of them in one report."""
+        if not self.bad or on_bad_line == "skip":
+            return
+        if len(self.bad) == 1:
+            raise RecipeError(self.bad[0])
+        rest = len(self.bad) - SHOWN
+        raise RecipeError(
+            f'{len(self.bad):,} bad lines (task.on_bad_line = "skip" leaves them out): '
+            + "; ".join(self.bad[:SHOWN])
+            + (f"; and {rest:,} more" if rest > 0 else "")
+        )
+
+    def notes(self) -> list[str]:
+        """Lines about what was left out."""
+        notes = [f"{len(self.bad):,} bad lines skipped, the first: {self.bad[0]}"] if self.bad else []
+        return notes + ([f"{self.empty:,} examples left out (nothing to answer)"] if self.empty else [])
+
+    def _renamed(self, row: Record) -> Record:
+        """A row with its fields by the form's names, too."""
+        for name, theirs in self.fields.items():
+            if theirs not in row.values:
+                raise RecipeError(f'{row.where}: no "{theirs}", which task.fields takes for "{name}"')
+        return replace(row, values={**row.values, **{name: row.values[at] for name, at in self.fields.items()}})
+
+    def _form_of(self, row: Record) -> Form:
+        """The first form that the row has, or else the first of which it has the leading field."""
+        whole = next((form for form in FORMS if form.fits(row)), None)
+        found = whole or next((form for form in FORMS if form.fits(row, 1)), None)
+        if self.form is None and found is None:
+            known = "; ".join(form.fields for form in FORMS)
+            has = shown(", ".join(row.values)) or "no field"
+            raise RecipeError(f"{row.where}: it has {has}, which is none of the known forms: {known}")
+        if self.form is None:
+            self.form, self.first = found, row.where
+        assert self.form is not None
+        if whole is not None and whole is not self.form:
+            raise RecipeError(
+                f"{row.where}: it has {whole.fields}, but {self.first} has {self.form.fields}; "
+                "all lines must have the same form"
+            )
+        return self.form  # for a row that lacks a field, too: reading it says which one
+
+
+def repeated(training: Sequence[SourceLine], held_out: Sequence[SourceLine], what: str) -> list[str]:
+    """A line about the held-out examples that are in the training data, too; whitespace makes no difference."""
+    seen: Mapping[tuple[str, ...], str] = {_content(line.made): line.row.where for line in reversed(training)}
+    found = [(line.row.where, seen[key]) for line in held_out if (key := _content(line.made)) in seen]
+    if not found:
+        return []
+    named = "; ".join(f"{here} is {there}" for here, there in found[:SHOWN])
+    rest = f"; and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
+    return [f"{len(found):,} of {len(held_out):,} {what} examples are in the training data, too: {named}{rest}"]
+
+
+def _content(made: Made) -> tuple[str, ...]:
+    if isinstance(made, ToLabel):
+        parts: tuple[str, ...] = (made.text,)
+    elif isinstance(made, Choice):
+        parts = (made.prompt, *made.options)
+    else:
+        parts = (made.prompt, made.response)
+    return tuple(" ".join(part.split()) for part in parts)

@@ -1,7 +1,6 @@
 """The user's own data: a folder with a file or a folder per client, or one file and a partitioner.
 
-`forms` has what a row may look like, `sources` where rows may lie, `lines` what is wrong with them; here they are held
-out and dealt.
+`forms` has what a row may look like, `sources` where rows may lie; here they are held out and dealt.
 """
 
 import zlib
@@ -19,11 +18,10 @@ from fedseed.tasks.base import Task
 from fedseed.tasks.data import ChatStyle, Choice, ClientData, Example, OwnData, TaskData, who_holds
 from fedseed.tasks.dealt import Labelled, Share, deal_clients, names_dealt, share_of
 from fedseed.tasks.files import Record, read_text
-from fedseed.tasks.forms import TEXT, Made, Style, Template, ToLabel, finisher
-from fedseed.tasks.hub import is_hub_name, is_saved
-from fedseed.tasks.lines import Reader, SourceLine, repeated
+from fedseed.tasks.forms import TEXT, Reader, SourceLine, Style, Template, ToLabel, finisher, repeated
+from fedseed.tasks.hub import hub_rows, is_hub_name, is_saved
 from fedseed.tasks.partition import IID, AnyPartition, ByField
-from fedseed.tasks.sources import HINT, clients_in, each_row, hub_source, own_place, sources_in
+from fedseed.tasks.sources import HINT, clients_in, each_row, own_place, sources_in
 
 DEFAULT_CLIENTS = 5
 HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
@@ -31,13 +29,7 @@ HELD_OUT = 1  # separates the draw of held-out examples from that of a partition
 
 @dataclass(frozen=True)
 class Party:
-    """A data holder's place: its name, and its files or data sets.
-
-    Args:
-        name: what it is called.
-        places: its files, in order.
-        number: its place among all, which draws what it holds out.
-    """
+    """A data holder: its name, its files or data sets in order, and its number, which draws what it holds out."""
 
     name: str
     places: Sequence[Path]
@@ -238,8 +230,14 @@ class FilesTask(Task):
             dealt: the one party's examples are dealt to clients.
         """
         reader = Reader(self._style(), self.fields)
-        lines = [[line for place in party.places for line in reader.read(self._rows(place))] for party in parties]
-        test = reader.read(self._evaluation_rows()) if with_evaluation_file and self._has_evaluation() else []
+        lines = [
+            [line for place in party.places for line in reader.read(self._rows(place, self.split))] for party in parties
+        ]
+        test: list[SourceLine] = []
+        if self.evaluation_file and with_evaluation_file:
+            test = reader.read(each_row(Path(self.evaluation_file).expanduser(), self.split))
+        elif self.evaluation_split and with_evaluation_file:
+            test = reader.read(self._rows(Path(self.path).expanduser(), self.evaluation_split))
         reader.check(self.on_bad_line)
         every = [line.made for part in (*lines, test) for line in part]
         if partly and self.labels is None and any(isinstance(made, ToLabel) for made in every):
@@ -247,7 +245,7 @@ class FilesTask(Task):
                 "task.labels: not set; name all labels, because no client opens the others' files to find them"
             )
         finish = finisher(every, self.labels or ())
-        share = 0.0 if self._has_evaluation() else self.evaluation
+        share = 0.0 if self.evaluation_file or self.evaluation_split else self.evaluation
         validation: list[SourceLine] = []
         training: list[list[SourceLine]] = []
         for party, part in zip(parties, lines, strict=True):
@@ -287,18 +285,8 @@ class FilesTask(Task):
             chat = ChatStyle("given", read_text(Path(wanted).expanduser(), hint), self.loss_on)
         return Style(self.template, chat, tuple(self.labels or ()))
 
-    def _rows(self, place: Path) -> Iterable[Record | RecipeError]:
-        named = self._is_named(place) and str(place) == self.path
-        return hub_source(self.path, self.split, self.config) if named else each_row(place, self.split)
-
-    def _has_evaluation(self) -> bool:
-        return bool(self.evaluation_file or self.evaluation_split)
-
-    def _evaluation_rows(self) -> Iterable[Record | RecipeError]:
-        if self.evaluation_file:
-            return each_row(Path(self.evaluation_file).expanduser(), self.split)
-        other = self.model_copy(update={"split": self.evaluation_split})
-        return other._rows(Path(self.path).expanduser())
+    def _rows(self, place: Path, split: str) -> Iterable[Record | RecipeError]:
+        return hub_rows(self.path, split, self.config, HINT) if self._is_named(place) else each_row(place, split)
 
     def _check_held_out(self, data: TaskData) -> None:
         if not data.evaluation[""]:
@@ -311,7 +299,7 @@ class FilesTask(Task):
     def _hold_out(
         self, lines: list[SourceLine], share: float, party: Party
     ) -> tuple[list[SourceLine], list[SourceLine], list[SourceLine]]:
-        """Lines for training, evaluation and validation; one at least of each share, as far as the lines go round."""
+        """Lines for training, evaluation and validation; one at least of each share, as far as they go round."""
         order = permutation(self.seed, Domain.PARTITION, len(lines), HELD_OUT + party.number).tolist()
         spare = len(lines) - 1
         if spare < 0:
@@ -329,11 +317,15 @@ class FilesTask(Task):
             raise RecipeError(
                 'task.partition.kind = "dirichlet": it deals by a label; name its field with task.label_field'
             )
-        if field is None:
-            labels = [_label_of(line.made) for line in lines]
-        else:
-            labels = [str(line.row.field(field, (str, int, bool))) for line in lines]
-        rows = [Labelled(finish(line.made), label) for line, label in zip(lines, labels, strict=True)]
+
+        def label_of(line: SourceLine) -> str:
+            if field is not None:
+                return str(line.row.field(field, (str, int, bool)))
+            if isinstance(line.made, Choice):
+                return line.made.options[line.made.gold].strip()
+            return line.made.label if isinstance(line.made, ToLabel) else ""
+
+        rows = [Labelled(finish(line.made), label_of(line)) for line in lines]
         return deal_clients(rows, partition, self.clients, DEFAULT_CLIENTS, self.seed)
 
 
@@ -352,10 +344,3 @@ def read_own(path: str | Path, settings: FilesTask | None = None, name: str = "o
     """
     task = FilesTask(path=str(path)) if settings is None else settings.model_copy(update={"path": str(path)})
     return task.load_party(name, number)
-
-
-def _label_of(made: Made) -> str:
-    """What an example may be dealt by; "" if it says nothing."""
-    if isinstance(made, Choice):
-        return made.options[made.gold].strip()
-    return made.label if isinstance(made, ToLabel) else ""

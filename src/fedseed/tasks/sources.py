@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.files import Record, as_record, each_record, read_text
-from fedseed.tasks.hub import hub_rows, is_saved, saved_rows
+from fedseed.tasks.hub import is_saved, saved_rows
 from fedseed.tasks.parquet import read_parquet
 
 CLIENT_ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")  # of a client's file; .json is often something else's settings
@@ -31,13 +31,11 @@ def each_row(place: Path, split: str) -> Iterator[Record | RecipeError]:
     if place.suffix in (".csv", ".tsv"):
         return _table(place)
     if place.suffix == ".parquet":
-        return iter(_parquet(place))
+        rows = read_parquet(place)[0]
+        if not rows:
+            raise RecipeError(f"{place}: it is empty")
+        return (Record(f"{place} row {number}", values) for number, values in enumerate(rows, 1))
     raise RecipeError(f"{place}: a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} is expected")
-
-
-def hub_source(path: str, split: str, config: str | None) -> Iterator[Record | RecipeError]:
-    """The rows of a data set on the hub. Raises RecipeError if it can't be had."""
-    return iter(hub_rows(path, split, config, HINT))
 
 
 def sources_in(place: Path) -> list[Path]:
@@ -92,13 +90,6 @@ def _table(path: Path) -> Iterator[Record | RecipeError]:
         raise RecipeError(f"{path} line {begin + 1}: not valid CSV: {error}") from error
     if columns is None:
         raise RecipeError(f"{path}: it is empty")
-
-
-def _parquet(path: Path) -> list[Record]:
-    rows = read_parquet(path)[0]
-    if not rows:
-        raise RecipeError(f"{path}: it is empty")
-    return [Record(f"{path} row {number}", values) for number, values in enumerate(rows, 1)]
 
 
 def own_place(path: str, name: str, alone: bool, besides: Path | None = None) -> str:
