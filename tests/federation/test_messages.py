@@ -27,19 +27,6 @@ def test_any_changed_byte_is_found(message, position, flip):
         Message.decode(bytes(data))
 
 
-@given(messages, st.integers(0, 10_000))
-def test_any_cut_is_found(message, length):
-    data = message.encode()
-    with pytest.raises(MessageError):
-        Message.decode(data[: length % len(data)])
-
-
-@given(st.binary(max_size=100))
-def test_garbage_is_refused(data):
-    with pytest.raises(MessageError):
-        Message.decode(data)
-
-
 def test_another_stream_version_is_refused_by_name():
     data = bytearray(Message(MessageKind.STEP, 1, 1, 0, b"").encode())
     data[3] = 9

@@ -70,16 +70,6 @@ def test_the_result_is_that_of_one_process(name, problem, network, shared_server
     assert (net.out / "metrics.png").exists()
 
 
-@pytest.mark.parametrize("name", mark(["ferret", "fedavg"], lambda name: name == "ferret"))
-def test_large_messages_go_through_the_object_store(name, problem, network, shared_server, in_process):
-    net = network(shared_server, METHODS[name], inline=200)
-    expected = in_process(problem, net.recipe)
-    coordinator = net.coordinator()
-    hosts = [net.host(0, 1, 2), net.host(3, 4)]
-    digests = {coordinator.digest, *(host.digest for host in hosts)}
-    assert digests == {expected.summary["weights_digest"]}
-
-
 SLOW = {"method": FEEDSIGN, "rounds": 40, "evaluation": {"every": 10}}
 
 

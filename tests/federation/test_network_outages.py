@@ -9,11 +9,11 @@ import pytest
 
 from fedseed.errors import NetworkError
 from fedseed.federation.network_client import NetworkClient
-from fedseed.reports.progress import Silent
 from fedseed.runs.joining import part_of
 from fedseed.runs.recipe import Recipe
 from fedseed.transport import transport
 from fedseed.transport.base import Access
+from support.heard import Heard
 from support.network import until
 from support.network_processes import loader
 from support.tiers import mark
@@ -78,7 +78,7 @@ def test_a_log_that_does_not_come_back_is_not_waited_for_without_end(network, se
     monkeypatch.setattr("fedseed.transport.nats_log.LOST_SECONDS", 0.5)
     net = network(server, {**METHODS["feedsign"], "rounds": 1000, "federation": {"minimum": 5}})
     net.coordinator(), net.host(0, 1, 2, 3)
-    checked, said = Recipe.model_validate(net.recipe), Noted()
+    checked, said = Recipe.model_validate(net.recipe), Heard()
     loads = lambda: part_of(loader(checked), ["client-4"])  # noqa: E731
     one = NetworkClient(transport(Access(server.url), net.run), net.run, loads, checked.rounds, said)
 
@@ -93,19 +93,7 @@ def test_a_log_that_does_not_come_back_is_not_waited_for_without_end(network, se
     with pytest.raises(NetworkError, match="nobody has put it there again: start `fedseed serve`, then this again"):
         one.run()
     losing.join()
-    assert any("the server has lost the log" in text for text in said.texts)
-
-
-class Noted(Silent):
-    """Keeps what is said."""
-
-    def __init__(self):
-        self.texts = []
-
-    def note(self, text):
-        self.texts.append(text)
-
-    warn = note
+    assert any("the server has lost the log" in text for text in said.said)
 
 
 @pytest.mark.parametrize("name", mark(["feedsign", "fedavg"], lambda name: False))
@@ -116,7 +104,7 @@ def test_who_comes_after_the_end_gets_the_model(name, problem, network, shared_s
     assert (coordinator.digest, host.digest) == (expected, expected)
 
     def late(recipe, orbit=None):
-        checked, said = Recipe.model_validate(recipe), Noted()
+        checked, said = Recipe.model_validate(recipe), Heard()
         way = transport(Access(shared_server.url), net.run)
         one = NetworkClient(way, net.run, lambda: part_of(loader(checked), ["client-1"]), checked.rounds, said, orbit)
         return one, said
@@ -124,14 +112,14 @@ def test_who_comes_after_the_end_gets_the_model(name, problem, network, shared_s
     orbit = None if name == "fedavg" else tmp_path / "late.orbit"
     one, said = late(net.recipe, orbit)
     assert one.run() == expected and one.at == 4
-    assert any("waiting for the coordinator" in text for text in said.texts)
+    assert any("waiting for the coordinator" in text for text in said.said)
     if orbit is not None:
         assert orbit.read_bytes() == (net.out / "model.orbit").read_bytes()
     # another recipe's: it may be about to be replaced, so a coordinator is waited for
     other, said = late({**net.recipe, "seed": 4})
 
     def note(text):
-        said.texts.append(text)
+        said.said.append(text)
         if "is another one" in text:
             other._fail(NetworkError("seen"))
 

@@ -4,10 +4,7 @@ import asyncio
 import itertools
 import time
 
-import pytest
-
 from fedseed.federation.control import Attach
-from fedseed.federation.membership import Roster
 from fedseed.federation.session import RESEND_SECONDS, CoordinatorSettings, Rejected, Session
 from fedseed.reports.progress import Silent
 from fedseed.transport.memory import Hub
@@ -57,11 +54,6 @@ def test_whoever_enrols_speaks_for_itself():
         assert "refused" not in await one.hello(["south"])  # one that was there comes back
 
     asyncio.run(talk())
-
-
-@pytest.mark.parametrize(("start_with", "wanted"), [(None, 3), (2, 2), (5, 5)])
-def test_what_a_start_waits_for_is_never_less_than_was_asked(start_with, wanted):
-    assert Roster(1.0, ["a", "b", "c"]).wanted(start_with) == wanted
 
 
 def test_while_somebody_is_missing_the_others_are_called_now_and_then_only():

@@ -9,8 +9,8 @@ from fedseed.errors import RecipeError
 from fedseed.federation.messages import Message
 from fedseed.methods import FedSGD, TopK
 from fedseed.methods import dense as dense_module
-from fedseed.reports.progress import Silent
 from fedseed.training.settings import LocalTraining
+from support.heard import Heard
 from support.rounds import answers
 from support.zeroth_order import QUICK, federation
 
@@ -53,16 +53,11 @@ def test_a_resumed_run_goes_on_with_what_the_rule_remembers(tmp_path, without_pi
         for path in (tmp_path / "cut").glob("kept-*.npz"):
             path.unlink()
 
-    said = []
-
-    class Said(Silent):
-        def warn(self, text):
-            said.append(text)
-
-    run = remembering(5, tmp_path / "cut", progress=Said())
+    told = Heard()
+    run = remembering(5, tmp_path / "cut", progress=told)
     found = run.run(resume=True, extend=True).summary
     assert (found["weights_digest"] == whole["weights_digest"]) != lost
-    assert any("centred-clipping remembers nothing" in line for line in said) == lost
+    assert any("centred-clipping remembers nothing" in line for line in told.warnings) == lost
 
 
 def test_a_dense_method_keeps_the_outcome_in_its_checkpoint(tmp_path, without_pictures):

@@ -16,6 +16,7 @@ from fedseed.runs.joining import part_of
 from fedseed.transport import flower
 from fedseed.transport.flower_node import NodeEnd
 from support.flower import Grid, told
+from support.heard import Heard
 from support.problem import TRAINING
 
 METHODS = {
@@ -63,21 +64,9 @@ def grid(path, problem, recipe, out, configs=PAIR, **more):
     return Grid(configs, path, load, run_config={"out": str(out)}, **more)
 
 
-class Said(Silent):
-    """Notes what is said."""
-
-    def __init__(self):
-        self.lines = []
-
-    def note(self, text):
-        self.lines.append(text)
-
-    warn = note
-
-
 def run(grid, path):
-    said = Said()
-    return coordinate(grid, grid.context, path, said), said.lines
+    said = Heard()
+    return coordinate(grid, grid.context, path, said), said.said
 
 
 @pytest.mark.parametrize("processes", [True, False], ids=["a process a message", "an actor"])
@@ -212,7 +201,7 @@ def test_who_comes_is_checked_and_late_ones_catch_up(problem, tmp_path, in_proce
     over = grid(path, problem, recipe, tmp_path / "run", [*PAIR, {"client": "client-9"}, {"node": 1}])
     over.nodes[12].there = False
 
-    class Waiting(Said):
+    class Waiting(Heard):
         def note(self, text):
             super().note(text)
             over.nodes[12].there = over.nodes[12].there or "node 14 is refused" in text
@@ -222,8 +211,8 @@ def test_who_comes_is_checked_and_late_ones_catch_up(problem, tmp_path, in_proce
     said = Waiting()
     result = coordinate(over, over.context, path, said)
     assert result.summary["weights_digest"] == expected.summary["weights_digest"]
-    assert any("node 13 is refused: --client client-9: the recipe's clients are" in line for line in said.lines)
-    assert any("node 14 is refused: node config: whose work does this node do?" in line for line in said.lines)
+    assert any("node 13 is refused: --client client-9: the recipe's clients are" in line for line in said.said)
+    assert any("node 14 is refused: node config: whose work does this node do?" in line for line in said.said)
 
 
 def test_nobody_is_waited_for_who_would_be_refused(problem, tmp_path, monkeypatch):

@@ -251,6 +251,3 @@ def in_process(problem, recipe, per_round=None):
         aggregation=checked.aggregation,
     ).run()
     return result
-
-
-__all__ = ["Child", "Network", "Server", "Starter", "free_port", "in_process", "repeats", "until", "until_async"]
