@@ -19,8 +19,7 @@ from fedseed.methods.zofedsgd import ByteProjections, Projections
 from fedseed.objectives.losses import Choices
 from fedseed.randomness import Domain, derive
 from fedseed.tasks.data import Choice
-from fedseed.training.client import LocalClient
-from fedseed.training.populations import part_losses
+from fedseed.training.client import LocalClient, part_losses
 from support.rounds import answers, apply, plan
 from support.tiers import mark
 from support.zeroth_order import LAYOUT, OBJECTIVE, data, federation, model

@@ -12,7 +12,7 @@ from fedseed.methods.base import misfit
 from fedseed.methods.packing import CHUNK
 from fedseed.methods.payload import About
 from fedseed.methods.sign import Signed, SignStep, Weighted, chosen, entries_in, turn_of
-from fedseed.methods.sizes import SMALLEST_MOVE
+from fedseed.methods.summands import SMALLEST_MOVE
 from fedseed.weights.change import NOTHING
 from fedseed.weights.layout import Layout, TensorEntry
 from support.rounds import answers

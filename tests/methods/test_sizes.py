@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedseed import Basis
-from fedseed.methods import sizes
+from fedseed.methods import summands as sizes
 from fedseed.weights.layout import Layout, TensorEntry
 
 LAYOUT = Layout((TensorEntry("a", (3,), "float32"), TensorEntry("b", (5,), "bfloat16")), (0, 2, 8))

@@ -12,7 +12,7 @@ from fedseed.federation.worker import Worker
 from fedseed.methods.feedsign import Votes
 from fedseed.methods.mezo import Estimates
 from fedseed.methods.zofedsgd import Projections
-from fedseed.optimizers.squares import Squares
+from fedseed.optimizers.rules import Squares
 from support.rounds import answers
 from support.tiers import mark
 from support.zeroth_order import LAYOUT, OBJECTIVE, QUICK, data, federation, model

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fedseed import Basis, ParameterSpace
-from fedseed.optimizers.moments import Moments
-from fedseed.optimizers.rules import Rule
+from fedseed.optimizers.rules import Moments, Rule
 from fedseed.weights.change import Optimize, Term
 
 

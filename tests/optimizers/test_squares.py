@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedseed.optimizers.squares import Squares, deviation, power, square, total
+from fedseed.optimizers.rules import Squares, deviation, power, square, total
 
 
 def test_sums_are_exact_before_they_are_rounded():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedseed.privacy import PrivacySettings
-from fedseed.privacy.batches import private_batches
+from fedseed.privacy.draws import private_batches
 
 ITEMS = list(range(20))
 

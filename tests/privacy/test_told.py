@@ -21,7 +21,7 @@ from fedseed.federation.network_client import NetworkClient
 from fedseed.federation.protocol import Entry, read_header, read_silent, read_step
 from fedseed.orbit.header import START
 from fedseed.privacy import PrivateScalars, PrivateSign, mechanism_of
-from fedseed.privacy.base import WITHHELD
+from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.progress import Silent
 from fedseed.reports.tables import comparison_table
 from fedseed.runs.folder import RunFolder

@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 
 from fedseed import Basis, ParameterSpace
-from fedseed.optimizers.moments import Moments
-from fedseed.optimizers.rules import Rule
+from fedseed.optimizers.rules import Moments, Rule
 from fedseed.weights import moving, perturbation
 from fedseed.weights import space as whole_space
 from fedseed.weights.change import Optimize, Term

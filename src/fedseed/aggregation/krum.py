@@ -28,7 +28,6 @@ class _Scored(Geometric):
     liars: NonNegativeInt = 1
 
     def coefficients(self, gram: Matrix, past: bool) -> Vector:
-        """Equal ones for the vectors that are chosen."""
         squares = squared_distances(gram)
         nearest = np.sort(squares, axis=1)[:, 1 : len(gram) - self.liars]  # it is itself the nearest of all
         best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.wanted(len(gram))]

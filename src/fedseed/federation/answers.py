@@ -17,7 +17,7 @@ from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.federation.replica import Replica
 from fedseed.federation.worker import cost_of
 from fedseed.orbit import NO_DIGEST
-from fedseed.privacy.base import WITHHELD
+from fedseed.privacy.settings import WITHHELD
 from fedseed.reports.progress import Progress
 from fedseed.reports.results import RoundLine
 from fedseed.transport.base import ClientEnd

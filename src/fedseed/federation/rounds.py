@@ -14,8 +14,8 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SAID, SILENT, Stored, plan_message, read_silent
 from fedseed.federation.session import RESEND_SECONDS, Session
-from fedseed.privacy.base import WITHHELD
 from fedseed.privacy.secure.errors import TooFewError
+from fedseed.privacy.settings import WITHHELD
 
 if TYPE_CHECKING:
     from fedseed.federation.secure_talk import SecureTalk

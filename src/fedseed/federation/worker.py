@@ -17,7 +17,7 @@ from fedseed.objectives.losses import Objective
 from fedseed.orbit import Record
 from fedseed.orbit.replay import catch_up
 from fedseed.privacy import protection_of
-from fedseed.privacy.base import WITHHELD
+from fedseed.privacy.settings import WITHHELD
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.memory import Memory
 from fedseed.training.together import InAnothersMessage, Look, Seen, SharedGradients, SharedLosses

@@ -24,13 +24,55 @@ from pydantic import BaseModel, ConfigDict
 from fedseed.aggregation import AggregationRule
 from fedseed.aggregation.base import Part, Past, spread
 from fedseed.aggregation.weighting import Weighting
-from fedseed.methods.catch_up import CatchUp, EveryStep
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Nothing, Payload, State
 from fedseed.methods.summands import Summand
 from fedseed.models.adapters import Adapter
 from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
+
+
+class CatchUp(ABC):
+    """How somebody who missed rounds gets the model: which steps they need. Stores, logs and clients ask it alone."""
+
+    replaces: ClassVar[bool] = False  # whether a step replaces all before it, as whole weights do
+    may_drop: ClassVar[bool] = False  # whether an orbit replays without its earlier steps
+
+    @abstractmethod
+    def needs(self, has: int, last: int, changed: int) -> range:
+        """Returns the numbers of the steps that somebody still downloads.
+
+        Args:
+            has: the last step that they have.
+            last: the newest step.
+            changed: the newest step that is not empty.
+        """
+
+
+class EveryStep(CatchUp):
+    """Each step adds to those before it."""
+
+    def needs(self, has: int, last: int, changed: int) -> range:
+        return range(has + 1, last + 1)
+
+
+class NewestStep(CatchUp):
+    """A step is whole weights: the newest replaces all before it."""
+
+    replaces = True
+
+    def needs(self, has: int, last: int, changed: int) -> range:
+        return range(changed, changed + 1) if changed > has else range(0)
+
+
+class NextPlan(CatchUp):
+    """The next plan carries the model, so nothing has to be downloaded."""
+
+    may_drop = True
+
+    def needs(self, has: int, last: int, changed: int) -> range:
+        return range(0)
+
 
 ALL = 0xFFFFFFFF  # in place of a client's number: one answer that stands for all
 

@@ -27,8 +27,7 @@ from pydantic import Field, PositiveFloat, model_validator
 from fedseed.methods.base import Method
 from fedseed.methods.coefficients import BitCoefficients, BitStep, Coefficients, CoefficientStep, one_bit
 from fedseed.methods.payload import State
-from fedseed.optimizers.rules import Rule
-from fedseed.optimizers.squares import Squares, square
+from fedseed.optimizers.rules import Rule, Squares, square
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_RANK, MAX_SIZE
 from fedseed.randomness.matrices import Matrices

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from fedseed.errors import MessageError
 from fedseed.methods.payload import About, Codec, Floats, Many, Payload, Ragged, Reader, Scalar
-from fedseed.methods.sizes import moved
-from fedseed.methods.summands import Summand, Vector, filled
+from fedseed.methods.summands import Summand, Vector, filled, moved
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
 from fedseed.aggregation.base import Parts
-from fedseed.methods.base import Answers, Method
-from fedseed.methods.catch_up import CatchUp, NewestStep
+from fedseed.methods.base import Answers, CatchUp, Method, NewestStep
 from fedseed.methods.payload import About, Floats, Payload, State, Tensors, from_floats, to_floats
-from fedseed.methods.sizes import distance
-from fedseed.optimizers.moments import Moments
-from fedseed.optimizers.rules import Rule
+from fedseed.methods.summands import distance
+from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import Domain, derive, kernels
 from fedseed.weights.change import NOTHING, Change, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
@@ -198,7 +196,6 @@ class Dense(Method):
         return DenseState(layout, seed)
 
     def remember(self, state: Any, answers: Answers) -> Any:
-        """The server optimiser's averages after this round."""
         if self.server == "average" or not answers:
             return state
         moments = self._moments(state)

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
-from fedseed.methods.base import Answers, Round
-from fedseed.methods.catch_up import NextPlan
+from fedseed.methods.base import Answers, NextPlan, Round
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Payload, Scalar, State
 from fedseed.methods.population import Population
@@ -65,7 +64,6 @@ class Pairs(Scalars):
         return int(about.lookup("candidates"))
 
     def vector(self, about: About) -> NDArray[np.float64]:
-        """What they add to the accumulator: of each candidate the sum of its scalars."""
         sums = np.zeros(self.words(about))
         np.add.at(sums, self.indices, self.scalars.astype(np.float64))
         return sums

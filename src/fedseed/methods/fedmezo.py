@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from fedseed.methods.base import Answers
-from fedseed.methods.catch_up import EveryStep, NewestStep
+from fedseed.methods.base import Answers, EveryStep, NewestStep
 from fedseed.methods.client import Client
 from fedseed.methods.dense import Weights
 from fedseed.methods.personal import PersonalRates
@@ -109,7 +108,6 @@ class FedMeZO(PersonalRates, Population):
         return step.again(bases, self.population, self.combine == "exact")
 
     def advance(self, state: Any, step: Any) -> Any:
-        """Count the round; with pairs remember the signals, with tensors the weights."""
         if self.travel == "tensors":
             state = super().advance(state, step)
         else:

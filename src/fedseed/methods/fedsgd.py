@@ -25,7 +25,7 @@ from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.dense import Dense, DenseState, flat, unflat
 from fedseed.methods.payload import About, Floats, Nothing, Payload, Scalar, Tensors
-from fedseed.methods.sizes import gradient_size
+from fedseed.methods.summands import gradient_size
 from fedseed.optimizers.schedule import Schedule, factor_of
 
 
@@ -94,7 +94,6 @@ class FedSGD(Dense):
         return self.learning_rate * factor_of(self.schedule, number)
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Gradient:
-        """The gradient of the mean loss over one batch."""
         data, terms = client.gradient(self.batch, self.micro_batch)
         return Gradient(terms, data)
 

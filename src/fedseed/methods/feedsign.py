@@ -75,7 +75,6 @@ class FeedSign(Population, Stepwise):
 
     @property
     def per_step(self) -> int:
-        """v, the directions of a step; with a population, v n."""
         return self.votes_per_round * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Votes:

@@ -96,7 +96,6 @@ class Ferret(Blockwise):
         return FerretState(layout, seed)
 
     def plan(self, state: FerretState, round: Round) -> FerretPlan:
-        """The round's seed, or nothing."""
         return FerretPlan(self.round_seed(state, round.number) if self.shared else None)
 
     def train(self, state: FerretState, plan: FerretPlan, client: Client) -> Coefficients:

@@ -55,7 +55,6 @@ class MeZO(Population, Stepwise):
 
     @property
     def per_step(self) -> int:
-        """n, the directions of a step; with a population, n p."""
         return self.estimates * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Estimates:
@@ -65,7 +64,6 @@ class MeZO(Population, Stepwise):
         return Estimates(shares(client.estimates(self, basis, along, items, self.estimator == "one-point")))
 
     def aggregate(self, state: StepState, answers: Answers) -> Estimates:
-        """The mean over clients, of which there is one."""
         if not answers:
             return Estimates(np.zeros(0, dtype=np.float32))
         return Estimates(answers.combine([u.scalars for u in answers.updates]).astype(np.float32))

@@ -183,7 +183,6 @@ class PersonalRates(Averaged, ZerothOrder):
         return (plan.rate if isinstance(plan, Rate) else self.learning_rate) * self.factor(number)
 
     def remember(self, state: PersonalState, answers: Answers) -> PersonalState:
-        """Where weights travel: the signals, which the step does not carry."""
         state = super().remember(state, answers)
         if not self.catch_up.replaces or self.personal in ("constant", "random"):
             return state

@@ -29,7 +29,7 @@ from fedseed.methods.base import Answers
 from fedseed.methods.feedback import Feedback
 from fedseed.methods.packing import CHUNK, chunks_of, finite, halved
 from fedseed.methods.payload import About, Codec, Floats, Many, Payload, Reader, Scalar, State, from_floats, to_floats
-from fedseed.methods.sizes import SMALLEST_MOVE
+from fedseed.methods.summands import SMALLEST_MOVE
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
 
@@ -157,7 +157,6 @@ class Sign(Feedback):
     every: PositiveInt = 1
 
     def compressed(self, state: State, vector: Floats, round: int) -> Signed:
-        """s and sign(p), chunk by chunk."""
         turn = turn_of(round, self.every)
         chunks = chosen(turn, self.every, len(vector))
         scales, bits = [], []

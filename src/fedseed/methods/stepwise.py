@@ -30,8 +30,7 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from fedseed.methods.payload import State
 from fedseed.methods.zeroth import ZerothOrder
-from fedseed.optimizers.rules import Rule
-from fedseed.optimizers.squares import Squares, deviation, total
+from fedseed.optimizers.rules import Rule, Squares, deviation, total
 from fedseed.weights.change import NOTHING, Add, Change, Floats, Optimize, Rebuild, Term
 from fedseed.weights.layout import Layout
 

@@ -44,7 +44,7 @@ from fedseed.methods.packing import (
     scattered,
 )  # fmt: skip
 from fedseed.methods.payload import About, Floats, Payload, State
-from fedseed.methods.sizes import of_entries
+from fedseed.methods.summands import of_entries
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 from fedseed.weights.layout import Layout
 
@@ -154,7 +154,6 @@ class TopK(Feedback):
         return TopKState(layout, seed, self.share)
 
     def compressed(self, state: TopKState, vector: Floats, round: int) -> KeptEntries:
-        """Q(top_k(p)), a chunk after the other."""
         scales, places, codes = [], [], []
         for rows, kept in _chunks(vector, state):
             where = np.sort(np.argpartition(np.abs(rows), -kept, axis=1)[:, -kept:], axis=1)

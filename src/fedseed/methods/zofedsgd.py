@@ -23,9 +23,8 @@ from fedseed.methods.base import Answers
 from fedseed.methods.client import Client
 from fedseed.methods.payload import About, Array, Floats, Nothing
 from fedseed.methods.population import Population
-from fedseed.methods.sizes import largest
 from fedseed.methods.stepwise import StepState, Stepwise
-from fedseed.methods.summands import Scalars
+from fedseed.methods.summands import Scalars, largest
 from fedseed.weights.change import Change, Term
 
 
@@ -132,7 +131,6 @@ class ZOFedSGD(Population, Stepwise):
         return self.seeds == "own"
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:
-        """A two-point estimate along each direction of a population."""
         along, n = self.indices(client.round), self.population
         if self.own_seeds:  # aligned: those of two clients are the same, or have none in common
             k = state.client_seed(client.round, client.number) % ((1 << 32) // n) * n

@@ -1,7 +1,87 @@
-"""What becomes of a gradient, as data (free of torch); `fedseed.optimizers.moments` carries it out."""
+"""What becomes of a gradient: `Rule` says it as data, `Moments` carries it out, on NumPy's arrays and torch's tensors.
 
+Own code in place of `torch.optim`, whose implementations differ between devices in the last bits: this one takes
+single operations only, each rounded exactly (add, multiply, divide, square root), so that a replay gives the same bits
+anywhere. Torch is not imported here. The running averages are float32, whatever the weights are; sums are taken in the
+gradient's precision.
+
+torch's own square root does not belong to these: on a CPU it may come from MKL's vector library, which rounds about one
+number in 150 the other way, and not the same ones on processors of different makers.
+
+`Squares` are averages of squares that are a number each, not one for every parameter. Their sums are exact before they
+are rounded (`math.fsum`), and what follows are single operations, too, whatever a machine's BLAS does.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from math import fsum, sqrt
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+
+
+def power(base: float, exponent: int) -> float:
+    """base^exponent by squaring: products are rounded alike everywhere, the C library's powers need not be."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def total(values: Floats) -> float:
+    """The sum of single-precision numbers, rounded once."""
+    return fsum(values.tolist())
+
+
+def square(values: Floats) -> float:
+    """|values|^2 of single-precision numbers, rounded once: their squares are exact in double precision."""
+    return fsum(value * value for value in values.tolist())
+
+
+def deviation(values: Floats) -> float:
+    """The standard deviation of a sample: the root of sum (x - mean)^2 / (N - 1); 0 of fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    mean = total(values) / len(values)
+    return sqrt(fsum((value - mean) * (value - mean) for value in values.tolist()) / (len(values) - 1))
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Sums or averages of squares after a number of steps.
+
+    sum        v <- v + x                            Adagrad's
+    average    v <- beta v + (1 - beta) x            RMSProp's and Adam's; over 1 - beta^t when it is used
+
+    Args:
+        values: v of each; none before the first step.
+        steps: t, how many steps there were.
+    """
+
+    values: tuple[float, ...] = ()
+    steps: int = 0
+
+    def take(self, squares: Sequence[float], beta: float | None) -> "Squares":
+        """With those of one more step.
+
+        Args:
+            squares: x of each.
+            beta: how much of an average stays; None: a sum.
+        """
+        before = self.values or (0.0,) * len(squares)
+        kept, gain = (1.0, 1.0) if beta is None else (beta, 1.0 - beta)
+        return Squares(tuple(kept * v + gain * x for v, x in zip(before, squares, strict=True)), self.steps + 1)
+
+    def roots(self, beta: float | None) -> tuple[float, ...]:
+        """sqrt(v) of each, an average corrected for its start from zero. `beta` as in `take`."""
+        bias = 1.0 if beta is None else 1.0 - power(beta, self.steps)
+        return tuple(sqrt(v / bias) for v in self.values)
 
 
 @dataclass(frozen=True)
@@ -41,3 +121,84 @@ class Rule:
     def averages(self) -> int:
         """Returns how many float32 numbers it keeps for every parameter."""
         return 2 if self.kind == "adam" else 1
+
+
+class Moments:
+    """The running averages of a run; a function of its gradients, so replaying them restores it.
+
+    Args:
+        rule: what becomes of a gradient.
+        first: the average gradient, float32, shape (d,): an array or a tensor, changed in place; for "hiso" empty.
+        second: the average squared gradient, for Adam and "hiso" (ones at first); otherwise empty.
+        steps: how many gradients there were.
+    """
+
+    def __init__(self, rule: Rule, first: Any, second: Any, steps: int = 0) -> None:
+        self.rule = rule
+        self.first = first
+        self.second = second
+        self.steps = steps
+
+    def change(self, gradient: Any, start: int) -> Any:
+        """The change of the weights start, start + 1, ... that this gradient makes in step `steps` (from 1).
+
+        Args:
+            gradient: 1-D; float32 or float64.
+            start: index of its first element in the parameter vector.
+        """
+        here = slice(start, start + len(gradient))
+        if self.rule.kind == "hiso":
+            gradient = gradient / self.divisor(here, gradient.dtype)
+            self.take(gradient, start)
+            return gradient * -self.rule.rate
+        self.take(gradient, start)
+        if self.rule.kind == "nesterov":
+            ahead = _as(self.first[here], gradient.dtype) * self.rule.beta1
+            return (gradient + ahead) * -self.rule.rate
+        return self.descent(here, gradient.dtype)
+
+    def take(self, gradient: Any, start: int) -> None:
+        """Let the averages take a gradient, or a part of one."""
+        rule, here = self.rule, slice(start, start + len(gradient))
+        gain = 1 - rule.beta1 if rule.kind == "adam" else 1.0
+        if rule.kind != "hiso":
+            self.first[here] = _as(self.first[here], gradient.dtype) * rule.beta1 + gradient * gain
+        if rule.kind in ("adam", "hiso"):
+            square = (gradient * gradient) * (1 - rule.beta2)
+            self.second[here] = _as(self.second[here], gradient.dtype) * rule.beta2 + square
+
+    def divisor(self, here: slice, dtype: Any) -> Any:
+        """sqrt(h) + eps of some weights: what "hiso" divides their entries of directions by."""
+        return _square_root(_as(self.second[here], dtype)) + self.rule.eps
+
+    def descent(self, here: slice, dtype: Any) -> Any:
+        """The change of some weights that the averages alone ask for; "nesterov" needs the gradient, too."""
+        rule = self.rule
+        m = _as(self.first[here], dtype)
+        if rule.kind == "momentum":
+            return m * -rule.rate
+        v = _as(self.second[here], dtype)
+        if rule.corrected:
+            m, v = m / self._bias(rule.beta1, m), v / self._bias(rule.beta2, v)
+        return (m * -rule.rate) / (_square_root(v) + rule.eps)
+
+    def _bias(self, beta: float, like: Any) -> Any:
+        """1 - beta^steps. As a tensor where tensors are divided: a GPU would multiply by a number's inverse."""
+        value = 1 - power(beta, self.steps)
+        return np.float32(value) if isinstance(like, np.ndarray) else like.new_tensor(value)
+
+
+def _as(values: Any, dtype: Any) -> Any:
+    """Averages in the precision that sums are taken in."""
+    return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(dtype)
+
+
+def _square_root(values: Any) -> Any:
+    """The square root as IEEE 754 rounds it."""
+    if isinstance(values, np.ndarray):
+        return np.sqrt(values)
+    if values.device.type != "cpu":
+        return values.sqrt()
+    root = values.clone()
+    np.sqrt(root.numpy(), out=root.numpy())
+    return root

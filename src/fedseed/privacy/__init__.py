@@ -1,9 +1,8 @@
 """Differential privacy: mechanisms, what they have spent, and where they wrap a method."""
 
-from fedseed.privacy.base import Mechanism
 from fedseed.privacy.protection import mechanism_of, misfit, protected, protection_of, settings_of
 from fedseed.privacy.scalars import PrivateScalars, noise_for
-from fedseed.privacy.settings import Level, PrivacySettings
+from fedseed.privacy.settings import Level, Mechanism, PrivacySettings
 from fedseed.privacy.sign import PrivateSign
 
 __all__ = [

@@ -25,9 +25,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.privacy.base import Mechanism
 from fedseed.privacy.draws import Bytes, discrete_gaussian
-from fedseed.privacy.settings import PrivacySettings
+from fedseed.privacy.settings import Mechanism, PrivacySettings
 
 LEVELS = 1 << 24  # B: whole numbers from 0 to a vector's bound
 ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 512, 1024)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedseed.privacy.base import Mechanism
+from fedseed.privacy.settings import Mechanism
 
 DELTA = 1e-5
 

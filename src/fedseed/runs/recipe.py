@@ -12,8 +12,7 @@ from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from fedseed import aggregation, methods, tasks, tracking
 from fedseed.aggregation import AggregationRule, Mean
-from fedseed.attacks.settings import AttackSettings
-from fedseed.attacks.updates import attack_problem
+from fedseed.attacks.updates import AttackSettings, attack_problem
 from fedseed.errors import RecipeError, closest
 from fedseed.federation.bounds import Bounds
 from fedseed.federation.unfit import unfit

@@ -37,7 +37,7 @@ class RunSpec:
         bounds: how far from the others a client, or a step, may be.
         privacy: differential privacy of what clients send, if the method does not have it already.
         secure_sums: the coordinator learns sums alone; None: it reads every answer.
-        attack: what Byzantine clients do (`fedseed.attacks.settings`). "labels" only names them: their data was changed
+        attack: what Byzantine clients do (`fedseed.attacks.updates`). "labels" only names them: their data was changed
             by `fedseed.attacks.labels.flip_labels`.
         attackers: the numbers of the Byzantine clients.
         attack_strength: of attacks that have one; None: as usual.

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from fedseed.aggregation.weighting import client_weights
 from fedseed.errors import NonFiniteError
 from fedseed.randomness import Basis
-from fedseed.training.client import LocalClient
-from fedseed.training.populations import part_losses
+from fedseed.training.client import LocalClient, part_losses
 
 # n parts of each batch at w + scale * direction(along[j]), as (basis, along, scale)
 Look = tuple[Basis, tuple[int, ...], float]

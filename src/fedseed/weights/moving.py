@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedseed.optimizers.moments import Moments
-from fedseed.optimizers.rules import Rule
+from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights import stochastic

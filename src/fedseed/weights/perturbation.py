@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from fedseed.optimizers.moments import Moments
+from fedseed.optimizers.rules import Moments
 from fedseed.randomness import kernels
 from fedseed.randomness.kernels.reference import Part
 from fedseed.weights.change import Term

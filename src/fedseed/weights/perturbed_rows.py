@@ -8,11 +8,17 @@ one of the space's parameters is used (`fedseed.weights.row_use`).
 What can't be mapped is done one row after the other, with the weights that `ParameterSpace.perturbed` shows. What would
 be wrong without a word is an error: a parameter that is used outside of the model's `forward`, and inputs of which none
 has a row for each direction.
+
+Keys and values that a model keeps from one call to the next are an object that it changes, and `torch.vmap` maps over
+tensors: such a cache is taken apart into its tensors and put together again, a new one each time.
 """
 
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
@@ -22,10 +28,67 @@ from torch.utils import _pytree as pytree
 from fedseed.randomness import Basis
 from fedseed.randomness.basis import MAX_DIRECTIONS
 from fedseed.weights.perturbation import can_exchange
-from fedseed.weights.row_caches import apart, together
 from fedseed.weights.row_products import Row, RowsDifferError
 from fedseed.weights.row_use import RowsError, RowUse, Tables, UnmappedError
 from fedseed.weights.vector import Vector, check_scale
+
+
+@dataclass
+class _Apart:
+    """A cache that `pytree` takes apart."""
+
+    cache: Any
+
+
+def apart(tree: Any) -> Any:
+    """Returns the arguments or results with every cache taken apart."""
+    return pytree.tree_map(lambda v: _Apart(v) if _is_cache(v) else v, tree)
+
+
+def together(tree: Any) -> Any:
+    """The inverse of `apart`."""
+    return pytree.tree_map(_whole, tree, is_leaf=lambda v: isinstance(v, _Apart))
+
+
+def _whole(value: Any) -> Any:
+    return value.cache if isinstance(value, _Apart) else value
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether it is a cache that grows, layer by layer; there is none where transformers was not imported."""
+    module = sys.modules.get("transformers.cache_utils")
+    kind = getattr(module, "DynamicCache", None)
+    return kind is not None and type(value) is kind
+
+
+def _tensors(layer: Any) -> list[torch.Tensor]:
+    return [layer.keys, layer.values] if layer.is_initialized else []
+
+
+def _flatten(held: _Apart) -> tuple[list[torch.Tensor], Any]:
+    shell = copy(held.cache)
+    shell.layers = [_with(layer, (None, None)) for layer in held.cache.layers]
+    return [tensor for layer in held.cache.layers for tensor in _tensors(layer)], shell
+
+
+def _unflatten(tensors: Iterable[Any], shell: Any) -> _Apart:
+    found = iter(tensors)
+    cache = copy(shell)
+    cache.layers = [
+        _with(layer, (next(found), next(found))) if layer.is_initialized else copy(layer) for layer in shell.layers
+    ]
+    return _Apart(cache)
+
+
+def _with(layer: Any, tensors: tuple[Any, Any]) -> Any:
+    """A layer of its own with these keys and values."""
+    other = copy(layer)
+    other.keys, other.values = tensors
+    return other
+
+
+pytree.register_pytree_node(_Apart, _flatten, _unflatten)
+
 
 __all__ = ["PerturbedRows", "Rows", "RowsError", "moves_of"]
 

@@ -8,17 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedseed.optimizers.moments import Moments
-from fedseed.optimizers.rules import Rule
+from fedseed.optimizers.rules import Moments, Rule
 from fedseed.randomness import Basis, kernels
-from fedseed.weights import entries, moving, projection
+from fedseed.weights import moving, projection
 from fedseed.weights.change import Add, Average, Change, Coefficients, Entries, Floats, Optimize, Rebuild, Replace, Term
 from fedseed.weights.digest import dtype_name, hash_tensors, tensor_bytes
 from fedseed.weights.layout import ITEM_BYTES, BlockRule, DigestKind, Layout, TensorEntry, cut
 from fedseed.weights.offload import Offload, Offloaded, copies
 from fedseed.weights.perturbation import Perturbation, PerturbedUse, can_exchange, can_stand_in, in_place_of
 from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
-from fedseed.weights.vector import Vector, flat
+from fedseed.weights.vector import Vector, flat, move_entries
 
 
 class ParameterSpace:
@@ -81,7 +80,7 @@ class ParameterSpace:
             case Average():
                 self._average(change)
             case Entries():
-                entries.move_entries(self.vector, change)
+                move_entries(self.vector, change)
             case Replace():
                 self._replace(change.data)
             case _:
