@@ -124,7 +124,7 @@ class Payload:
         """What the types do not say. Raises MessageError."""
 
     def size(self, about: About) -> float:
-        """How large an update or a step is, to be laid beside others (`fedseed.methods.summands`); 0: it says nothing."""
+        """How large an update or a step is, to lay beside others (`fedseed.methods.summands`); 0: it says nothing."""
         return 0.0
 
     @classmethod
