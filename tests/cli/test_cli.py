@@ -99,12 +99,6 @@ def test_other_failures_end_with_1_and_one_line(tmp_path):
     assert done.stderr.strip() == f"fedseed: {tmp_path / 'x.orbit'}: not an orbit file"
 
 
-def test_list():
-    for what, text in (("methods", "ferret"), ("tasks", "natural-instructions"), ("recipes", "quickstart-fedavg")):
-        done = fedseed("list", what)
-        assert done.returncode == 0 and text in done.stdout
-
-
 def dying():
     """The first round kills the process that shows it."""
     Shown.round = lambda self, line: os.kill(os.getpid(), signal.SIGKILL) if line.round == 1 else None

@@ -34,8 +34,8 @@ RECIPES = {
     "long": "# " + "x" * (1 << 20),
     "bytes": b"rounds = \xff",
     "escapes": 'rounds = "\\u001b[2J\\u202e"',
-    "markup": "\"[red]x[/red]\" = 1",
-}  # fmt: skip
+    "markup": '"[red]x[/red]" = 1',
+}
 
 
 @pytest.mark.parametrize("kind", RECIPES)

@@ -76,10 +76,7 @@ def test_tables_of_the_recipe(recipe):
     for table, text in (
         ("[federation]\nper_round = 2\nfraction = 0.5", "not both"),
         ("[federation]\nfraction = 1.5", "federation.fraction = 1.5"),
-        (
-            "[task]\nname = 'trivia'",
-            "task.name = 'trivia': choose one of instructions, files, natural-instructions",
-        ),
+        ("[task]\nname = 'trivia'", "task.name = 'trivia': choose one of instructions, files, natural-instructions"),
         ("[task]\nname = 3", "task.name = 3: choose one of instructions"),
         (
             "[task]\nclient = 3",
@@ -391,10 +388,7 @@ def test_components_are_chosen_by_name(recipe):
             "aggregation.name = 'crumb': did you mean krum|aggregation.name = 'crumb': choose one of centred-clipping",
         ),
         ("[aggregation]\ntrim = 1", "aggregation.trim = 1: unknown key; allowed here: name$"),
-        (
-            "[aggregation]\nname = 'median'",
-            '"median" does not fit ferret: seeds = "per-client".*; set method.seeds',
-        ),
+        ("[aggregation]\nname = 'median'", '"median" does not fit ferret: seeds = "per-client".*; set method.seeds'),
         ("[[tracking]]\nname = 'csv'\npath = 'x'", "tracking.0.path = 'x': unknown key; allowed here: name, file$"),
         (
             "[[tracking]]\nfile = 'x'",
@@ -424,7 +418,7 @@ FLIPPED = GOOD + "[attack]\nclients = 1\nkind = '{}'\n"
         (FLIPPED.format("sign") + "strength = 2.0\n", [], r'strength: kind = "sign" has none'),
         (FLIPPED.format("mean"), [], r"attack.kind = 'mean'"),
     ],
-)  # fmt: skip
+)
 def test_rules_and_attacks_that_make_no_sense_are_refused(recipe, text, settings, problem):
     with pytest.raises(RecipeError, match=problem):
         read_recipe(recipe(text), ["method.seeds=shared", *settings])

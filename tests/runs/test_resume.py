@@ -64,10 +64,7 @@ def methods(problem):
         ),
         "fedavg": (FedAvg(training=problem.training, global_rate=0.5), {}),
         "fedavg-stochastic": (FedAvg(training=problem.training.model_copy(update={"small_steps": "stochastic"})), {}),
-        "ferret-master": (
-            problem.ferret(training=problem.training.model_copy(update={"small_steps": "master"})),
-            {},
-        ),
+        "ferret-master": (problem.ferret(training=problem.training.model_copy(update={"small_steps": "master"})), {}),
         "topk": (TopK(share=0.1, feedback=0.9, training=problem.training), {}),
         "sign": (Sign(training=problem.training), {}),
         "fedavg-adam": (FedAvg(training=problem.training, global_rate=0.05, server="adam"), {}),
@@ -97,8 +94,7 @@ STOPS = {"early": (0, 2), "late": (1, None, -1)}  # rounds; None: half of them
 
 
 @pytest.mark.parametrize(
-    ("name", "when"),
-    [pytest.param(name, when, marks=tier(name, when)) for name in NAMES for when in STOPS],
+    ("name", "when"), [pytest.param(name, when, marks=tier(name, when)) for name in NAMES for when in STOPS]
 )
 def test_stopped_after_any_round_a_run_ends_the_same(make_problem, tmp_path, name, when):
     problem = make_problem(torch.bfloat16)

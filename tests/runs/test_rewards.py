@@ -102,7 +102,7 @@ def test_a_function_is_not_run_unasked(place):
         (["reward.function=nowhere.py:f"], "reward.function: .*nowhere.py: can't be read"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
-)  # fmt: skip
+)
 def test_a_wrong_table_is_named(place, sets, problem):
     text = RECIPE.replace("learning_rate = 1e-3\nscale = 0.02\n", "") if "ferret" in sets[0] else RECIPE
     (place / "wrong.toml").write_text(text)

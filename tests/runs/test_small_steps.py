@@ -47,7 +47,7 @@ def test_a_run_says_once_how_many_weights_moved(name, make_problem, tmp_path, wi
     heard = Listening()
     result = problem.federation(
         method_of(problem, name, "nearest"), rounds=3, out=tmp_path / "run", progress=heard
-    ).run()  # fmt: skip
+    ).run()
     share = result.metrics[1]["weights_moved"]
     assert 0 < share < 0.5 and not any("weights_moved" in line for line in (result.metrics[0], *result.metrics[2:]))
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])["weights_moved"] == share

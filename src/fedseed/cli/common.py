@@ -33,8 +33,7 @@ def complete_recipe(incomplete: str) -> Iterator[str]:
 
 
 RecipeArgument = Annotated[
-    str,
-    typer.Argument(help="A TOML file, or the name of a packaged recipe.", autocompletion=complete_recipe),
+    str, typer.Argument(help="A TOML file, or the name of a packaged recipe.", autocompletion=complete_recipe)
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="The result as JSON on standard output; all else goes to standard error.")
@@ -54,9 +53,7 @@ PluginOption = Annotated[
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
-        "--threads",
-        min=1,
-        help="Threads of each process. Default: torch's own choice, shared out among the workers.",
+        "--threads", min=1, help="Threads of each process. Default: torch's own choice, shared out among the workers."
     ),
 ]
 

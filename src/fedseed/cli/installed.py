@@ -17,7 +17,6 @@ class InstalledCommands(TyperGroup):
     """fedseed's own commands and those of other packages; an entry point names a `typer.Typer`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Returns the names of all commands, fedseed's own first."""
         return [*super().list_commands(ctx), *sorted(_points())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

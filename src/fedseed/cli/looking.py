@@ -89,9 +89,7 @@ def partition(
         answer({"clients": clients, "skew": held.skew, "notes": list(data.notes)})
 
 
-def list_(
-    what: Annotated[LISTED, typer.Argument()], plugin: PluginOption = None, as_json: JsonOption = False
-) -> None:  # fmt: skip
+def list_(what: Annotated[LISTED, typer.Argument()], plugin: PluginOption = None, as_json: JsonOption = False) -> None:
     """List what there is, and where it comes from."""
     rows, broken = listing(what, plugin or [])
     if as_json:

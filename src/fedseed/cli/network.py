@@ -112,8 +112,7 @@ class Site:
     """What is a site's own; its file (--local) says the same."""
 
     client: Annotated[
-        list[str] | None,
-        typer.Option(help='Whom this process works for; repeatable, patterns such as "client-*" too.'),
+        list[str] | None, typer.Option(help='Whom this process works for; repeatable, patterns such as "client-*" too.')
     ] = None
     data: Annotated[
         Path | None,
@@ -126,8 +125,7 @@ class Site:
         Path | None, typer.Option(help="Folder for the tuned model, its orbit and a card, when the run is over.")
     ] = None
     identity: Annotated[
-        Path | None,
-        typer.Option(help='File with the key that signs for a client in secure sums; "{name}": whose.'),
+        Path | None, typer.Option(help='File with the key that signs for a client in secure sums; "{name}": whose.')
     ] = None
     local: Annotated[
         Path | None, typer.Option(help="TOML file with what is this site's own: client, out, data, ...")

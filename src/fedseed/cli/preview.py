@@ -33,7 +33,7 @@ def preview(
         f"Parts: what is learnt from. Median, longest: their tokens; what is over {found.limit} is left out or cut. "
         "Count: the share of tokens that count for the loss.",
         highlight=False,
-    )  # fmt: skip
+    )
     console.print()
     for shown in found.shown:
         console.print(shown.title, style="bold", highlight=False, soft_wrap=True)

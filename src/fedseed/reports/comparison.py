@@ -80,7 +80,7 @@ def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1) -> Shee
                 human_bytes(mean("peak_memory_bytes")),
                 mean_and_deviation([s["seconds"]["total"] for s in found], 0),
             ]
-        )  # fmt: skip
+        )
     over = f"Mean ± deviation over {seeds} seeds, on test examples. " if seeds > 1 else ""
     note = (
         f"{over}Bytes: payload per client and round in which it takes part. Passes: micro-batches, all clients and "

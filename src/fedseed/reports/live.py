@@ -33,10 +33,7 @@ class LiveServer:
     """
 
     def __init__(
-        self,
-        look: Callable[[], tuple[object, Callable[[], RunView]]],
-        port: int = 0,
-        every: float | None = None,
+        self, look: Callable[[], tuple[object, Callable[[], RunView]]], port: int = 0, every: float | None = None
     ) -> None:
         self._look = look
         self._every = every

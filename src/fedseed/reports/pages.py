@@ -291,11 +291,7 @@ def _unbroken(cell: str) -> str:
 @cache
 def _environment(package: str) -> Environment:
     made = Environment(
-        loader=PackageLoader(package),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     made.filters["unbroken"] = _unbroken
     made.globals.update(

@@ -27,9 +27,7 @@ class Exporter:
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         if find_spec("prometheus_client") is None:
-            raise RecipeError(
-                f"--metrics-port needs the package prometheus_client: {to_install('prometheus')}"
-            )  # fmt: skip
+            raise RecipeError(f"--metrics-port needs the package prometheus_client: {to_install('prometheus')}")
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._ask: Callable[[], Mapping[str, Any] | None] = lambda: None

@@ -175,7 +175,6 @@ class NetworkBackend(Backend):
     # -- a round ----------------------------------------------------------------------------------
 
     def gather(self, number: int) -> Gathered:
-        """Ask the clients."""
         assert self.talk.rounds is not None
         return self._wait(self.talk.rounds.gather(number))
 
@@ -193,7 +192,6 @@ class NetworkBackend(Backend):
                 self._sync()
 
     def examine(self, line: RoundLine, evaluate: bool) -> None:
-        """Ask the clients about their weights."""
         digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.spec.digests(line.round)))
         if self.spec.private and line.round:
             Cost().tell(line)  # whatever a client says of its work
@@ -217,7 +215,6 @@ class NetworkBackend(Backend):
     # -- the end ----------------------------------------------------------------------------------
 
     def complete(self) -> int | None:
-        """End the log and the files."""
         size = None if self._store is None else self._store.complete(self.talk.log.digest or NO_DIGEST)
         self._wait(self.talk.log.finish())
         return size
@@ -229,12 +226,10 @@ class NetworkBackend(Backend):
         self._wait(asyncio.to_thread(draw_apart, folder.path, probabilities, summary))
 
     def release(self) -> None:
-        """Close the files as they are."""
         if self._store is not None:
             self._store.release()
 
     def about(self) -> dict[str, Any]:
-        """What was refused, and the like."""
         for _ in range(LAST_LOOKS):
             self.talk.session.end.poll()
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}

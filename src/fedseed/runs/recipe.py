@@ -195,10 +195,7 @@ def _whole_numbers(table: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def read_recipe(
-    source: str | Path,
-    overrides: Sequence[str] = (),
-    plugins: Sequence[str | Path] = (),
-    trust_plugins: bool = False,
+    source: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = (), trust_plugins: bool = False
 ) -> Recipe:
     """A recipe from a TOML file or the name of a packaged one.
 

@@ -94,9 +94,8 @@ class Simulation(Backend):
             sums, attack = spec.secure_sums, spec.attack
             self.coordinator = Coordinator(*common) if sums is None else SecureCoordinator(sums, *common)
             self.byzantine = (
-                None if attack is None
-                else Byzantine(self.coordinator, attack, spec.byzantine, spec.attack_strength)
-            )  # fmt: skip
+                None if attack is None else Byzantine(self.coordinator, attack, spec.byzantine, spec.attack_strength)
+            )
         except ValueError as error:
             raise RecipeError(str(error)) from error
         self.coordinator.take_base(self.worker.space.dense)
@@ -158,7 +157,6 @@ class Simulation(Backend):
     # -- taking up an interrupted run ----------------------------------------------------------------------------------
 
     def restore(self, folder: RunFolder) -> tuple[int, list[Content]]:
-        """Bring weights and states to the last round that counts."""
         self._store = step_store(self.method, folder.path, self.header, self.coordinator)
         restored = self._store.restore(folder.has_rounds, self.progress.warn)
         self.worker.catch_up(restored.records)
@@ -170,7 +168,6 @@ class Simulation(Backend):
     # -- a round ----------------------------------------------------------------------------------
 
     def gather(self, number: int) -> Gathered:
-        """Every client that takes part answers."""
         start = time.perf_counter()
         picked, plans = self._begin(number)
         gathered = Gathered(picked, len(plans[0]) - FRAME_BYTES)
@@ -250,7 +247,6 @@ class Simulation(Backend):
             line.metrics["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
 
     def record(self, number: int, step: bytes, line: RoundLine, log: bool) -> None:
-        """Keep the step, if there is a folder."""
         if self._store is not None:
             self._store.prepare(number)
             self._store.record(number, step[FRAME_BYTES:], waits=True)
@@ -263,7 +259,6 @@ class Simulation(Backend):
         return self._evaluate(model)
 
     def examine(self, line: RoundLine, evaluate: bool) -> None:
-        """Evaluate here."""
         if self.team is not None:
             self.team.start()  # before the first round: workers load meanwhile
         if evaluate:
@@ -279,7 +274,6 @@ class Simulation(Backend):
     # -- at the end ----------------------------------------------------------------------------------
 
     def complete(self) -> int | None:
-        """End the file of steps, and save an adapter."""
         if self.header.adapter is not None and self.spec.folder is not None:
             folder, model = self.spec.folder / "adapter", self.tuned()
             adapters.save(model, folder)
@@ -289,16 +283,13 @@ class Simulation(Backend):
         return None if self._store is None else self._store.complete(NO_DIGEST)
 
     def release(self) -> None:
-        """Close the file of steps as it is."""
         if self._store is not None:
             self._store.release()
 
     def tuned(self) -> Any:
-        """The model at the weights of the run."""
         return self.worker.space.model
 
     def about(self) -> dict[str, Any]:
-        """Devices, memory and threads."""
         devices = self.worker.space.devices
         about = {
             "devices": [str(device) for device in devices],

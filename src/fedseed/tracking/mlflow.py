@@ -64,12 +64,10 @@ class MLflow(RemoteTracker):
         self._client.log_batch(self._run_id, metrics=[*metrics, Metric("round", float(number), now, number)])
 
     def send_files(self, files: Sequence[Path]) -> None:
-        """Send each file, in place of one of its name."""
         for file in files:
             self._client.log_artifact(self._run_id, str(file))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Returns what the run came to; its status is FINISHED."""
         from mlflow.entities import Metric, RunTag
 
         now = int(time.time() * 1000)

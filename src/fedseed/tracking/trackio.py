@@ -46,12 +46,10 @@ class Trackio(LoggingTracker):
         return made, getattr(self._run, "_next_step", 0) - 1
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Returns what the run came to, beside its last round."""
         self._run.log(slashed(scalars(summary), "summary/"), step=max(0, self._told))
         self.close()
 
     def close(self) -> None:
-        """Wait until everything has been sent."""
         if self._run is not None:
             from trackio import context_vars
 
