@@ -71,14 +71,6 @@ def test_another_category_or_none_may_be_held_out(instruction_data):
         load("dolly-15k", path, test_category="poems")
 
 
-def test_the_meta_splitter_deals_eight_categories_to_three_clients(instruction_data):
-    path = instruction_data["dolly-15k"]()
-    data = load("dolly-15k", path, test_category="none", partition=ByField(field="category"), clients=3)
-    assert [c.name for c in data.clients] == ["client-01", "client-02", "client-03"]
-    held = [set(c.labels) for c in data.clients]
-    assert sum(map(len, held)) == len(set.union(*held)) == 8 and all(held)
-
-
 def test_dollys_prompt_as_the_papers_fill_it(instruction_data):
     path = instruction_data["dolly-15k"]()
     ours, theirs = (everything(load("dolly-15k", path, prompt=prompt)) for prompt in ("alpaca", "paper"))

@@ -24,11 +24,6 @@ def key(example):
     return example.prompt, example.response
 
 
-def test_more_training_data_leaves_the_evaluation_as_it_was():
-    few, many = (InstructionsTask(examples=n).load() for n in (10, 60))
-    assert few.evaluation == many.evaluation and few.validation == many.validation
-
-
 def test_choosing_settings_never_sees_the_test_instances():
     task = InstructionsTask(examples=5)
     tuning = InstructionsTask(examples=5, evaluate_on="validation").load()

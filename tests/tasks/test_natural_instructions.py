@@ -34,15 +34,6 @@ def test_each_train_task_is_a_client_and_test_tasks_are_evaluated_on(natural_ins
     assert len(set(texts)) == len(texts)  # nothing is drawn twice
 
 
-def test_without_an_input_the_other_template(natural_instructions):
-    folder = natural_instructions(train={"task001_a": [("", ["yes"])] * 20})
-    prompt = load(folder).clients[0].examples[0].prompt
-    assert prompt == (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-        "### Instruction:\nDo what task001_a says.\n\n### Response:"
-    )
-
-
 def test_what_is_left_out_is_counted(natural_instructions):
     long = [("y" * 1024, ["no"])] * 6  # less than 1,024 characters, as the published code has it
     folder = natural_instructions(

@@ -94,12 +94,8 @@ class NaturalInstructionsTask(Task):
     ) -> tuple[list[tuple[str, list[Example]]], str]:
         """Tasks of one split with what is drawn of each, and a line about what was left out.
 
-        Args:
-            folder: the original folder.
-            split: "train" or "test".
-            fewest: tasks with fewer instances that are short enough are left out.
-            fraction: how much of a task is drawn, rounded down.
-            at_least: how many instances are drawn in any case, as far as there are so many.
+        Tasks with fewer than `fewest` instances that are short enough are left out; of the others `fraction` is drawn,
+        rounded down, but `at_least` so many as far as there are.
         """
         names = _task_names(folder, split)
         tasks, total, long = [], 0, 0
@@ -138,13 +134,7 @@ def _read_task(path: Path) -> tuple[str, list[tuple[str, str]]]:
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: a JSON object is expected")
     task = Record(str(path), content)
-    rows = []
-    for index, values in enumerate(task.field("Instances", list)):
-        where = f"{path}: Instances[{index}]"
-        if not isinstance(values, dict):
-            raise RecipeError(f"{where}: a JSON object is expected")
-        instance = Record(where, values)
-        rows.append((instance.field("input", str), _first(instance, "output")))
+    rows = [(instance.field("input", str), _first(instance, "output")) for instance in task.records("Instances")]
     return _first(task, "Definition"), rows
 
 

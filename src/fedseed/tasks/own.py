@@ -221,13 +221,9 @@ class FilesTask(Task):
     def _load(
         self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False, dealt: bool = False
     ) -> TaskData:
-        """Read some parties' files, and the evaluation file if there is one.
+        """Read some parties' files, and the evaluation file if there is one; deal out the one party's if `dealt`.
 
-        Args:
-            parties: whose files are read.
-            with_evaluation_file: read that, too.
-            partly: other clients' files are not known: what depends on them must be in the settings.
-            dealt: the one party's examples are dealt to clients.
+        `partly`: other clients' files are not known, so what depends on them must be in the settings.
         """
         reader = Reader(self._style(), self.fields)
         lines = [
