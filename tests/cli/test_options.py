@@ -173,6 +173,8 @@ def test_what_is_misspelt_ends_with_2_and_a_suggestion(place):
 
 def test_listings_say_which_bases_and_which_keys():
     assert "Models to tune: fedseed list models" in fedseed("list", "bases").stdout
+    for what, text in (("methods", "ferret"), ("tasks", "natural-instructions"), ("recipes", "quickstart-fedavg")):
+        assert text in fedseed("list", what).stdout
     keys = fedseed("list", "keys").stdout
     assert "method.directions" in keys and "fedseed explain KEY" in keys
     text = fedseed("explain", "learning_rate").stdout
