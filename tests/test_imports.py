@@ -18,7 +18,7 @@ MODULES = [
     "fedseed.runs.recipe",
     "fedseed.runs.roster",
     "fedseed.runs.site",
-    "fedseed.federation.held_out",
+    "fedseed.federation.control",
     "fedseed.federation.log_orbit",
     "fedseed.cli.status",
     "fedseed.flower.server",

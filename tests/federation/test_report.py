@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedseed.errors import MessageError
-from fedseed.federation.control import LINE_FIELDS, MOST_EXAMPLES, MOST_LOSS, Phases, Report, read
+from fedseed.federation.control import LINE_FIELDS, MOST_EXAMPLES, MOST_LOSS, Phases, Report, averaged, read
 from fedseed.federation.cost import MOST_COUNT, MOST_SECONDS, Cost
-from fedseed.federation.held_out import averaged
 from fedseed.reports.results import RoundLine
 
 DIGEST = "ab" * 16
@@ -138,3 +137,13 @@ def test_any_report_is_refused_or_can_be_added_up(changes, spent):
     total.tell(line)
     json.loads(json.dumps([line.to_json(), averaged(found.by_client or {})]))
     assert line.train_loss is None or math.isfinite(line.train_loss)
+
+
+def test_each_client_weighs_by_the_examples_that_a_figure_is_of():
+    found = averaged({
+        "a": {"held_out": 1, "validation": 3, "loss": 2.0, "validation_loss": 1.0},
+        "b": {"held_out": 3, "validation": 1, "loss": 1.0, "validation_loss": 5.0, "accuracy": 50.0},
+        "c": {"held_out": 0},
+    })  # fmt: skip
+    assert found == {"loss": 1.25, "validation_loss": 2.0, "accuracy": 50.0}
+    assert averaged({}) == {} == averaged({"c": {"held_out": 0}})

@@ -10,7 +10,7 @@ own fields are no metrics' names: a client can't say which round it is, or what 
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from math import isfinite
 from typing import Annotated, Any, TypeVar
@@ -294,3 +294,20 @@ class Phases:
         if len(self._named) + len(new) > self._most:
             raise MessageError(f"spent: seconds: more than {self._most} phases in all")
         self._named |= new
+
+
+def averaged(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The mean of clients' metrics, each weighed by the examples that it is of; of those with an example at all.
+
+    A client's figures are its metrics by name, and the number of examples: "held_out", and "validation" for metrics
+    that begin with "validation_". They are added up in the mapping's order.
+    """
+    sums: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for figures in by_client.values():
+        for name, value in figures.items():
+            weight = figures.get(VALIDATION if name.startswith(f"{VALIDATION}_") else HELD_OUT, 0)
+            if name not in COUNTS and weight:
+                sums[name] = sums.get(name, 0.0) + weight * value
+                weights[name] = weights.get(name, 0.0) + weight
+    return {name: total / weights[name] for name, total in sums.items()}

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Set
 from statistics import median_low
 
 from fedseed.errors import MessageError
-from fedseed.federation.control import MOST_ROUND, Beat, Phases, Question, Report, read
+from fedseed.federation.control import MOST_ROUND, Beat, Phases, Question, Report, averaged, read
 from fedseed.federation.cost import Cost
-from fedseed.federation.held_out import averaged
 from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import listed
 from fedseed.federation.session import Session

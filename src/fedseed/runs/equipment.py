@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedseed.errors import RecipeError
-from fedseed.federation.control import HELD_OUT, VALIDATION
-from fedseed.federation.held_out import averaged
+from fedseed.federation.control import HELD_OUT, VALIDATION, averaged
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.runs.recipe import Recipe
 from fedseed.tasks.data import TaskData
