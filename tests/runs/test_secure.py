@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from fedseed import FedKSeed, FedMeZO, FeedSign, Ferret, ZOFedSGD
+from fedseed.federation.secure import Masking
 from fedseed.privacy.secure.messages import Phase, unframed
 from fedseed.privacy.secure.settings import SecureSums, identity_text
+from fedseed.reports.progress import Silent
 from fedseed.runs.recipe import Recipe
 from fedseed.training.settings import LocalTraining
 from support.zeroth_order import QUICK, federation
@@ -119,6 +121,49 @@ def test_whoever_has_nothing_to_send_is_not_told():
     (secure, a), (plain, b) = run(SUMS), run(None)
     assert not secure.metrics[-1]["skipped"] and plain.metrics[-1]["skipped"]
     assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(a, b, strict=True))
+
+
+# -- lies that the sum proves ----------------------------------------------------------------------------------------
+
+
+LIES = {
+    "votes": ("feedsign", 0, 1000, "the sum of the votes is 1,00"),
+    "votes against": ("feedsign", 0, -1000, "which can be 5 at most"),
+    "weight": ("ferret", -1, 1000, "the sum of the weights is 1,004, which can be 5 at most"),
+    "less than nothing": ("zo-shared", -1, -8, "the sum of the weights is 18,446,744,073,709,5"),
+    "examples": ("ferret-norm", -1, 10**12, "the sum of the weights is 1,000,000,000,"),
+    "nobody": ("zo-shared", -1, -4, "the sum of their weights is 0"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_sum_that_no_honest_clients_have_is_not_taken(lie, monkeypatch):
+    """One client lies in the second round: that step is an empty one, and it is said."""
+    name, at, value, why = LIES[lie]
+    words, told = Masking._words, []
+
+    def lying(self, state, number, client, update):
+        found = words(self, state, number, client, update)
+        if (number, client) == (2, 3):
+            found[at] = np.array([value]).astype(np.int64).astype(found.dtype)[0]
+        return found
+
+    monkeypatch.setattr(Masking, "_words", lying)
+    monkeypatch.setattr(Silent, "warn", lambda self, text: told.append(text))
+    found = ran(METHODS[name], SUMS)
+    (refused,) = [one for line in found.result.metrics for one in line.get("not_taken") or ()]
+    assert refused["round"] == 2 and why in refused["reason"]
+    assert any("round 2: the step is not taken" in text and why in text for text in told)
+
+
+def test_a_round_whose_shares_are_not_said_is_lost_and_the_run_goes_on():
+    def silent(client, phase, made):
+        return phase == Phase.OPEN and client > 1 and len(made.steps) == 1
+
+    found = ran(METHODS["zo-shared"], SUMS, silent)
+    (lost,) = [one for line in found.result.metrics for one in line.get("not_taken") or ()]
+    assert lost["round"] == 2 and "no other attempt of the round is opened" in lost["reason"]
+    assert len(found.steps) == 4
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

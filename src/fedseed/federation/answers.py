@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedseed.errors import MessageError, NetworkError
+from fedseed.errors import FedseedError, MessageError, NetworkError
 from fedseed.federation.control import Question, Report
 from fedseed.federation.cost import Cost, rounding_warning
 from fedseed.federation.hosted import WorkThread
@@ -93,7 +93,14 @@ class Answers:
             examples = {numbers[name]: len(items) for name, items in hosted.items.items()}
             own = {numbers[name]: key for name, key in hosted.identities.items()}
             known = hosted.secure.known(numbers)
-            self._masking = Masking(hosted.secure, hosted.worker.method, examples, own, known)
+            folder = hosted.opened
+            places = {numbers[name]: folder / name for name in hosted.items} if folder is not None else {}
+            self._masking = Masking(hosted.secure, hosted.worker.method, examples, own, known, places)
+            if self._masking.opened > self.replica.at + 1:
+                raise FedseedError(
+                    f"{folder}: round {self._masking.opened} of a run of this name was opened here, and the log is at "
+                    f"{self.replica.at}: no round is opened twice. Choose another name (--run), or delete these files"
+                )
         return self._masking
 
     async def try_ask(self) -> bool:

@@ -269,8 +269,10 @@ class Coordinator:
         """
         current = self._current()
         self.screen()
+        self.untaken = None
         answers = self._weighted(current)
-        self.untaken = self.aggregation.shortage(len(answers)) if answers else None
+        if answers:
+            self.untaken = self.aggregation.shortage(len(answers))
         if self.untaken is not None:
             answers = replace(answers, answers=())
         if self.protection is not None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -40,6 +41,7 @@ class Hosted:
         processor: the base's tokenizer or image processor.
         secure: how answers are masked; None: they are sent as they are.
         identities: the keys that sign for hosted clients in secure sums, by name.
+        opened: the folder for files that say which round of secure sums each has opened last; None: nothing is kept.
     """
 
     names: Sequence[str]
@@ -54,6 +56,7 @@ class Hosted:
     processor: Any = None
     secure: SecureSums | None = None
     identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)
+    opened: Path | None = None
 
     def __post_init__(self) -> None:
         self.worker.private = self.worker.private or self.secure is not None

@@ -14,7 +14,7 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SAID, SILENT, Stored, plan_message, read_silent
 from fedseed.federation.session import RESEND_SECONDS, Session
-from fedseed.privacy.secure.errors import TooFewError
+from fedseed.privacy.secure.errors import LostError, TooFewError
 from fedseed.privacy.settings import WITHHELD
 
 if TYPE_CHECKING:
@@ -206,6 +206,17 @@ class Rounds:
 
     async def gather(self, number: int) -> Gathered:
         """Open a round, as often as it takes, and gather what counts."""
+        try:
+            return await self._gather(number)
+        except LostError as error:
+            talk = self.secure
+            assert talk is not None
+            clients, self.open = self.coordinator.taking_part, None
+            talk.coordinator.lose(str(error))
+            skipped, refused = [(client, str(error)) for client in clients], self.session.rejected.since()
+            return Gathered(clients, 0, [], skipped, refused, secure_up=talk.up, secure_down=talk.down)
+
+    async def _gather(self, number: int) -> Gathered:
         minimum, attempt = self.session.settings.minimum, 0
         if self.secure is not None:
             self.secure.begin()
@@ -245,7 +256,7 @@ class Rounds:
         return gathered
 
     async def _agreed(self, number: int) -> bool:
-        """Agree on keys with the open round's clients; False: too few have."""
+        """Agree on keys with the open round's clients; False: too few have. Raises LostError."""
         assert self.secure is not None
         coordinator = self.secure.coordinator
         try:
@@ -260,7 +271,7 @@ class Rounds:
         return True
 
     async def _opened(self, number: int) -> bool:
-        """Open the sum of what has come; False: too few are there to."""
+        """Open the sum of what has come; False: too few are there to. Raises LostError."""
         assert self.secure is not None
         try:
             self.secure.coordinator.take_sum(await self.secure.hold(self.secure.coordinator.opening()))
@@ -272,7 +283,7 @@ class Rounds:
     @property
     def _least(self) -> int:
         """Clients that a round needs."""
-        sums = 0 if self.secure is None else self.secure.coordinator.secure.threshold
+        sums = 0 if self.secure is None else self.secure.coordinator.secure.least
         return max(self.session.settings.minimum, sums)
 
     def missing(self, current: OpenRound) -> frozenset[int]:
@@ -345,8 +356,6 @@ class Rounds:
     def _asked(self, here: frozenset[int]) -> frozenset[int]:
         """Those of the clients that are here who may be drawn: all but those left out, unless too few would be left."""
         now = self.session.clock()
-        if self.secure is not None and self.secure.only is not None:
-            return here & self.secure.only
         out = {client for client in here if client in self._left_out and now < self._left_out[client].until}
         return here - out if len(here - out) >= self._least else here
 

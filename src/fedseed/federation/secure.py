@@ -8,6 +8,7 @@ The cryptography is `fedseed.privacy.secure`'s. Free of torch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedseed.aggregation import AggregationRule
 from fedseed.errors import MessageError
 from fedseed.federation.bounds import Bounds
+from fedseed.federation.control import MOST_EXAMPLES
 from fedseed.federation.coordinator import Coordinator, Round
 from fedseed.federation.messages import EVERYBODY, Message, MessageKind
 from fedseed.federation.unfit import unfit
@@ -26,7 +28,7 @@ from fedseed.methods.summands import Summand
 from fedseed.privacy.secure.client import SecureClient
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import SETUP_BYTES
-from fedseed.privacy.secure.settings import SecureSums
+from fedseed.privacy.secure.settings import FEWEST, SecureSums
 from fedseed.privacy.secure.summing import Asking, Setup, Summing
 from fedseed.weights.layout import Layout
 
@@ -91,6 +93,8 @@ class SecureCoordinator(Coordinator):
         self.secure = settings
         self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead, known)
         self._sum: Words | None = None  # of the open round
+        self._declared = list(examples)  # by client; 0: not told
+        self._lost: str | None = None  # why the open round has no sum
 
     @property
     def private(self) -> bool:
@@ -102,7 +106,7 @@ class SecureCoordinator(Coordinator):
 
     def open(self, number: int, attempt: int = 0, alive: Any = None) -> list[int]:
         """Begin a round, or begin it again; who has broken the rules takes no part."""
-        self._sum = None
+        self._sum = self._lost = None
         if self.summing.barred:
             alive = set(range(len(self.examples)) if alive is None else alive) - self.summing.barred.keys()
         return super().open(number, attempt, alive)
@@ -134,12 +138,17 @@ class SecureCoordinator(Coordinator):
     def _plain(self, vectors: Mapping[int, Words]) -> Asking[Words]:
         """Nothing is masked: nothing need be said. Raises TooFewError."""
         yield from ()
-        self.summing.enough(vectors, "have sent their vectors")
+        self.summing.enough(vectors, "have sent their vectors", FEWEST)
         return np.sum(list(vectors.values()), axis=0, dtype=self.summing.form.dtype)
 
     def take_sum(self, words: Words) -> None:
         """The sum of the open round's vectors and weights: `close` makes the step of it."""
         self._sum = words
+
+    def lose(self, reason: str) -> None:
+        """The open round has been opened, and its sum can't be had: `close` makes an empty step, and says why."""
+        current, self._lost = self._current(), reason
+        current.updates, current.received = {}, {}
 
     # -- in place of answers -----------------------------------------------------------------------------------------
 
@@ -154,19 +163,29 @@ class SecureCoordinator(Coordinator):
     def _weighted(self, current: Round) -> Answers:
         """One answer that stands for all of them; none, if nobody had anything to send."""
         kind, form, answers = summand(self.method), self.summing.form, Answers(current.number, (), self.aggregation)
+        self.untaken = self._lost
         if not current.updates:
             return answers
         if self._sum is None:
             raise RuntimeError("the round's sum was not opened")
         about = About(self.method, self.state, "update", current.number)
-        if kind.counted:
-            vector = form.read(self._sum)
-        else:
-            weight = int(self._sum[-1])
-            if weight == 0:
-                return answers
-            vector = form.read(self._sum[:-1]) / weight
+        self.untaken = self._impossible(current, self._sum, kind.counted)
+        if self.untaken is not None:
+            return answers
+        vector = form.read(self._sum) if kind.counted else form.read(self._sum[:-1]) / int(self._sum[-1])
         return replace(answers, answers=(Answer(EVERYBODY, 1.0, kind.of(vector, about)),))
+
+    def _impossible(self, current: Round, words: Words, counted: bool) -> str | None:
+        """Why no honest clients have this sum, or nobody has anything to send; None: neither."""
+        what, most = "weights", len(current.updates)
+        if counted:
+            what, found = "votes", int(np.abs(self.summing.form.read(words)).max(initial=0))
+        elif (found := int(words[-1])) == 0:
+            return "no client says that it has anything to send: the sum of their weights is 0"
+        elif self.method.weighting == "examples":
+            most = sum(self._declared[client] or MOST_EXAMPLES for client in current.updates)
+        lie = f"the sum of the {what} is {found:,}, which can be {most:,} at most: a client lies"
+        return lie if found > most else None
 
 
 class Masking:
@@ -178,24 +197,27 @@ class Masking:
         examples: how many examples each client has, by number.
         identities: what signs for them, by number; of others a new key, which proves nothing.
         known: the public keys that sign for clients, by number; None: whatever the coordinator says.
+        places: files for the newest round that each has opened, by number; of others nothing outlasts this object.
     """
 
     def __init__(
-        self,
-        settings: SecureSums,
-        method: Method,
-        examples: Mapping[int, int],
-        identities: Mapping[int, Ed25519PrivateKey] | None = None,
-        known: Mapping[int, bytes] | None = None,
-    ) -> None:
+        self, settings: SecureSums, method: Method, examples: Mapping[int, int],
+        identities: Mapping[int, Ed25519PrivateKey] | None = None, known: Mapping[int, bytes] | None = None,
+        places: Mapping[int, Path] | None = None,
+    ) -> None:  # fmt: skip
         self.settings = settings
         self.method = method
         self.form = form_of(settings, method)
         self._examples = examples
+        keys, places = identities or {}, places or {}
         self._clients = {
-            number: SecureClient(number, settings.threshold, self.form, (identities or {}).get(number), known)
-            for number in examples
+            n: SecureClient(n, settings.threshold, self.form, keys.get(n), known, places.get(n)) for n in examples
         }
+
+    @property
+    def opened(self) -> int:
+        """The newest round that one of them has opened."""
+        return max((client.opened for client in self._clients.values()), default=0)
 
     def answer(self, client: int, ask: bytes) -> bytes:
         """What a client says to an ask of the coordinator's. Raises MessageError: nothing, and why."""

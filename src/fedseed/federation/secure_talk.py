@@ -3,7 +3,7 @@
     broadcast    K | clients, as in a plan | ask
     answer       FK | the ask's first 15 bytes | kind | what is said
 
-A kind is 1: the answer; 0: why there is none; 2: the survivors that the round was opened with before.
+A kind is 1: the answer; 0: why there is none; 2: why, where the client has opened the round before.
 """
 
 from typing import TypeVar
@@ -13,8 +13,7 @@ from fedseed.federation.membership import Roster
 from fedseed.federation.protocol import SAID, plan_message
 from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.federation.session import RESEND_SECONDS, Session
-from fedseed.privacy.secure.errors import OpenedBeforeError
-from fedseed.privacy.secure.messages import numbers, read_numbers
+from fedseed.privacy.secure.errors import LostError, OpenedBeforeError
 from fedseed.privacy.secure.summing import Asking
 from fedseed.text import shown
 
@@ -34,7 +33,7 @@ def answered(masking: Masking, client: int, ask: bytes) -> bytes:
     try:
         kind, data = SOMETHING, masking.answer(client, ask)
     except OpenedBeforeError as error:
-        kind, data = OPENED, numbers(error.survivors)
+        kind, data = OPENED, str(error).encode()
     except MessageError as error:
         kind, data = NOTHING, str(error).encode()
     return SAID + ask[:ABOUT_BYTES] + bytes([kind]) + data
@@ -53,19 +52,19 @@ class SecureTalk:
         self.session = session
         self.roster = roster
         self.coordinator = coordinator
-        self.only: frozenset[int] | None = None  # who may be in the round's sum: it was opened for these before
         self.up = self.down = 0  # bytes said and asked
         self._asks: dict[int, bytes] = {}
         self._answers: dict[int, bytes | None] = {}
         self._named: set[int] = set()
-        self._opened: dict[frozenset[int], set[int]] = {}  # survivors, and who says that it has opened them before
+        self._opened: set[int] = set()  # who says that it has opened the round before
 
     def begin(self) -> None:
         """A round begins."""
-        self.only, self.up, self.down, self._opened = None, 0, 0, {}
+        self.up = self.down = 0
+        self._opened = set()
 
     async def hold(self, asking: Asking[T]) -> T:
-        """Hold a conversation. Raises TooFewError."""
+        """Hold a conversation. Raises TooFewError, and LostError if too few are left that have not opened the round."""
         try:
             asks = next(asking)
             while True:
@@ -91,6 +90,8 @@ class SecureTalk:
                 await self._send({client: asks[client] for client in sorted(missing)})
                 resend = now + RESEND_SECONDS
             await self.session.pause(0.25)
+        if self._opened and len(set(self.coordinator.taking_part) - self._opened) < self.coordinator.secure.least:
+            raise LostError(f"{len(self._opened)} clients have opened it before, and do not again: its sum is lost")
         return {client: answer for client, answer in self._answers.items() if answer is not None}
 
     async def _send(self, asks: dict[int, bytes]) -> None:
@@ -113,22 +114,14 @@ class SecureTalk:
         if kind == SOMETHING:
             self._answers[client] = body
         elif kind == OPENED:
-            self._opened_before(client, frozenset(read_numbers(body)[0]))
+            self._opened.add(client)  # whoever says so alone may lie
             self._answers[client] = None
-            self.session.progress.warn(f"{name} has opened this round before, and opens no other sum of it")
+            self.session.progress.warn(f"{name} has opened this round, or a later one, before, and does not again")
         else:
             self._answers[client] = None
             self.session.progress.warn(f"{name} says nothing for a secure sum: {shown(body.decode(errors='replace'))}")
         if self._answers.keys() >= self._asks.keys():
             self.session.stir()
-
-    def _opened_before(self, client: int, survivors: frozenset[int]) -> None:
-        """Only these can be in the sum, if too few are left who would open another; whoever says so alone may lie."""
-        threshold = self.coordinator.secure.threshold
-        said = self._opened.setdefault(survivors, set())
-        said.add(client)
-        if len(self._asks) - len(said) < threshold <= len(survivors & set(self.roster.numbers.values())):
-            self.only = survivors
 
     def _name_barred(self) -> None:
         """Say who has broken the rules, once. Raises FedseedError: too few are left."""
@@ -137,8 +130,8 @@ class SecureTalk:
             self._named.add(client)
             self.session.rejected.add(self.roster.names[client], barred[client])
         left = len(self.roster.names) - len(barred)
-        if left < self.coordinator.secure.threshold:
+        if left < (least := self.coordinator.secure.least):
             raise FedseedError(
-                f"{left} clients are left that keep to the rules of secure sums, {self.coordinator.secure.threshold} "
-                "are needed (secure_sums.threshold)"
+                f"{left} clients are left that keep to the rules of secure sums, {least} are needed "
+                "(secure_sums.threshold)"
             )

@@ -4,6 +4,7 @@ No data of other clients is opened where the data of each lies by itself, and ev
 asked to evaluate.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,8 @@ def joining(load: "Loading", run: str, transport: Transport, orbit: Path | None 
     Raises:
         RecipeError: the model can't be had.
     """
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    load.opened = Path(state) / "fedseed" / "opened" / run
     client = NetworkClient(transport, run, load, load.recipe.rounds, load.progress, orbit)
     client.rounds = _last_round(load.recipe, load, client.hosted)
     return client
@@ -83,6 +86,7 @@ class Loading:
         self._evaluation: TaskData | None = None
         self._own = own or OwnData()
         self.hosted: list[str] = []
+        self.opened: Path | None = None  # the folder for what secure sums must not forget
         self._parts: list[TaskData] | None = None  # of clients with data of their own
         if examples is None and own is not None and not recipe.task.own_data:
             examples = _for_another_task(own)
@@ -132,7 +136,7 @@ class Loading:
     def __call__(self) -> Hosted:
         """The model at its base, and the hosted clients' examples."""
         hosted = host(self.recipe, self.data, self.names, self._evaluate_with, self.party)
-        hosted.identities = self.identities
+        hosted.identities, hosted.opened = self.identities, self.opened
         return hosted
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:

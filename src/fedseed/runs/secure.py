@@ -9,7 +9,7 @@ from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.rounds import Gathered
 from fedseed.federation.secure import Masking, SecureCoordinator
 from fedseed.methods.payload import State
-from fedseed.privacy.secure.errors import TooFewError
+from fedseed.privacy.secure.errors import LostError, TooFewError
 from fedseed.privacy.secure.summing import Asking, converse
 from fedseed.reports.progress import Progress
 
@@ -87,13 +87,16 @@ class SecureRounds:
                 coordinator.screen()
                 coordinator.take_sum(self._talk(coordinator.opening()))
                 break
+            except LostError as error:
+                coordinator.lose(str(error))
+                break
             except TooFewError as error:
                 gathered.update_bytes = []
                 self.progress.warn(f"round {number}: {error}; it is begun again")
-                if len(plans.keys() - coordinator.summing.barred.keys()) < coordinator.secure.threshold:
+                if len(plans.keys() - coordinator.summing.barred.keys()) < (least := coordinator.secure.least):
                     raise FedseedError(
-                        f"round {number}: fewer clients than secure_sums.threshold = {coordinator.secure.threshold} "
-                        f"are left that keep to the rules: {error}"
+                        f"round {number}: fewer than {least} clients (secure_sums.threshold) are left that keep to the "
+                        f"rules: {error}"
                     ) from error
         else:
             raise FedseedError(f"round {number} was begun {MOST_ATTEMPTS} times, and no sum could be opened")

@@ -9,12 +9,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedseed.errors import MessageError
+from fedseed.errors import MessageError, StorageError
+from fedseed.federation.secure import Masking
+from fedseed.federation.secure_talk import OPENED, SOMETHING, answered
+from fedseed.methods import ZOFedSGD
 from fedseed.privacy.secure import keys
 from fedseed.privacy.secure.client import SecureClient
-from fedseed.privacy.secure.errors import TooFewError
+from fedseed.privacy.secure.errors import LostError, OpenedBeforeError, TooFewError
 from fedseed.privacy.secure.fixed import FixedPoint
 from fedseed.privacy.secure.messages import Phase, Terms, framed, numbers, round_ask
+from fedseed.privacy.secure.settings import SecureSums
 from fedseed.privacy.secure.shamir import PRIME, SHARE_BYTES, candidates, factors, join, read_share, split
 from support.secure import FORM, Room
 
@@ -111,17 +115,63 @@ def test_the_sum_has_the_bits_of_plain_addition(moment, gone):
     assert (total == plain(survivors)).all() and not room.summing.barred
 
 
-@pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, "vector", Phase.CONFIRM, Phase.OPEN])
+@pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, "vector", Phase.CONFIRM])
 def test_below_the_threshold_nothing_is_opened_and_the_round_can_be_repeated(moment):
     room = Room()
     room.gone = {moment: [1, 3, 4]}
     with pytest.raises(TooFewError, match=r"2 clients .*: 3 are needed, nothing is opened"):
         room.total(VALUES)
-    if moment is not Phase.OPEN:  # nobody was even asked for a share
-        assert not any(phase is Phase.OPEN for _, phase, _ in room.heard)
+    assert not any(phase is Phase.OPEN for _, phase, _ in room.heard)  # nobody was even asked for a share
     room.gone = {}
     total, survivors = room.total(VALUES, attempt=1)
     assert survivors == [0, 1, 2, 3, 4] and (total == plain(survivors)).all()
+
+
+def test_a_round_is_lost_if_too_few_say_their_shares_and_the_next_one_goes_on():
+    room, asks = Room(), []
+    room.gone = {Phase.OPEN: [1, 3, 4]}
+    room.asked = lambda client, phase, ask: asks.append((client, phase)) or ask
+    with pytest.raises(LostError, match=r"2 clients have said their shares: 3 are needed.*no other attempt"):
+        room.total(VALUES)
+    assert asks.count((0, Phase.OPEN)) == 1  # who has answered is not asked again
+    room.gone = {}
+    with pytest.raises(OpenedBeforeError):
+        room.prepare(1, 1)
+    total, survivors = room.total(VALUES, 2)
+    assert survivors == [0, 1, 2, 3, 4] and (total == plain(survivors)).all()
+
+
+def test_who_is_silent_once_when_shares_are_asked_for_is_asked_again():
+    room, silent = Room(), {1, 3, 4}
+    say = room.say
+
+    def once(client, ask):
+        if ask[0] == Phase.OPEN and client in silent:
+            return silent.remove(client)
+        return say(client, ask)
+
+    room.say = once
+    total, survivors = room.total(VALUES)
+    assert (total == plain(survivors)).all() and len(survivors) == 5
+
+
+@pytest.mark.parametrize("moment", [Phase.KEYS, Phase.SHARES, "vector"])
+def test_a_threshold_of_two_opens_no_sum_of_two(moment):
+    room = Room(3, 2)
+    room.gone = {moment: [2]}
+    with pytest.raises(TooFewError, match=r"2 clients .*: 3 are needed"):
+        room.total(VALUES)
+    room.gone = {Phase.OPEN: [2]}
+    total, survivors = room.total(VALUES, attempt=1)  # two say their shares: of a sum of three
+    assert survivors == [0, 1, 2] and (total == plain(survivors)).all()
+
+
+def test_a_client_signs_no_sum_of_two():
+    room = Room(3, 2)
+    room.prepare()
+    room.vectors(VALUES)
+    with pytest.raises(MessageError, match="2 survivors: 3 are needed"):
+        signed_by(room, [0], [0, 1])
 
 
 def test_keys_last_for_some_rounds_and_serve_once():
@@ -227,7 +277,7 @@ def test_different_shares_are_found_out_when_they_are_needed(monkeypatch):
     says another share than fits, for the coordinator can't know who has changed it."""
     room = Room()
     deal_badly(room, monkeypatch, 1, [0, 2, 3, 4])
-    with pytest.raises(TooFewError, match="client 1 is left out: the shares that it dealt do not fit the keys"):
+    with pytest.raises(LostError, match="client 1 is left out: the shares that it dealt do not fit the keys"):
         room.total(VALUES)
     room = Room()
     deal_badly(room, monkeypatch, 1, [0])
@@ -310,16 +360,108 @@ def test_signatures_are_of_the_keys_of_this_setup(monkeypatch):
     room.clients[0].answer(opening(room, everybody, now))
 
 
-def test_a_round_is_opened_again_for_the_same_survivors_alone():
+@pytest.mark.parametrize("survivors", [range(5), range(4)])
+def test_a_round_is_opened_once(survivors):
+    """Whoever is in the sum: neither keys nor vectors are to be had for another attempt."""
     room, vectors = ready()
     assert (room.open(vectors) == plain(range(5))).all()
+    assert (room.open(vectors) == plain(range(5))).all()  # the same ask is answered alike
+    with pytest.raises(OpenedBeforeError, match="two sums tell their difference"):
+        room.prepare(1, 1, list(survivors))
+
+
+def through_talk(room):
+    """The room's clients as a process over a transport has them."""
+    masking = Masking(SecureSums(threshold=3), ZOFedSGD(seeds="shared"), dict.fromkeys(range(5), 1))
+    room.clients, room.form, room.summing.form = masking._clients, masking.form, masking.form
+
+    def say(client, ask):
+        said = answered(masking, client, ask)
+        if said[17] == OPENED:
+            raise OpenedBeforeError(said[18:].decode())
+        assert said[17] == SOMETHING
+        return said[18:]
+
+    room.say = say
+
+
+@pytest.mark.parametrize("way", ["client", "talk"])
+@pytest.mark.parametrize("later", [0, 4])
+def test_two_sums_of_a_round_that_differ_by_one_client_are_not_to_be_had(way, later):
+    """Vectors of an attempt are kept, it is called failed, the next one opened; rounds later the first is asked for."""
+    room = Room(ahead=8)
+    if way == "talk":
+        through_talk(room)
+    first = room.prepare()
+    vectors = room.vectors(VALUES)
+    room.total(VALUES, 1, 1)
+    for round in range(2, 2 + later):
+        room.total(VALUES, round)
+    del vectors[4]
+    room.summing.setup = first
+    with pytest.raises(OpenedBeforeError):
+        room.open(vectors)
+
+
+def test_an_attempt_that_a_later_one_has_replaced_is_not_opened_by_others():
+    """Two groups could open an attempt each, with everybody's vectors in both, before any client has opened two."""
+    room = Room()
+    first = room.prepare()
+    vectors = room.vectors(VALUES)
     room.prepare(1, 1)
-    again = room.vectors(VALUES, 1, 1)
-    del again[4]
-    with pytest.raises(MessageError, match="two sums tell their difference"):
-        room.open(again, 1, 1)
-    room.prepare(1, 2)
-    assert (room.open(room.vectors(VALUES, 1, 2), 1, 2) == plain(range(5))).all()
+    room.vectors(VALUES, 1, 1)
+    room.summing.setup = first
+    room.clients[0].masked(1, 0, VALUES[0])  # said again, and nothing is opened by it
+    with pytest.raises(MessageError, match="masked a vector for a later attempt"):
+        room.open(vectors)
+
+
+def test_attempts_are_masked_in_their_order():
+    """Or half of the clients would open the first, and the others the second, with all vectors in both."""
+    room = Room()
+    room.prepare(1, 1)
+    room.vectors(VALUES, 1, 1)
+    room.prepare()
+    with pytest.raises(MessageError, match="masked for this attempt, or for a later one"):
+        room.vectors(VALUES)
+    room.prepare(1, 1)  # with other keys
+    with pytest.raises(MessageError, match="masked for this attempt, or for a later one"):
+        room.vectors(VALUES, 1, 1)
+
+
+def test_a_client_that_is_started_again_remembers_what_it_has_opened(tmp_path):
+    room = Room(ahead=3)
+
+    def started(number):
+        return SecureClient(number, 3, FORM, place=tmp_path / "run" / str(number))
+
+    room.clients = {number: started(number) for number in range(5)}
+    for round in (1, 2, 3):
+        room.total(VALUES, round)
+    room.clients = {number: started(number) for number in range(5)}
+    assert {client.opened for client in room.clients.values()} == {3}
+    for round in (1, 3):
+        with pytest.raises(OpenedBeforeError, match=f"round {round} or a later one was opened before"):
+            room.prepare(round, 1, [0, 1, 2, 3])
+    total, _ = room.total(VALUES, 4)
+    assert (total == plain(range(5))).all()
+
+
+def test_what_cant_be_remembered_is_not_opened(tmp_path, monkeypatch):
+    room = Room()
+    room.clients = {number: SecureClient(number, 3, FORM, place=tmp_path / str(number)) for number in range(5)}
+    room.prepare()
+    vectors = room.vectors(VALUES)
+
+    def full(path, data):
+        raise StorageError(f"{path}: can't be written: No space left on device")
+
+    monkeypatch.setattr("fedseed.privacy.secure.client.write_whole", full)
+    with pytest.raises(StorageError, match="No space left"):
+        room.open(vectors)
+    (tmp_path / "0").write_text("three")
+    with pytest.raises(StorageError, match="holds the newest round that a client has opened"):
+        SecureClient(0, 3, FORM, place=tmp_path / "0")
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,20 @@ Whatever a coordinator asks, a client
     masks one vector with the keys of a round's attempt, and no second one;
     says of each member of that attempt a share of one of its two secrets, never of both;
     says none before `threshold` survivors have signed the same list of survivors that it has signed itself;
-    lets a round be opened once: another attempt of it only for the same survivors, as two sums tell their difference.
+    opens a round once, whatever the attempt, and none below one that it has opened: two sums tell their difference;
+    opens only the newest attempt that it has masked its vector for.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from secrets import token_bytes
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedseed.errors import MessageError
+from fedseed.durable import write_whole
+from fedseed.errors import MessageError, StorageError
 from fedseed.privacy.secure import keys
 from fedseed.privacy.secure.errors import OpenedBeforeError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
@@ -37,7 +40,7 @@ from fedseed.privacy.secure.messages import (
 from fedseed.privacy.secure.settings import FEWEST, MOST_ROUNDS
 from fedseed.privacy.secure.shamir import SECRET_BYTES, SHARE_BYTES, read_share, split
 
-KEPT = 4  # setups, and opened rounds, that are remembered
+KEPT = 4  # setups that are remembered
 
 
 @dataclass
@@ -80,23 +83,22 @@ class SecureClient:
         form: how words are written.
         identity: signs; None: a new key, which proves nothing but that messages have one author.
         known: the others' public keys that sign, by number; None: whatever the coordinator says.
+        place: a file for the newest round that it has opened, for when it is started again; None: nothing is kept.
     """
 
     def __init__(
-        self,
-        number: int,
-        threshold: int,
-        form: FixedPoint,
-        identity: Ed25519PrivateKey | None = None,
-        known: Mapping[int, bytes] | None = None,
-    ) -> None:
+        self, number: int, threshold: int, form: FixedPoint, identity: Ed25519PrivateKey | None = None,
+        known: Mapping[int, bytes] | None = None, place: Path | None = None,
+    ) -> None:  # fmt: skip
         self.number = number
         self.threshold = threshold
         self.form = form
         self._identity = identity or Ed25519PrivateKey.generate()
         self._known = known
         self._setups: dict[bytes, _Setup] = {}  # the newest last
-        self._opened: dict[int, tuple[int, ...]] = {}  # round -> survivors
+        self._place = place
+        self.opened = _read_opened(place)  # the newest round
+        self._latest = (0, 0)  # the newest round and attempt that a vector was masked for
 
     def answer(self, ask: bytes) -> bytes:
         """What to say to an ask; the same ask is answered alike. Raises MessageError: nothing, and why."""
@@ -125,7 +127,7 @@ class SecureClient:
         """This client's part of a round's sum: the setup's name, and the masked words.
 
         Raises:
-            MessageError: there are no keys for it, or another vector was masked with them.
+            MessageError: there are no keys for it, another vector was masked with them, or a later round has begun.
         """
         setup = self._for(round, attempt)
         at = setup.terms.place(round, attempt)
@@ -136,6 +138,10 @@ class SecureClient:
             if before != plain:
                 raise MessageError(f"round {round}: another vector was masked with these keys")
             return answer
+        self._never_again(round)
+        if (round, attempt) <= self._latest:
+            raise MessageError(f"round {round}: a vector was masked for this attempt, or for a later one")
+        self._latest = round, attempt
         total = words + keys.self_mask(setup.selves[at], len(words), self.form)
         own, use = keys.private(setup.masks[at]), pair_use(setup.terms, at)
         for member in setup.members:
@@ -156,6 +162,7 @@ class SecureClient:
 
     def _begin(self, terms: Terms) -> None:
         """Make secrets, if the terms will do."""
+        self._never_again(terms.round)
         asked = len(terms.clients)
         if self.number not in terms.clients or not 1 <= terms.count <= MOST_ROUNDS:
             raise MessageError(f"terms of a setup for {terms.count} rounds, of which client {self.number} is no part")
@@ -247,17 +254,23 @@ class SecureClient:
             raise MessageError(f"round {round}, attempt {attempt}: this client has sent nothing there")
         if self.number not in survivors or not set(survivors) <= set(setup.members):
             raise MessageError(f"round {round}: survivors that are no members, or without this client")
-        if len(survivors) < setup.terms.threshold:
-            raise MessageError(f"round {round}: {len(survivors)} survivors: {setup.terms.threshold} are needed")
-        self._once(round, survivors)
+        if len(survivors) < (least := max(setup.terms.threshold, FEWEST)):
+            raise MessageError(f"round {round}: {len(survivors)} survivors: {least} are needed")
+        self._may_open(round, attempt)
         setup.signed[at] = survivors
         text = statement(setup.terms.setup, round, attempt, setup.members, survivors, setup.agreed)
         return round_ask(Phase.CONFIRM, setup.terms.setup, round, attempt, self._identity.sign(text))
 
-    def _once(self, round: int, survivors: tuple[int, ...]) -> None:
-        """A round that was opened is opened again for the same survivors only. Raises OpenedBeforeError."""
-        if (before := self._opened.get(round, survivors)) != survivors:
-            raise OpenedBeforeError(round, before)
+    def _never_again(self, round: int) -> None:
+        """Refuse a round that is no newer than the newest that was opened. Raises OpenedBeforeError."""
+        if round <= self.opened:
+            raise OpenedBeforeError(f"round {round} or a later one was opened before: two sums tell their difference")
+
+    def _may_open(self, round: int, attempt: int) -> None:
+        """Refuse what was opened before, and attempts that a later one has replaced. Raises MessageError."""
+        self._never_again(round)
+        if (round, attempt) != self._latest:
+            raise MessageError(f"round {round}: this client has masked a vector for a later attempt")
 
     def _open(self, setup: _Setup, body: bytes) -> bytes:
         """Say shares: of survivors those of their own masks, of the others those of their keys."""
@@ -267,7 +280,7 @@ class SecureClient:
         at = setup.terms.place(round, attempt)
         if at is None or setup.signed.get(at) != survivors:
             raise MessageError(f"round {round}: other survivors than this client has signed")
-        self._once(round, survivors)
+        self._may_open(round, attempt)
         text = statement(setup.terms.setup, round, attempt, setup.members, survivors, setup.agreed)
         signatures = pieces(rest, len(signers), keys.SIGNATURE_BYTES)
         signed = [
@@ -279,11 +292,22 @@ class SecureClient:
             raise MessageError(
                 f"round {round}: {len(signed)} have signed these survivors: {setup.terms.threshold} must"
             )
-        self._opened[round] = survivors
-        while len(self._opened) > KEPT:
-            del self._opened[min(self._opened)]
+        if self._place is not None:
+            write_whole(self._place, b"%d" % round)  # before anything is said
+        self.opened = round
         shares = [setup.held[member][2 * at + (member in survivors)] for member in setup.members]
         return round_ask(Phase.OPEN, setup.terms.setup, round, attempt, b"".join(shares))
+
+
+def _read_opened(place: Path | None) -> int:
+    """The newest opened round in a client's file; 0: there is none. Raises StorageError."""
+    if place is None:
+        return 0
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return int(place.read_bytes()) if place.exists() else 0
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{place} holds the newest round that a client has opened: {error}") from error
 
 
 def pair_use(terms: Terms, at: int) -> bytes:

@@ -7,14 +7,9 @@ class TooFewError(Exception):
     """Fewer than the threshold are left, or somebody's secrets are not to be had: this attempt tells nothing."""
 
 
+class LostError(Exception):
+    """Shares were asked for, and the sum can't be had: the round is not opened again."""
+
+
 class OpenedBeforeError(MessageError):
-    """A round was opened with other survivors: the difference of two sums is a sum of few.
-
-    Args:
-        round: the round.
-        survivors: whose vectors were in its sum.
-    """
-
-    def __init__(self, round: int, survivors: tuple[int, ...]) -> None:
-        super().__init__(f"round {round} was opened before, with other survivors: two sums tell their difference")
-        self.survivors = survivors
+    """A client has opened this round or a later one: the difference of two sums may be a sum of one."""

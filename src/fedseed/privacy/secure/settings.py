@@ -40,6 +40,7 @@ class SecureSums(BaseModel):
     Args:
         threshold: clients that must be there to open a sum: more than half of a round's. With fewer nothing is opened,
             and the round is begun again. The more, the more clients may work together with the coordinator in vain.
+            The sum itself is of 3 or more, whatever the threshold.
         fraction_bits: numbers are rounded to multiples of 2^-fraction_bits before they are added up.
         most_clients: the largest number of clients in a round that whole numbers of 64 bits have room for: what a
             client sends, weight included, is limited to 2^(63 - fraction_bits) / most_clients.
@@ -71,6 +72,11 @@ class SecureSums(BaseModel):
             if before != name:
                 raise ValueError(f"{name}: the key of {before}, too; each client needs one of its own")
         return identities
+
+    @property
+    def least(self) -> int:
+        """How many clients' vectors a sum must have."""
+        return max(self.threshold, FEWEST)
 
     def known(self, numbers: Mapping[str, int]) -> dict[int, bytes] | None:
         """The clients' public keys by number; None: nothing is known of them.

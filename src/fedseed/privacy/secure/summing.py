@@ -14,7 +14,7 @@ import numpy as np
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import keys, shamir
 from fedseed.privacy.secure.client import check_bundle, pair_use
-from fedseed.privacy.secure.errors import TooFewError
+from fedseed.privacy.secure.errors import LostError, TooFewError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 from fedseed.privacy.secure.messages import (
     SETUP_BYTES,
@@ -33,7 +33,9 @@ from fedseed.privacy.secure.messages import (
     statement,
     unframed,
 )
+from fedseed.privacy.secure.settings import FEWEST
 
+OPENING_TRIES = 4  # that shares are asked for: no other attempt of the round will be opened
 MOST_ASKED = 700_000  # bytes of everybody's public keys, which all are sent: a message of a usual server
 T = TypeVar("T")
 Fits = Callable[[bytes | None], bool]
@@ -117,23 +119,34 @@ class Summing:
             vectors: masked words of the survivors, by client.
 
         Raises:
-            TooFewError: fewer than the threshold are left.
+            TooFewError: too few are left, and no share was asked for.
+            LostError: shares were asked for, and the sum can't be had.
         """
         setup = self.setup
         assert setup is not None
         survivors = sorted(vectors)
-        self.enough(survivors, "have sent their vectors")
+        self.enough(survivors, "have sent their vectors", FEWEST)
         name = setup.terms.setup
         ask = round_ask(Phase.CONFIRM, name, round, attempt, numbers(survivors))
         signed = self._signatures(setup, round, attempt, survivors, (yield dict.fromkeys(survivors, ask)))
         body = numbers(survivors) + numbers(list(signed)) + b"".join(signed.values())
         ask = round_ask(Phase.OPEN, name, round, attempt, body)
-        held = self._held(setup, round, attempt, (yield dict.fromkeys(survivors, ask)))
         at = setup.terms.place(round, attempt)
         assert at is not None
-        secrets = self._secrets(setup, at, survivors, held)
+        held: dict[int, list[int]] = {}
         if survivors != list(setup.members):
             self.setup = None  # who comes back may have lost its keys
+        for _ in range(OPENING_TRIES):  # the same ask is answered alike
+            asked = [client for client in survivors if client not in held and client not in self.barred]
+            held |= self._held(setup, round, attempt, (yield dict.fromkeys(asked, ask)))
+            if len(held) >= self.threshold:
+                break
+        try:
+            self.enough(held, "have said their shares")
+            secrets = self._secrets(setup, at, survivors, held)
+        except TooFewError as error:
+            self.setup = None
+            raise LostError(f"{error}; shares were asked for, so no other attempt of the round is opened") from error
         total = np.sum(list(vectors.values()), axis=0, dtype=self.form.dtype)
         return self._unmasked(setup, at, survivors, secrets, total)
 
@@ -143,10 +156,10 @@ class Summing:
         """A client has broken the rules."""
         self.barred.setdefault(client, reason)
 
-    def enough(self, clients: Sequence[int] | Mapping[int, object], what: str) -> None:
-        """Whether so many clients can go on. Raises TooFewError."""
-        if len(clients) < self.threshold:
-            raise TooFewError(f"{len(clients)} clients {what}: {self.threshold} are needed, nothing is opened")
+    def enough(self, clients: Sequence[int] | Mapping[int, object], what: str, least: int = 0) -> None:
+        """Whether so many clients can go on: the threshold, and at least so many. Raises TooFewError."""
+        if len(clients) < (needed := max(self.threshold, least)):
+            raise TooFewError(f"{len(clients)} clients {what}: {needed} are needed, nothing is opened")
 
     def _read(self, phase: Phase, setup: bytes, data: bytes) -> bytes:
         found, name, body = unframed(data)
@@ -170,7 +183,7 @@ class Summing:
                 bundles[client] = bundle
             except MessageError as error:
                 self.bar(client, f"its keys: {error}")
-        self.enough(bundles, "have sent keys")
+        self.enough(bundles, "have sent keys", FEWEST)
         return bundles
 
     def _texts(
@@ -187,7 +200,7 @@ class Summing:
                 texts[client] = dict(zip(others, pieces(rest, len(others), size), strict=True))
             except MessageError as error:
                 self.bar(client, f"its shares: {error}")
-        self.enough(texts, "have sent shares")
+        self.enough(texts, "have sent shares", FEWEST)
         return texts
 
     def _accusations(self, terms: Terms, members: Sequence[int], answers: Mapping[int, bytes]) -> None:
@@ -242,7 +255,6 @@ class Summing:
                 held[client] = [shamir.read_share(share) for share in read_shares(body, len(setup.members))]
             except MessageError as error:
                 self.bar(client, f"its shares of others' secrets: {error}")
-        self.enough(held, "have said their shares")
         return held
 
     # -- secrets -----------------------------------------------------------------------------------------------------
