@@ -5,9 +5,6 @@ repeats the comparisons on millions of elements.
 """
 
 import importlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -248,71 +245,6 @@ def test_gaps_in_memory_are_refused():
     part = TRITON.prepare([], 8)
     with pytest.raises(ValueError, match="contiguous"):
         TRITON.move(torch.zeros(8, device=DEVICE)[::2], torch.zeros(4, device=DEVICE), "float32", part, 1.0, 0)
-
-
-COMPILE = """
-import re
-import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from fedseed.randomness.kernels import triton as kernels
-
-if not torch.cuda.is_available():
-    try:
-        kernels.combine(kernels.prepare([], 3), 0, 3)
-    except RuntimeError as error:
-        assert "TRITON_INTERPRET" in str(error)
-    else:
-        raise AssertionError("ran without a GPU")
-
-def compiled(kernel, pointers, fused=False, **constants):
-    types = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in kernel.arg_names}
-    places = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
-    source = ASTSource(kernel, types, constexprs=places)
-    options = {"num_warps": 4, **kernels.OPTIONS}
-    if fused:
-        options["enable_fp_fusion"] = True
-    return triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options).asm["ptx"]
-
-def contracted(ptx):
-    return re.findall(r"fma[.]\\S*", ptx)
-
-add = {"out": "*i16", "source": "*i16", "rows": "*i64", "begun": "*fp32", "units": "*i64", "payload": "*i32"}
-lanes = {"sums": "*fp32", "x": "*fp32"}
-found = {}
-for kind, tile in kernels._TILE.items():
-    found["add", kind] = compiled(kernels._add_up, add, KIND=kind, DTYPE=2, ROWS=False, BEGUN=False, TILE=tile)
-    found["rows", kind] = compiled(kernels._add_up, add, KIND=kind, DTYPE=3, ROWS=True, BEGUN=True, TILE=tile)
-    if kind < 3:
-        found["lanes", kind] = compiled(kernels._lane_sums, lanes, KIND=kind, DIRECTIONS=128)
-found["spans"] = compiled(kernels._span_sums, {"out": "*fp64", "sums": "*fp32"}, DIRECTIONS=128)
-found["fold"] = compiled(kernels._fold, lanes, COLUMNS=1024)
-found["rows"] = compiled(kernels._add_rows, {"out": "*fp64", "sums": "*fp32"}, COLUMNS=128)
-for name, ptx in found.items():
-    wrong = contracted(ptx) + re.findall(r"\\S*[.]approx\\S*|(?<!sqrt[.]rn)[.]ftz\\S*|div[.]\\S*f32", ptx)
-    assert not wrong, (name, wrong)
-for name in ("add", "rows", "lanes"):
-    assert "sqrt.rn" in found[name, 0]
-assert contracted(compiled(kernels._lane_sums, lanes, fused=True, KIND=0, DIRECTIONS=128))  # so the search finds them
-print("done")
-"""
-
-
-@pytest.mark.slow
-def test_compiled_for_a_gpu_every_operation_rounds_by_itself(tmp_path):
-    """No GPU is needed to compile. No contraction, no approximations, no flushing of denormals.
-
-    `sqrt` may flush (old Triton asks it to): its argument is zero or above 1e-7.
-    """
-    compiler = pytest.importorskip("triton.compiler")
-    if "constexprs" not in compiler.ASTSource.__init__.__code__.co_varnames:
-        pytest.skip("an older Triton, whose sources are described differently")
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, env=environment
-    )  # fmt: skip
-    assert done.stdout.strip() == "done", done.stderr
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU: the interpreter would take hours")

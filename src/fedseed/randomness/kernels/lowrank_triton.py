@@ -24,7 +24,7 @@ from fedseed.randomness.stream import Domain, split_seed
 
 _COUNT, _LANES = tl.constexpr(GROUP), tl.constexpr(TILE)
 _ELEMENTS = 256  # elements whose signs a program of `_fill` makes
-_ROWS, _COLUMNS = 32, 64  # the tile of a matrix that a program of `_sum` adds up
+_ROWS, _COLUMNS = tl.constexpr(32), tl.constexpr(64)  # the tile of a matrix that a program of `_sum` adds up
 _PAIRS = 64  # pairs that a program of `_along` works on
 
 
@@ -48,18 +48,17 @@ def _fill(out, pairs, count, size, start, domain, ELEMENTS: tl.constexpr):  # ty
 
 
 @triton.jit(do_not_specialize=["groups"])
-def _sum(  # type: ignore[no-untyped-def]
-    out, lefts, rights, coefficients, groups, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _sum(out, lefts, rights, coefficients, groups, rows, columns):  # type: ignore[no-untyped-def]
     """out[a, b] = the sum over all pairs, eight at a time."""
-    a = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    b = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+    # `cast`: an argument that is 1 is a plain number to the compiler, and those have no `to`
+    a = tl.program_id(0) * _ROWS + tl.arange(0, _ROWS)
+    b = tl.program_id(1) * _COLUMNS + tl.arange(0, _COLUMNS)
+    total = tl.full((_ROWS, _COLUMNS), 0.0, tl.float32)
     for g in range(groups):
-        left = tl.load(lefts + g * rows.to(tl.int64) + a, mask=a < rows, other=0).to(tl.uint32)
-        right = tl.load(rights + g * columns.to(tl.int64) + b, mask=b < columns, other=0).to(tl.uint32)
+        left = tl.load(lefts + g * tl.cast(rows, tl.int64) + a, mask=a < rows, other=0).to(tl.uint32)
+        right = tl.load(rights + g * tl.cast(columns, tl.int64) + b, mask=b < columns, other=0).to(tl.uint32)
         signs = left[:, None] ^ right[None, :]
-        group = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+        group = tl.full((_ROWS, _COLUMNS), 0.0, tl.float32)
         for t in tl.static_range(_COUNT):
             group += signed(tl.load(coefficients + _COUNT * g + t), signs, t)
         total += group
@@ -165,11 +164,8 @@ def _summed(records: Records, matrix: Matrix, lefts: torch.Tensor) -> torch.Tens
     out = torch.empty(rows, matrix.columns, dtype=torch.float32, device=device)
     if out.numel():
         rights = records.patterns(Domain.RIGHT, matrix.start, matrix.columns, device)
-        grid = -(-rows // _ROWS), -(-matrix.columns // _COLUMNS)
-        launch(
-            _sum, grid, out, lefts, rights, records.on(device)[1], records.groups, rows, matrix.columns,
-            ROWS=_ROWS, COLUMNS=_COLUMNS,
-        )  # fmt: skip
+        grid = -(-rows // _ROWS.value), -(-matrix.columns // _COLUMNS.value)
+        launch(_sum, grid, out, lefts, rights, records.on(device)[1], records.groups, rows, matrix.columns)
     return out
 
 

@@ -1,0 +1,55 @@
+"""Every kernel is compiled for GPUs as the launchers launch it, and each of its operations rounds by itself.
+
+No GPU is needed to compile. Triton's interpreter does not show what its compiler refuses: see `support.gpu_builds`.
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from fedseed.interpreter import command
+
+pytest.importorskip("triton.backends.nvidia")
+KERNELS = {"_add_up", "_add_all", "_lane_sums", "_span_sums", "_fold", "_add_rows", "_fill", "_sum", "_along", "_down"}
+
+
+def built(folder, target, few="all", fused=""):
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_DUMP_PTXAS_LOG": "1",
+    }  # fmt: skip
+    to = folder / "found.json"
+    done = subprocess.run(
+        command("support.gpu_builds", "build", str(to), target, few, fused),
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(to.read_text())
+
+
+@pytest.mark.parametrize(
+    ("target", "few"),
+    [
+        ("cuda:90", "all"),
+        ("cuda:80", "few"),
+        *(pytest.param(target, "all", marks=pytest.mark.slow) for target in ("cuda:80", "cuda:100", "hip:gfx942")),
+    ],
+)
+def test_every_launch_compiles_and_rounds_each_operation(tmp_path, target, few):
+    found = built(tmp_path, target, few)
+    assert not found["failed"]
+    assert {name for name, *_ in found["kernels"]} == KERNELS
+    assert not [kernel for kernel in found["kernels"] if kernel[1]]
+    assert "TRITON_INTERPRET" in found["refused"]  # tensors on a CPU
+    if target.startswith("cuda"):
+        assert any(root for name, _, root in found["kernels"] if name == "_add_up")
+        assert len(found["spills"]) >= len(found["kernels"])
+        # the products of a basis of signs keep 32 lanes and their words: one variant spills a little
+        assert sum(map(bool, found["spills"])) <= 1
+        assert max(found["spills"]) <= 512
+
+
+@pytest.mark.slow
+def test_fused_operations_are_found(tmp_path):
+    assert any("fma" in word for _, words, _ in built(tmp_path, "cuda:90", "few", "fused")["kernels"] for word in words)

@@ -1,0 +1,138 @@
+"""Builds Triton's kernels for GPUs that are not there: real launchers run, and compile in place of a launch.
+
+A process of its own calls `build`, because TRITON_INTERPRET must be unset when the kernels' modules are imported.
+"""
+
+import contextlib
+import io
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+WRONG = r"\S*\bfma\.\S*|\S*[.]approx\S*|(?<!sqrt[.]rn)[.]ftz|div[.]\S*f32|llvm[.]fma\S*|\bcontract\b|\bafn\b"
+
+
+def wrong(text):
+    """What rounds otherwise than the reference: fused operations, approximations, denormals lost.
+
+    `sqrt` may flush (old Triton asks it to): its argument is zero or above 1e-7.
+    """
+    return sorted(set(re.findall(WRONG, text)))
+
+
+def launchers(few):
+    """(what it is, the call) of every variant that the launchers have; `few` leaves out what differs in a type only."""
+    import numpy as np
+    import torch
+
+    from fedseed import Basis
+    from fedseed.randomness.basis import FLAT
+    from fedseed.randomness.kernels import load
+    from fedseed.randomness.kernels.reference import Part
+    from fedseed.randomness.matrices import Matrices
+
+    kernels = load("triton")
+
+    def part(name, count=3, on=None):
+        basis = Basis(name, 12345678901234567, size=64)
+        return Part(basis.spec if on is None else Basis(name, 5, rank=2).spec_on(on), 61, np.ones(count, np.float32))
+
+    def moved(parts, dtype, start, count, length, rows=None):
+        sums = kernels.prepare(parts, length)
+        if rows is None:
+            w = torch.empty(count, dtype=getattr(torch, dtype))
+            kernels.move(w, w, dtype, sums, 0.5, start)
+            return
+        w = torch.zeros(4, count, dtype=getattr(torch, dtype))
+        kernels.move_rows(w[: len(rows)].clone(), w, torch.tensor(rows), dtype, sums, 0.5, start)
+
+    def projected(spec, directions, start, count, length):
+        kernels.project(spec, 1, directions, torch.zeros(count), start, length)
+
+    dtypes = ["float32", "bfloat16", "float16"]
+    for i, name in enumerate(FLAT):
+        yield name, "moved", lambda n=name, d=dtypes[i % 3]: moved([part(n)], d, 0, 4096, 5000)
+        yield name, "one token", lambda n=name, d=dtypes[i % 3 - 2]: moved([part(n)], d, 16, 33, 5000, [2])
+        yield name, "128 products", lambda n=name: projected(part(n).spec, 128, 5, 4099, 5000)
+        if few:
+            continue
+        yield name, "one element", lambda n=name, d=dtypes[i % 3 - 1]: moved([part(n)], d, 3, 1, 5000)
+        yield name, "one product", lambda n=name: projected(part(n).spec, 1, 2**33, 1, 5000)
+        yield name, "direction", lambda n=name: kernels.direction(part(n).spec, 3, 1, 300, 5000)
+    yield "several", "kinds", lambda: moved([part("rademacher"), part("normal")], "bfloat16", 1, 301, 5000)
+    yield "rademacher", "2^31 and more", lambda: moved([part("rademacher")], "bfloat16", 2**33, 2**31 + 5, 2**34)
+    for dtype in dtypes:
+        for shape in [(1, 257), (257, 1), (9, 1600), (30, 33)]:
+            on = Matrices([shape, (5,)])
+            whole, name = shape[0] * shape[1], f"lowrank {dtype} {shape}"
+            yield name, "moved", lambda o=on, d=dtype, n=whole: moved([part("lowrank", on=o)], d, 0, n, o.size)
+            if dtype == "float32":
+                yield name, "products", lambda o=on, n=whole: projected(part("lowrank", on=o).spec, 4, 0, n, o.size)
+    for width, rows in [(33, [2]), (1, [2, 0])]:
+        on = Matrices([(4, width)])
+        yield (
+            f"lowrank {width}",
+            "look-up",
+            lambda o=on, w=width, r=rows: moved([part("lowrank", on=o)], "float32", 0, w, o.size, r),
+        )
+    far = Matrices([(2**31 + 16,), (40, 48)])
+    yield "lowrank", "far out", lambda: moved([part("lowrank", on=far)], "bfloat16", 2**31 + 16, 1920, far.size)
+
+
+def build(to, backend, few, fused):
+    """Builds all variants for a backend such as "cuda:90", and writes to a file what was found, as JSON."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    from fedseed.randomness.kernels import lowrank_triton
+    from fedseed.randomness.kernels import triton as flat
+
+    kind, arch = backend.split(":")
+    target = GPUTarget(kind, int(arch) if arch.isdigit() else arch, 64 if kind == "hip" else 32)
+    triton.runtime.driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+        )
+    )
+    run, launch, built, reports = JITFunction.run, flat.launch, {}, io.StringIO()
+
+    def compile_only(self, *args, grid, warmup, **options):
+        if fused:
+            options["enable_fp_fusion"] = True
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        built[kernel.hash] = self.__name__, kernel.asm
+
+    def launch_elsewhere(kernel, grid, first, *args, **options):
+        """The real launcher, whose first tensor says that it lies on no CPU."""
+        there = SimpleNamespace(device=torch.device("meta"), dtype=first.dtype, data_ptr=first.data_ptr)
+        launch(kernel, grid, there, *args, **options)
+
+    JITFunction.run = compile_only
+    try:
+        launch(flat._add_up, (1,), torch.zeros(1))
+        refused = ""
+    except RuntimeError as error:
+        refused = str(error)
+    flat.launch = lowrank_triton.launch = launch_elsewhere
+    failed = {}
+    with contextlib.redirect_stdout(reports):  # Triton prints what ptxas says
+        for name, what, call in launchers(few == "few"):
+            try:
+                call()
+            except Exception as error:  # a test shows it
+                failed[f"{name}, {what}"] = f"{type(error).__name__}: {error}"[-1500:]
+    found = {
+        "refused": refused,
+        "failed": failed,
+        "kernels": [(name, wrong(asm.get("ptx") or asm["llir"]), "sqrt.rn" in str(asm.get("ptx")))
+                    for name, asm in built.values()],
+        "spills": [int(n) for n in re.findall(r"(\d+) bytes spill stores", reports.getvalue())],
+        "seconds": time.process_time(),
+    }  # fmt: skip
+    Path(to).write_text(json.dumps(found))
+    sys.stdout.flush()
