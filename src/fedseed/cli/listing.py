@@ -27,6 +27,10 @@ ENDINGS: Mapping[LISTED, str] = {
 def listing(what: LISTED, plugins: Sequence[str] = ()) -> tuple[list[tuple[str, ...]], list[str]]:
     """Returns rows of texts (`HEADINGS` says of what), and a line for each entry point that is broken.
 
+    Args:
+        what: the kind of thing.
+        plugins: files and modules to load first.
+
     Raises:
         RecipeError: a plug-in can't be loaded.
     """

@@ -263,7 +263,13 @@ def _about(orbit: Orbit) -> dict[str, Any]:
 
 
 def size_beside(size: int, dense: int, adapter: bool = False) -> str:
-    """Returns how large an orbit is beside the weights that it tunes."""
+    """Returns how large an orbit is beside the weights that it tunes.
+
+    Args:
+        size: the orbit's bytes.
+        dense: those of the weights.
+        adapter: the weights are an adapter's.
+    """
     what = "adapter" if adapter else "model"
     if size > dense:
         return f"more than the {what}'s {dense:,}"

@@ -47,7 +47,13 @@ class Opening:
     ] = "auto"
 
     def open(self, name: str, plugins: list[str] | None, quietly: bool = False) -> "Tuned":
-        """Load a model, with a bar on standard error where there are steps to replay."""
+        """Load a model, with a bar on standard error where there are steps to replay.
+
+        Args:
+            name: what the command line calls it.
+            plugins: files and modules to load first.
+            quietly: say nothing on standard output.
+        """
         from fedseed.models.loading import quiet
         from fedseed.runs.tuned import best_round, find_source, open_tuned
 

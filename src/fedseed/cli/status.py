@@ -67,7 +67,14 @@ def describe(about: dict[str, Any]) -> list[str]:
 
 
 def follow(look: Callable[[], dict[str, Any]], console: Console, every: float, as_json: bool = False) -> None:
-    """Show what is new: on a terminal in place, elsewhere a line whenever something has changed."""
+    """Show what is new: on a terminal in place, elsewhere a line whenever something has changed.
+
+    Args:
+        look: what is known by now (`network.ask`).
+        console: where it goes.
+        every: seconds between looks.
+        as_json: everything, a line of JSON each.
+    """
     told = ""
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
     if live is not None:

@@ -78,7 +78,11 @@ class SweepRun(_Table):
         return _combinations(self.grid)
 
     def lines(self, each: Mapping[str, list[Any]] | None = None) -> list["SweepRun"]:
-        """Returns a run for each combination of `each`'s values, which is set in it; itself without any."""
+        """Returns a run for each combination of `each`'s values, which is set in it; itself without any.
+
+        Args:
+            each: further keys and their values.
+        """
         wanted = {**self.each, **(each or {})}
         if not wanted:
             return [self]
@@ -258,6 +262,10 @@ def read_sweep(path: Path) -> Sweep:
 
 def parse_grid(text: str, option: str = "--grid") -> tuple[str, list[Any]]:
     """Returns key and values of a text such as "method.rate=1e-3,3e-4".
+
+    Args:
+        text: what was given.
+        option: to which option, for what is said of an error.
 
     Raises:
         RecipeError: it is written otherwise.

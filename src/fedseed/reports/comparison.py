@@ -42,7 +42,13 @@ class Compared:
 
 
 def results_sheet(title: str, lines: Sequence[Compared], seeds: int = 1) -> Sheet:
-    """Returns what each line's runs came to, zero-shot first."""
+    """Returns what each line's runs came to, zero-shot first.
+
+    Args:
+        title: above the table.
+        lines: its lines.
+        seeds: how many runs a line was to have.
+    """
     # an adapter's new parameters can change what a model says before any tuning: the base is what most runs begin with
     starts = [line.summaries[0] for line in lines if line.summaries]
     counted = Counter(str(summary["baseline"]) for summary in starts)
@@ -156,7 +162,12 @@ def write_comparison(
 
 
 def compare_runs(folders: Mapping[str, Path], title: str = "Comparison") -> tuple[list[Sheet], list[str], list[Any]]:
-    """Puts finished runs side by side: tables, sentences, and everything for programs in the form that sweeps have."""
+    """Puts finished runs side by side: tables, sentences, and everything for programs in the form that sweeps have.
+
+    Args:
+        folders: each run's, by label.
+        title: above the first table.
+    """
     summaries = {label: read_summary(folder) for label, folder in folders.items()}
     compared = [Compared(label, [summary]) for label, summary in summaries.items()]
     sheets = [results_sheet(title, compared), costs_sheet("Costs of a round", compared)]

@@ -22,6 +22,9 @@ NOTE = "a name with ? is known by its number: no font of this machine has its le
 def readable(texts: Sequence[str]) -> tuple[list[str], str | None]:
     """Chooses fonts for some texts, for all pictures of this process from here on.
 
+    Args:
+        texts: what a picture will show.
+
     Returns:
         The texts as they can be shown, and a line about those that can't; None: all can.
     """

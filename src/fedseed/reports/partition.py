@@ -130,6 +130,11 @@ def draw_partition(held: PartitionStatistics, title: str, path: Path) -> None:
     """Draw stacked bars of each client by label: how many, and which share.
 
     Many clients are put in the order of their most frequent label and its share, so that the whole can be read.
+
+    Args:
+        held: who holds what.
+        title: above the picture.
+        path: PNG file to write.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure

@@ -57,14 +57,25 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def draw(panels: Sequence[Panel], path: Path, across: int = 3) -> None:
-    """Draw charts side by side into a PNG file. Without one nothing is written."""
+    """Draw charts side by side into a PNG file. Without one nothing is written.
+
+    Args:
+        panels: the charts.
+        path: the file.
+        across: how many stand in a row.
+    """
     if panels:
         figure, note = figure_of(panels, across)
         save(figure, path, note)
 
 
 def figure_of(panels: Sequence[Panel], across: int = 3) -> tuple[Figure, str | None]:
-    """Returns charts side by side, with a line about names that no font can show."""
+    """Returns charts side by side, with a line about names that no font can show.
+
+    Args:
+        panels: at least one.
+        across: how many stand in a row.
+    """
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.series))
     shown, note = readable([*names, *(panel.title for panel in panels)])
     called = dict(zip(names, shown, strict=False))
@@ -86,7 +97,12 @@ def figure_of(panels: Sequence[Panel], across: int = 3) -> tuple[Figure, str | N
 
 
 def plot(axes: Axes, panel: Panel) -> None:
-    """Draw a chart's lines, bands and axes."""
+    """Draw a chart's lines, bands and axes.
+
+    Args:
+        axes: where to.
+        panel: the chart.
+    """
     there = False
     for series in panel.series:
         points = _kept(series.points, panel)
@@ -127,7 +143,13 @@ def _kept(points: Sequence[tuple[float, float]], panel: Panel) -> list[tuple[flo
 
 
 def save(figure: Figure, path: Path, note: str | None = None) -> None:
-    """Write a picture."""
+    """Write a picture.
+
+    Args:
+        figure: what was drawn.
+        path: the PNG file.
+        note: a line below it.
+    """
     figure.tight_layout()
     if note is not None:
         figure.text(0.01, 0.0, note, fontsize=8, va="top", color=SOFT)
@@ -142,6 +164,9 @@ def chart(panel: Panel) -> Markup | None:
     """Returns a chart as SVG for a page, whose style sheet has its colours; None if there is nothing to show.
 
     Its title, its legend and what its vertical axis shows stand beside it on the page.
+
+    Args:
+        panel: the chart.
     """
     if not any(_kept(series.points, panel) for series in panel.series):
         return None

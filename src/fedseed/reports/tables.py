@@ -92,7 +92,11 @@ def times_as_many(ours: float, theirs: float, unit: str = "bytes") -> str:
 
 
 def cost_table(summaries: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """Returns what a round costs one client, with the columns of Ferret's Tables 4, 5 and 10."""
+    """Returns what a round costs one client, with the columns of Ferret's Tables 4, 5 and 10.
+
+    Args:
+        summaries: (name, summary) of each run.
+    """
     title = "A client's round: seconds, and parameters exchanged"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("\nmethod", no_wrap=True)

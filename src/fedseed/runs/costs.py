@@ -48,7 +48,11 @@ def mean_exchanged(lines: Lines) -> dict[str, float]:
 
 
 def seconds_per_client(lines: Lines) -> dict[str, float]:
-    """Mean seconds by phase of one client in a round in which it takes part."""
+    """Mean seconds by phase of one client in a round in which it takes part.
+
+    Args:
+        lines: of metrics, without round 0.
+    """
     rounds = sum(line.rounds for line in lines)
     taking_part = sum(line.taking_part for line in lines)
     found = {}

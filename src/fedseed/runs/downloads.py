@@ -52,7 +52,14 @@ class Downloads:
 
 
 def restored(method: Method, steps: Sequence[Content], picked: Sequence[Sequence[int]], clients: int) -> Downloads:
-    """The count after rounds of an earlier session."""
+    """The count after rounds of an earlier session.
+
+    Args:
+        method: the method.
+        steps: what each round's step held.
+        picked: the clients that took part in each round.
+        clients: how many clients there are.
+    """
     downloads = Downloads(method, clients)
     for number, (step, members) in enumerate(zip(steps, picked, strict=True)):
         for client in members:

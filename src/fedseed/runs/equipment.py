@@ -205,6 +205,11 @@ def evaluation_of_parties(
 ) -> tuple[Evaluation, list[str]]:
     """What measures the model on what each of some clients holds out, and lines about what was left out of that.
 
+    Args:
+        recipe: the recipe.
+        equipment: the model.
+        parts: each client's own data; its notes are not said again.
+
     Returns:
         A function that returns the figures by client ("by_client") and their mean.
     """

@@ -211,7 +211,12 @@ def _for_another_task(own: OwnData) -> Sequence[Any]:
 
 
 def part_of(simulation: Simulation, clients: Sequence[str]) -> Hosted:
-    """The part of a federation in one process that has not run, as a process over a network would have it."""
+    """The part of a federation in one process that has not run, as a process over a network would have it.
+
+    Args:
+        simulation: the federation.
+        clients: names or patterns of the hosted clients.
+    """
     hosted = matching(clients, simulation.names)
     items = {name: simulation.items[simulation.names.index(name)] for name in hosted}
     spec = simulation.spec

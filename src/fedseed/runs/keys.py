@@ -240,7 +240,13 @@ def told(text: str) -> PydanticCustomError:
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseModel]) -> str:
-    """The first thing that is wrong, in one line: key, value, what is allowed."""
+    """The first thing that is wrong, in one line: key, value, what is allowed.
+
+    Args:
+        error: what pydantic says.
+        data: what was read.
+        whole: what it should be.
+    """
     problems = error.errors(include_url=False)
     # a misspelt key is what a missing one most often comes from: it goes first
     first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")

@@ -29,6 +29,10 @@ from fedseed.weights.digest import base_digest
 def check_examples(method: Method, held: Mapping[str, Sequence[Any]]) -> None:
     """Whether clients have as many examples as `[privacy]` reckons with.
 
+    Args:
+        method: the method and its settings.
+        held: the usable examples by client.
+
     Raises:
         RecipeError: one has fewer; names it.
     """

@@ -82,6 +82,12 @@ def overridden(data: dict[str, Any], settings: Sequence[Setting]) -> None:
 def load_plugins(data: dict[str, Any], path: Path, given: Sequence[str | Path], trust: bool) -> None:
     """Load the plug-ins given, and the recipe's if that is allowed; note all of them in `data`.
 
+    Args:
+        data: the recipe, as it was read.
+        path: its file.
+        given: plug-ins that were asked for apart from it.
+        trust: load what the recipe names, too.
+
     Raises:
         RecipeError: a plug-in can't be loaded, or may not be.
     """

@@ -60,7 +60,13 @@ def check(line: RoundLine, patience: int | None) -> None:
 
 
 def describe(metrics: Lines, patience: int | None, rounds: int) -> dict[str, Any] | None:
-    """For the summary: whether the run stopped early, its best round and that round's validation loss."""
+    """For the summary: whether the run stopped early, its best round and that round's validation loss.
+
+    Args:
+        metrics: all lines.
+        patience: None: the run does not stop early.
+        rounds: how many there were to be.
+    """
     if patience is None:
         return None
     number, loss = best(metrics)

@@ -313,6 +313,12 @@ def evaluate_by_harness(
 ) -> dict[str, dict[str, float]]:
     """A language model's results on tasks of `lm-evaluation-harness`.
 
+    Args:
+        tuned: the model.
+        tasks: the harness' names of tasks.
+        include: a folder with tasks of one's own, in the harness' form.
+        limit: examples of each task; None: all.
+
     Returns:
         Numbers by metric, by task.
 

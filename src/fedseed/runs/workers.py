@@ -254,6 +254,9 @@ class Team:
     def results(self, warn: Callable[[str], None]) -> list[Any]:
         """The results of the work that was dealt out, in its order, once all are there.
 
+        Args:
+            warn: is told of workers that died.
+
         Raises:
             FedseedError: workers die again and again, or one has another base.
             Exception: what a worker raised.
@@ -271,7 +274,13 @@ class Team:
                 return [results[position] for position in range(self._wanted)]
 
     def apply(self, number: int, step: bytes, payload: bytes) -> None:
-        """Let all workers apply a step."""
+        """Let all workers apply a step.
+
+        Args:
+            number: the step's round.
+            step: the message.
+            payload: what it carries.
+        """
         order = pickle.dumps(Apply(step), protocol=5)
         with self._changed:
             self._keep(Record(number, payload))
