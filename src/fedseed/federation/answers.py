@@ -32,7 +32,11 @@ class Answers:
     """Takes plans and questions, and answers those that the weights are ready for.
 
     Args:
+        end: the transport.
+        replica: the weights here.
         introduction: whether the coordinator knows this process.
+        thread: where the work is done.
+        progress: shows the run going on.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ class BaseWeights:
     """Asks clients for the weights until one has brought them.
 
     Args:
+        session: the conversation.
         needed: whether the coordinator wants them at all.
     """
 

@@ -32,6 +32,7 @@ class Byzantine:
     """The Byzantine clients of a simulation.
 
     Args:
+        coordinator: of the run; its bounds and state are known to everybody.
         kind: what they do; "labels" acts through their data.
         attackers: their numbers.
         strength: z of "alie", epsilon of "inner-product", how many times their examples "claims" says; None: as usual.

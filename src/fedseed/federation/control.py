@@ -158,6 +158,7 @@ class Report(Beat):
     """What a process says about the weights after a round.
 
     Args:
+        round: which round.
         digest: of the weights, in hex; zeros: they were not hashed.
         spent: what its work since its last report has cost.
         ratio: the length of the newest step over that of the weights; None: not known.
@@ -207,6 +208,7 @@ class Question(Said):
     """Report on the weights after a round.
 
     Args:
+        round: which round.
         evaluate: the host that evaluates them, too, or (True) every process, on what its clients hold out.
         digest: whether they are hashed.
     """

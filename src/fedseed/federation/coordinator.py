@@ -62,6 +62,9 @@ class Coordinator:
     """The coordinator's side of a federation.
 
     Args:
+        method: the method and its settings.
+        layout: the parameter space's layout.
+        seed: the run's seed.
         examples: how many training examples each client has; its length is the number of clients.
         per_round: how many clients take part in a round.
         aggregation: how vectors of the clients become one; None: the weighted mean.

@@ -22,6 +22,10 @@ class Inquiry:
 
     Nobody is waited for without end: a process that lets the deadline pass is not waited for any more until it reports
     again, and one that was to evaluate is followed by the next.
+
+    Args:
+        session: the conversation.
+        roster: the clients.
     """
 
     def __init__(self, session: Session, roster: Roster) -> None:

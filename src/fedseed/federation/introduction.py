@@ -24,6 +24,10 @@ class Introduction:
     """Keeps the process known to the coordinator.
 
     Args:
+        end: the transport.
+        replica: the weights here.
+        thread: where work is done.
+        progress: shows the run going on.
         failed: told what ends the process.
     """
 

@@ -81,7 +81,11 @@ class Room:
 
     @asynccontextmanager
     async def taken(self, size: int) -> AsyncIterator[None]:
-        """Wait until there is room, and hold it."""
+        """Wait until there is room, and hold it.
+
+        Args:
+            size: bytes of it.
+        """
         async with self._first:
             while self._free < size:
                 self._freed.clear()

@@ -28,6 +28,8 @@ class Membership:
     """Hosts and their clients.
 
     Args:
+        dead_after: seconds of silence after which a host counts as gone.
+        now: the clock.
         present: whether a host is connected, where the transport knows; None: its signs of life tell.
     """
 
@@ -76,8 +78,10 @@ class Roster:
     """The clients of a run, who of them is there, and how many examples each says it has.
 
     Args:
+        dead_after: seconds of silence after which a host counts as gone.
         names: the clients, where they are known; none: the first to come says.
         enrols: whoever comes is one, until the roster is closed.
+        now: the clock.
         present: whether a host is connected, where the transport knows; None: its signs of life tell.
     """
 

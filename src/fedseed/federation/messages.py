@@ -38,8 +38,10 @@ class Message:
 
     Args:
         kind: plan, update or step.
+        method: the method's code (`Method.code`).
         round: round or step number, from 1.
         client: the sender of an update, the receiver of a plan, or EVERYBODY.
+        payload: the method's bytes.
         attempt: how often the round was begun before; 0 but for rounds that are repeated.
     """
 

@@ -25,8 +25,12 @@ class NetworkClient:
     """A process that takes part in a run for the clients it hosts.
 
     Args:
+        transport: how to reach the run.
+        run: the run's name.
         load: makes the model at its base, with the hosted clients' data; called again if the weights have to be
             replayed.
+        rounds: how many the run has, for showing how far it is.
+        progress: shows the run going on.
         orbit: a new file for the run's orbit, written when the run is over; of a method that has one.
     """
 

@@ -47,7 +47,17 @@ def summing(settings: SecureSums, names: Sequence[str], common: tuple[Any, ...])
 
 
 class NetworkCoordinator:
-    """One run's coordinator: its reception, its rounds, its log, and what it asks and answers."""
+    """One run's coordinator: its reception, its rounds, its log, and what it asks and answers.
+
+    Args:
+        end: the transport.
+        run: the run's name.
+        method: the recipe's method.
+        seed: the recipe's seed.
+        total: how many rounds the run has.
+        settings: how it deals with clients.
+        progress: shows the run going on.
+    """
 
     def __init__(
         self, end: CoordinatorEnd, run: str, method: Method, seed: int, total: int, settings: CoordinatorSettings,

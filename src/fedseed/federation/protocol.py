@@ -172,6 +172,8 @@ class Stored:
     """A reference to a message that is a blob.
 
     Args:
+        name: the blob's.
+        size: of the message.
         frame: the message's frame, so that what it is about is known before it is fetched.
     """
 

@@ -85,6 +85,10 @@ class Reception:
     """Takes hellos and attachments.
 
     Args:
+        session: the conversation.
+        roster: the clients.
+        method: the recipe's method.
+        seed: the recipe's seed.
         base: asks for the base's weights.
     """
 

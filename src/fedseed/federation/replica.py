@@ -25,7 +25,12 @@ WEIGHTS_PATIENCE_SECONDS = 60.0  # how long newer weights may take to come when 
 
 
 class Applying(ABC):
-    """Brings a worker's weights through the log's steps."""
+    """Brings a worker's weights through the log's steps.
+
+    Args:
+        end: the transport.
+        thread: where the work is done.
+    """
 
     large: ClassVar[bool] = False  # whether this process sends messages that need room on the server
 
@@ -136,8 +141,12 @@ class Replica:
     """The weights, brought from step to step.
 
     Args:
+        end: the transport.
+        run: the run's name.
         load: makes the model at its base, with the hosted clients' data.
         hosted: what it made first.
+        thread: where the work is done.
+        progress: shows the run going on.
         wake: told when something has come.
     """
 

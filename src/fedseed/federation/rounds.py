@@ -51,6 +51,9 @@ class OpenRound:
     """The round that is open.
 
     Args:
+        number: the round.
+        attempt: how often it was begun before.
+        clients: who takes part.
         missing: how many of them have not answered.
         silent: who has nothing to send, and why.
         refused: whose answer was refused, and why.
@@ -94,6 +97,9 @@ class Rounds:
     """Opens rounds and takes what clients answer.
 
     Args:
+        session: the conversation.
+        roster: the clients.
+        coordinator: plans, and combines answers.
         largest: bytes of the largest message a client may send.
     """
 

@@ -130,7 +130,9 @@ class Session:
     """A coordinator's end, and what all who talk through it need to know.
 
     Args:
+        end: the transport.
         settings: deadlines and the like.
+        progress: shows the run going on.
         rejected: counts messages that are not accepted.
         incarnation: of the log; it begins anew when a run is put on the server again.
         stranger: somebody has written whom this coordinator does not know.

@@ -55,6 +55,7 @@ class StepLog:
     """The log while a coordinator runs.
 
     Args:
+        end: the transport.
         replacing: each step is whole weights: only the newest are kept.
     """
 

@@ -49,10 +49,14 @@ class Worker:
     """A model with the clients it trains for; all of them are at the same weights, so one copy serves.
 
     Args:
+        model: the base.
+        method: the method and its settings.
         objective: makes losses of items.
+        seed: the run's seed.
         joint: clients that evaluate along common directions share forward passes.
         offload_base: keep the copy of the base that some methods need out of the way (`ParameterSpace.keep_base`).
         apart: every client's answer is a message of its own: gradients are not added up here.
+        digest: how weights are hashed.
     """
 
     def __init__(

@@ -34,6 +34,10 @@ REGISTRY: Registry[Factory] = Registry("transport", "fedseed.transports", _own, 
 def transport(access: Access, run: str) -> Transport:
     """The transport that an address asks for; nothing is connected yet.
 
+    Args:
+        access: how to reach it.
+        run: the run's name.
+
     Raises:
         RecipeError: there is no transport for such an address.
     """

@@ -52,6 +52,7 @@ class Access:
     """How to reach a transport.
 
     Args:
+        url: where it is; the scheme says which transport it is.
         key: file with this side's secret.
         ca: file with the certificates to trust.
         server_log: where a server between the two sides writes what it refuses.

@@ -32,6 +32,7 @@ class _Node:
     """A node, as far as the ServerApp knows it.
 
     Args:
+        number: Flower's.
         proxy: stands for it at the hub; None: it has not said who it is.
         have: the last log entry that it holds.
         blobs: the coordinator's blobs that it holds, by name and size.
@@ -45,6 +46,7 @@ class _Node:
         failed: how often in a row it has failed.
         again: not before this time another exchange is begun.
         resident: its process stays, and may have something to say at any time.
+        why: it has failed.
     """
 
     number: int
@@ -68,6 +70,8 @@ class FlowerTransport(Transport):
     """The way to one run, for its ServerApp.
 
     Args:
+        grid: Flower's Grid.
+        run: the run's name.
         patience: seconds after which a node that has not answered is given up.
         again: seconds until a node that has failed is asked again; None: AGAIN_SECONDS.
     """

@@ -99,6 +99,8 @@ class MemoryEnd(End):
     """What the ends have in common.
 
     Args:
+        run: the run's name.
+        shared: the run.
         owner: whose blobs are put here; None: the coordinator's.
         events: told when an interruption is over.
     """

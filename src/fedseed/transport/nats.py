@@ -20,7 +20,12 @@ from fedseed.transport.subjects import Subjects
 
 
 class NatsTransport(Transport):
-    """A run on a NATS server."""
+    """A run on a NATS server.
+
+    Args:
+        access: how to reach the server.
+        run: the run's name.
+    """
 
     schemes: ClassVar[Sequence[str]] = ("nats", "tls")
 

@@ -41,6 +41,9 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
 
     Args:
         lines: to the server.
+        subjects: the run's names there.
+        signatures: sign what is sent, and check what comes.
+        events: told what happens.
         log: what the server itself refuses is read from here.
     """
 

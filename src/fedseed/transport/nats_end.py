@@ -36,7 +36,11 @@ class NatsEnd(End):
     """What the ends have in common.
 
     Args:
+        connection: to the server.
+        subjects: the run's names there.
         owner: whose blobs are put here; None: the coordinator's.
+        signatures: sign what is sent, and check what comes.
+        events: told what happens.
     """
 
     largest = 256 * 1024  # a server takes 1 MiB by default

@@ -34,6 +34,9 @@ class _Said(NamedTuple):
     """What has come in a client's name.
 
     Args:
+        sender: the name.
+        what: the kind of message.
+        data: the message.
         subject: where it came.
         reply: where an answer is wanted; "": nowhere.
         signed: the header with its signature.
@@ -51,8 +54,11 @@ class Hearing:
     """Takes what clients send. Those of each key take turns with the others'.
 
     Args:
+        connection: for nothing else than this.
+        subjects: the run's.
         signatures: say whose a message is.
         receive: gets what is somebody's.
+        answer: sends an answer.
         rejected: told what is not let through.
     """
 
@@ -141,6 +147,10 @@ class Questions:
     An answer is given again for a while: to the first who ask to themselves, and to all others together, once.
 
     Args:
+        connection: for nothing else than this.
+        subjects: the run's.
+        status: makes an answer.
+        answer: sends one.
         rejected: told what is not answered.
     """
 

@@ -68,6 +68,8 @@ class NatsFollowing:
     that begins with the next message.
 
     Args:
+        connection: to NATS.
+        stream: the stream's name.
         reader: gets the messages.
         after: the last message that is known already.
         subject: of the messages; None: all.
@@ -193,7 +195,10 @@ class LogReader(Reader):
     """Tells the coordinator's entries from others', and hands them out.
 
     Args:
+        run: the run's name.
+        chain: tells them apart.
         after: the last entry that is known already: up to there nothing is handed out.
+        take: called with an entry's number and bytes.
         foreign: told of each message that is not an entry.
         lost: told when there was a log, and is none any more; and again, with True, when it does not come back.
         until: the last message that is looked at; None: there is no last.
@@ -252,6 +257,8 @@ class NatsLogWriter(LogWriter):
     It counts if it is the first that is chained to the one before.
 
     Args:
+        connection: to NATS.
+        subjects: the run's.
         last: the sequence number of the last entry.
         chained: the chain up to there.
         foreign: told of each message that is not an entry.

@@ -58,6 +58,8 @@ class Objects:
     """A run's objects.
 
     Args:
+        connection: to NATS.
+        subjects: the run's names there.
         signatures: sign this side's chunks, and check the other's.
     """
 
@@ -187,7 +189,9 @@ class _Reading(Reader):
 
     Args:
         subject: of its chunks.
+        name: the object's.
         size: bytes that it must have.
+        owner: whose it is.
         signatures: check that.
     """
 

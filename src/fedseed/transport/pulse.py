@@ -16,7 +16,11 @@ RETURN_SECONDS = 3.0  # for which it stands on when the server is back: the othe
 
 
 class Pulse:
-    """Sends itself a message over the server all the time. The clock also stands while this process hears nothing."""
+    """Sends itself a message over the server all the time. The clock also stands while this process hears nothing.
+
+    Args:
+        connection: to the server.
+    """
 
     def __init__(self, connection: Client) -> None:
         self._connection = connection

@@ -188,6 +188,7 @@ class Chain:
 
     Args:
         signatures: check the coordinator's; where they can't, every entry counts.
+        subject: the log's.
     """
 
     def __init__(self, signatures: Signatures, subject: str) -> None:

@@ -42,7 +42,13 @@ class Turns(Generic[T]):
         return bool(self._lines)
 
     def put(self, whose: Hashable, message: T, size: int) -> None:
-        """One more message waits, or something is dropped."""
+        """One more message waits, or something is dropped.
+
+        Args:
+            whose: the line's name.
+            message: what waits.
+            size: its bytes.
+        """
         size += EACH
         line = self._lines.get(whose) or _Line()
         while self.bytes + size > self._most:

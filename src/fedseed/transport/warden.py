@@ -26,6 +26,7 @@ class Warden:
     """Looks at streams' consumers now and then.
 
     Args:
+        connection: the coordinator's.
         streams: the streams that others may read.
         inboxes: what the subjects begin with where deliveries are in order.
         rejected: told how many consumers were deleted.
