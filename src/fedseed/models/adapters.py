@@ -83,7 +83,16 @@ AnyAdapter = Annotated[Adapter, Field(discriminator="kind")]
 
 
 def chosen(given: Adapter | None, wanted: Adapter | None, method: str) -> Adapter | None:
-    """The adapter of a run. Raises RecipeError if the method is defined with another kind than the recipe's."""
+    """The adapter of a run.
+
+    Args:
+        given: what the recipe asks for.
+        wanted: what the method is defined with (`Method.adapter`).
+        method: the method's name, for the error.
+
+    Raises:
+        RecipeError: the method is defined with another kind.
+    """
     if given is None or wanted is None or given.kind == wanted.kind:
         return given or wanted
     raise RecipeError(

@@ -87,7 +87,12 @@ LOADERS: dict[Architecture, Loader] = {
 
 
 def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
-    """What a configuration says the model is, or is to be if it classifies; "causal" where it says nothing known."""
+    """What a model's configuration says it is; "causal" where it says nothing known.
+
+    Args:
+        config: the base's config.json.
+        classifies: whether it is to tell classes apart: then of images, if it is a model of images, or else of texts.
+    """
     classes, model_type = config.get("architectures") or (), config.get("model_type")
     if classifies:
         text = LOADERS["classification"]

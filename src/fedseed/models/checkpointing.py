@@ -13,7 +13,15 @@ from fedseed.errors import RecipeError
 
 
 def checkpoint_activations(model: torch.nn.Module, base: str = "") -> None:
-    """Let a model checkpoint each of its layers while it trains. Raises RecipeError if it has none."""
+    """Let a model of transformers checkpoint each of its layers while it trains.
+
+    Args:
+        model: the base, before an adapter is put into it.
+        base: its name, for the error.
+
+    Raises:
+        RecipeError: a model of this class has no layers that could be checkpointed.
+    """
     enable: Any = getattr(model, "activation_checkpointing_enable", None)  # as transformers calls it from 5 on
     enable = enable or getattr(model, "gradient_checkpointing_enable", None)
     try:

@@ -19,7 +19,12 @@ _IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")  # "owner/n
 
 
 def own_code(place: str, config: Mapping[str, Any]) -> str:
-    """The code that comes with a model or is named by its config.json, "" if there is none."""
+    """The code that comes with a model or is named by it, "" if there is none.
+
+    Args:
+        place: its folder, or its name on the hub.
+        config: its config.json.
+    """
     return shown(", ".join(sorted(set(_code_names(Path(place), config)))))
 
 
@@ -60,7 +65,15 @@ def _texts(value: Any) -> list[str]:
 
 
 def check_files(base: str, place: str) -> None:
-    """Look at a folder's weight files. Raises RecipeError if an index names files elsewhere or an archive is packed."""
+    """Look at the files that weights come from.
+
+    Args:
+        base: what the recipe calls it.
+        place: its folder; a name on the hub is looked at by the hub's own client.
+
+    Raises:
+        RecipeError: an index names files that are not in the folder, or an archive is a packed one.
+    """
     folder = Path(place)
     for path in sorted(folder.glob("*.index.json")):
         try:

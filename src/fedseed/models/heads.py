@@ -90,7 +90,15 @@ class Head:
 
 
 def head_parameters(model: Any, base: str) -> list[str]:
-    """Names of the parameters outside of a model's backbone, in their order. Raises RecipeError if there are none."""
+    """Names of the parameters outside of a model's backbone, in their order: what `model.trainable = "head"` trains.
+
+    Args:
+        model: a `transformers` model.
+        base: its name, for messages.
+
+    Raises:
+        RecipeError: the model has no such parameters.
+    """
     prefix = getattr(model, "base_model_prefix", "")
     names = [name for name, _ in model.named_parameters() if not name.startswith(f"{prefix}.")]
     if not hasattr(model, prefix or " ") or not names:

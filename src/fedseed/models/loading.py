@@ -29,7 +29,11 @@ PACKAGED = ("small", "words", "digits")  # the project's own bases: two language
 
 
 def locate(base: str) -> str:
-    """The folder of a packaged base, an existing folder, or a hub name. Raises RecipeError for a path to nothing."""
+    """The folder of a packaged base, an existing folder as it is, or the name for the hub.
+
+    Raises:
+        RecipeError: it looks like a path and nothing is there.
+    """
     if base in PACKAGED:
         return str(files("fedseed") / "base" / base)
     looks_like_path = base.startswith((".", "/", "~")) or base.count("/") > 1
@@ -46,7 +50,17 @@ def locate(base: str) -> str:
 
 
 def reach(place: str) -> str:
-    """A folder or hub name to load from; without the hub, the folder in its cache. Raises RecipeError."""
+    """A place from which `transformers` can load without waiting for what will not come.
+
+    Args:
+        place: a folder, or a name on the hub.
+
+    Returns:
+        A folder as it is; a name that the hub knows as it is; without the hub, the folder in its cache.
+
+    Raises:
+        RecipeError: there is no such folder, and the hub can't be reached or has no such model.
+    """
     return place if Path(place).is_dir() else _ask(place)
 
 
@@ -204,8 +218,19 @@ def outline(
 ) -> Any:
     """The model that `load_model` would load, with weights that are whatever the memory held.
 
-    Under torch's `FakeTensorMode`, or on the device "meta", it takes no memory; of a folder it needs but config.json.
-    Raises RecipeError if no model can be made from the configuration.
+    Under torch's `FakeTensorMode`, or on the device "meta", it takes no memory.
+
+    Args:
+        base: as `load_model` takes it; a folder needs a config.json and nothing else.
+        dtype: as there.
+        trust_remote_code: as there.
+        architecture: as there.
+        head: as there.
+        attention: as there.
+        device: where its tensors lie; None: torch's default.
+
+    Raises:
+        RecipeError: the configuration can't be had, or no model can be made from it.
     """
     place = reach(locate(base))
     options: dict[str, Any] = {} if head is None else head.options()
@@ -236,6 +261,11 @@ def _remedy(error: Exception, folder: Path) -> str:
 
 
 def _fit(base: str, model: Any, processor: Any) -> None:
+    """See to it that a model has a row for every token; an image processor has none.
+
+    Raises:
+        RecipeError: it has not.
+    """
     tokens = getattr(processor, "vocab_size", None)
     if tokens is None:
         return
@@ -263,7 +293,11 @@ def _agree_on_padding(model: Any, tokenizer: Any) -> None:
 
 
 def base_config(base: str) -> dict[str, Any]:
-    """A base's config.json; nothing is run or loaded. Raises RecipeError if it can't be had."""
+    """A base's config.json; nothing is run or loaded.
+
+    Raises:
+        RecipeError: it can't be had.
+    """
     place = reach(locate(base))
     try:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(place)[0]
@@ -297,9 +331,18 @@ def _first_line(error: Exception) -> str:
 def find_base(
     place: str, dtype: str, digest: str, digest_of: Callable[[Any], str], head: Head | None = None, device: str = "cpu"
 ) -> tuple[Any, Any]:  # fmt: skip
-    """The base with a digest: at `place`, or in one of the folders in it; the rest is as `load_model` takes it.
+    """The base with a digest: at `place`, or in one of the folders in it.
 
-    Raises RecipeError if nothing there can be loaded, or none has this digest.
+    Args:
+        place: as `load_model` takes it, or a folder that holds folders with models.
+        dtype: the dtype to load it in; the digest depends on it.
+        digest: what the base's digest must be.
+        digest_of: returns a model's digest.
+        head: as `load_model` takes it.
+        device: as `load_model` takes it.
+
+    Raises:
+        RecipeError: nothing there can be loaded, or no folder in it has this digest.
     """
     folder = Path(place).expanduser()
     if not folder.is_dir() or (folder / "config.json").exists():
@@ -325,7 +368,11 @@ def quiet() -> None:
 
 
 def choose_trainable(model: torch.nn.Module, patterns: Sequence[str] | None) -> None:
-    """Let only parameters train whose name matches a pattern, "*.layers.3.*". Raises RecipeError if none does."""
+    """Let only parameters train whose name matches a pattern such as "*.layers.3.*"; None: all.
+
+    Raises:
+        RecipeError: nothing matches.
+    """
     if patterns is None:
         return
     matched = False

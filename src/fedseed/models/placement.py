@@ -18,7 +18,11 @@ Places = Mapping[str, torch.device]  # module name -> where it lies; "" is the w
 
 
 def find_device(name: str) -> torch.device | None:
-    """The device of a name; None for "map". Raises RecipeError if this machine has no such device."""
+    """The device of a name; None for "map".
+
+    Raises:
+        RecipeError: this machine has no such device.
+    """
     if name == "map":
         return None
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -40,7 +44,11 @@ def find_device(name: str) -> torch.device | None:
 
 
 def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
-    """Which modules go where, by the free memory; a layer stays in one piece. Raises RecipeError if it does not fit."""
+    """Which modules go where, with all GPUs' and the CPU's free memory; a layer stays in one piece.
+
+    Raises:
+        RecipeError: it does not fit.
+    """
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
@@ -54,9 +62,13 @@ def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
 
 
 def spread(model: Any, places: Places) -> Any:
-    """Move a model's modules to their places; what passes from one to the next is moved on the way. Returns the model.
+    """Move modules to their places; what passes from one to the next is moved on the way. Returns the model.
 
     Every module computes where it lies, those on the CPU too, so a parameter is never anywhere else than in its place.
+
+    Args:
+        model: a torch module.
+        places: a device for each module, by name; together they are all of the model.
     """
     from accelerate.utils import send_to_device
 

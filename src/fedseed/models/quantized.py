@@ -25,7 +25,16 @@ BLOCK = 64  # weights of a scale
 
 
 def settings_of(quantization: Quantization, dtype: torch.dtype, classifies: bool) -> Any:
-    """What transformers is told (`quantization_config`). Raises RecipeError if bitsandbytes is missing."""
+    """What transformers is told (`quantization_config`).
+
+    Args:
+        quantization: how.
+        dtype: the base's, which 4-bit layers compute in.
+        classifies: whether the model has a classification head, which stays as it is.
+
+    Raises:
+        RecipeError: bitsandbytes is missing.
+    """
     if find_spec("bitsandbytes") is None:
         wanted = f'model.quantization = "{quantization}"'
         raise RecipeError(f"{wanted} needs bitsandbytes: {to_install('quantized')}")

@@ -36,9 +36,15 @@ def _with(size: _Size, item: Any) -> _Size:
 
 
 def micro_batches(items: Sequence[Any], batch: int, tokens: int | None = None) -> Iterator[Sequence[Any]]:
-    """Cut a step's examples, in order, into what goes through the model at a time: `batch` examples, or so many tokens.
+    """Cut the examples of a step, in their order, into what goes through the model at a time.
 
-    Padding counts as tokens; a longer example goes alone. Raises RecipeError if the examples have no tokens.
+    Args:
+        items: prepared examples.
+        batch: how many examples there are at a time, where `tokens` does not decide it.
+        tokens: the most tokens at a time, padding included: rows times the longest one. A longer example goes alone.
+
+    Raises:
+        RecipeError: the examples have no tokens.
     """
     if tokens is None:
         for at in range(0, len(items), batch):

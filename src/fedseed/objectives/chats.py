@@ -66,7 +66,16 @@ class ChatTemplate:
     # -- text --------------------------------------------------------------------------------------------------------
 
     def text(self, messages: Sequence[Message], tools: Sequence[Message] = (), asking: bool = False) -> str:
-        """A chat as the template writes it, with what asks for an answer if `asking`. Raises ValueError."""
+        """A chat as the template writes it.
+
+        Args:
+            messages: the chat.
+            tools: what the assistant may call.
+            asking: with what asks the assistant for an answer after it.
+
+        Raises:
+            ValueError: the template refuses it; with its reason.
+        """
         return self._rendered(messages, tools, add_generation_prompt=asking)[0]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
@@ -121,9 +130,15 @@ class ChatTemplate:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def write(self, messages: Sequence[Message], tools: Sequence[Message], last_only: bool) -> list[Written]:
-        """A chat with the places of its answers; several texts where the template rewrites earlier ones.
+        """A chat with the places of its answers; several texts where the template rewrites earlier answers.
 
-        Raises ValueError if the template refuses the chat, or does not ask for the answer that it writes.
+        Args:
+            messages: a chat that ends with an answer, as the template takes it.
+            tools: what the assistant may call.
+            last_only: only the last answer is looked for.
+
+        Raises:
+            ValueError: the template refuses the chat, or does not ask for the answer that it writes.
         """
         if GENERATION.search(self._template(tools)):
             text, marked = self._rendered(messages, tools, return_assistant_tokens_mask=True)
@@ -150,7 +165,11 @@ class ChatTemplate:
     # -- tokens ------------------------------------------------------------------------------------------------------
 
     def prepare(self, chat: Chat) -> list[Tokens]:
-        """A chat's tokens; several examples where the template rewrites earlier answers. Raises ValueError."""
+        """A chat's tokens, of whatever length; several examples where the template rewrites earlier answers.
+
+        Raises:
+            ValueError: the template refuses the chat; names the chat and the template's reason.
+        """
         try:
             messages, merged = self.accepted(chat.messages)
             written = self.write(messages, chat.tools, chat.style.loss_on == "last")

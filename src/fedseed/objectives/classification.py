@@ -20,7 +20,11 @@ class ClassifiedText:
 
 
 def classes_of(examples: Sequence[Choice | Cloze]) -> tuple[str, ...]:
-    """The classes that all examples choose among. Raises ValueError if some have options of their own."""
+    """The classes' names: what the first example chooses among.
+
+    Raises:
+        ValueError: examples have options of their own, as in tasks of multiple choice.
+    """
     first = _options(examples[0])
     if any(_options(example) != first for example in examples):
         raise ValueError("each example has options of its own, which are no classes: it needs a language model")
@@ -55,6 +59,7 @@ class TextClasses(Scoring):
         self.pad = int(pads[0])
 
     def prepare(self, examples: Sequence[Choice | Cloze]) -> list[ClassifiedText]:
+        """Tokenise; drop what is longer than `max_length`."""
         items = []
         for example in examples:
             if isinstance(example, Choice):

@@ -28,7 +28,11 @@ class Encoder:
         return start + ids
 
     def encode(self, examples: Sequence[Example]) -> list[list[Tokens]]:
-        """Each example's items. Raises RecipeError if a chat can't be written."""
+        """Each example's items.
+
+        Raises:
+            RecipeError: a chat template refuses a chat, or the tokenizer can't be used with one.
+        """
         made, refused = [], []
         for example in examples:
             try:
@@ -41,7 +45,11 @@ class Encoder:
         return made
 
     def template_of(self, style: ChatStyle) -> ChatTemplate | None:
-        """What writes chats of a style; None: they are written plainly. Raises RecipeError if the tokenizer can't."""
+        """What writes chats of a style; None: they are written plainly.
+
+        Raises:
+            RecipeError: the tokenizer has no template, or can't be used with one.
+        """
         if style.writing == "plain" or (style.writing == "auto" and not self.tokenizer.chat_template):
             return None
         if style.writing == "own" and not self.tokenizer.chat_template:

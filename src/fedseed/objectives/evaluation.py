@@ -164,7 +164,16 @@ def responses_to(
     max_new_tokens: int,
     around: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
 ) -> list[str]:
-    """Greedy responses to examples, each ended as the example's are; `around` is as `generate` takes it."""
+    """Greedy responses to examples, each ended as the example's are.
+
+    Args:
+        model: a causal language model.
+        objective: made the tokens.
+        examples: the examples.
+        prompts: the tokens of each one's prompt.
+        max_new_tokens: of each response.
+        around: gives what a batch is generated in, from its examples' numbers, row by row.
+    """
     texts = [""] * len(examples)
     ended = [(e.stop, objective.encoder.ends_of(e)) for e in examples]
     for stop, ends in sorted(set(ended)):

@@ -57,7 +57,15 @@ class Writer:
         return self._write(start + self._ids(prompt, self._encodes), writing)
 
     def answer(self, turns: Turns, writing: Writing) -> str:
-        """The assistant's next turn, by the tokenizer's chat template. Raises RecipeError without one."""
+        """The assistant's next turn, by the tokenizer's chat template.
+
+        Args:
+            turns: the conversation so far.
+            writing: how text is drawn.
+
+        Raises:
+            RecipeError: the tokenizer has no chat template, or it takes no such turns.
+        """
         if not getattr(self.tokenizer, "chat_template", None):
             raise RecipeError(
                 "--chat: the model's tokenizer has no chat template; without --chat a prompt is used as it is"

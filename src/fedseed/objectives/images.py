@@ -33,7 +33,11 @@ class Images(Scoring):
         self._channels = len(mean) if isinstance(mean, list | tuple) else None
 
     def prepare(self, examples: Sequence[Picture]) -> list[Picture]:
-        """The pictures as they are. Raises RecipeError if their channels are not the processor's."""
+        """The pictures as they are: pixel values are made when they are used.
+
+        Raises:
+            RecipeError: a picture's channels are not those of the processor.
+        """
         for example in examples:
             channels = example.pixels.shape[2]
             if self._channels is not None and channels not in (1, self._channels):

@@ -84,7 +84,16 @@ KINDS: tuple[ExampleKind, ...] = (
 def usable_sets(
     objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
 ) -> tuple[dict[str, list[Any]], list[str]]:
-    """Evaluation sets without unusable examples, and lines about those. Raises ValueError if one is empty."""
+    """Evaluation sets without the examples that the objective can't use, and a line about each set that has some.
+
+    Args:
+        objective: decides which examples are usable.
+        sets: examples by prefix of the metric's name.
+        limit: what makes an example too long, for the lines.
+
+    Raises:
+        ValueError: nothing is left of a set; names it.
+    """
     kept: dict[str, list[Any]] = {}
     notes = []
     for prefix, examples in sets.items():
@@ -97,7 +106,14 @@ def usable_sets(
 
 
 def usable_of(objective: Objective, examples: Sequence[Any], name: str, limit: str) -> tuple[list[Any], list[str]]:
-    """The examples that the objective can use, and lines about those that it can't, or only cut."""
+    """The examples that the objective can use, and lines about those that it can't, or only cut.
+
+    Args:
+        objective: decides which examples are usable.
+        examples: the examples.
+        name: what the line calls them.
+        limit: what makes an example too long, for the line.
+    """
     before = objective.dropped
     made = [(example, objective.prepare([example])) for example in examples]
     objective.dropped = before  # counts what is left out of training
@@ -160,7 +176,12 @@ def prefixed(kind: ExampleKind, prefix: str) -> ExampleKind:
 
 
 def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
-    """The kind with rewards in place of losses, and their mean measured. Raises ValueError if nothing is generated."""
+    """The kind with rewards in place of losses; what else is measured stays, and the mean reward is added.
+
+    Raises:
+        ValueError: nothing is generated from its examples.
+        RecipeError: the reward function can't be had.
+    """
     if kind.example is not Example:
         raise ValueError(f"reward: no answers are generated from a {kind.example.__name__}; leave the table out")
     judge = Judge(settings.load(), settings.about, settings.seconds)
@@ -181,7 +202,11 @@ def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
 
 
 def classes_in(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
-    """The classes that a classifier needs outputs for; none of another. Raises ValueError if examples differ."""
+    """The classes that a model needs an output for each of; none: it is no classifier.
+
+    Raises:
+        ValueError: the examples have no classes in common.
+    """
     if kind.architecture != "classification":
         return data.classes
     return classes_of([example for client in data.clients for example in client.examples])

@@ -56,9 +56,15 @@ class Scoring(ABC):
 
     @abstractmethod
     def scores(self, model: Any, items: Sequence[Any], at_once: int | None = None) -> torch.Tensor:
-        """Returns float32 scores, shape (items, most options), differentiable; -inf where an item has fewer options.
+        """Returns the scores of every item's options.
 
-        `at_once` is how many sequences go through the model together; None: all.
+        Args:
+            model: what scores them.
+            items: prepared examples.
+            at_once: sequences in a batch; None: all in one.
+
+        Returns:
+            float32, shape (items, most options), differentiable; -inf where an item has fewer options.
         """
 
     def weight(self, item: Any) -> int:
@@ -187,6 +193,11 @@ class Choices(Scoring):
         self._language = CausalLM(tokenizer, max_length)
 
     def prepare(self, examples: Sequence[Choice]) -> list[Options]:
+        """Tokenise; drop what is longer than `max_length`.
+
+        Raises:
+            ValueError: the tokenizer makes nothing of an option.
+        """
         items = []
         for example in examples:
             prompt = self._language.prompt_ids(example.prompt)
@@ -210,9 +221,11 @@ class Choices(Scoring):
         return items
 
     def weight(self, item: Options) -> int:
+        """Each choice is one term; with teacher forcing, each token of the right option."""
         return self._language.weight(item.sequences[item.gold]) if item.teacher_forcing else 1
 
     def scores(self, model: Any, items: Sequence[Options], at_once: int | None = None) -> torch.Tensor:
+        """Returns the mean token log-probability of every option."""
         sequences = [sequence for item in items for sequence in item.sequences]
         size = at_once or len(sequences)
         parts = [self._language.losses(model, sequences[at : at + size]) for at in range(0, len(sequences), size)]
@@ -273,7 +286,11 @@ class MaskedLM(Scoring):
         self._word_ids: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
-        """The words' tokens. Raises ValueError if a word is not one token, or two are the same."""
+        """The words' tokens.
+
+        Raises:
+            ValueError: a word is not one token of the tokenizer, or two words are the same token.
+        """
         if words not in self._word_ids:
             ids = []
             for word in words:
@@ -288,6 +305,11 @@ class MaskedLM(Scoring):
         return self._word_ids[words]
 
     def prepare(self, examples: Sequence[Cloze]) -> list[Blank]:
+        """Tokenise; drop what is longer than `max_length`.
+
+        Raises:
+            ValueError: a label word is not one token, or a text has other masks than its blank.
+        """
         items = []
         for example in examples:
             words = self.word_ids(example.words)
@@ -301,6 +323,7 @@ class MaskedLM(Scoring):
         return items
 
     def scores(self, model: Any, items: Sequence[Blank], at_once: int | None = None) -> torch.Tensor:
+        """Returns the logits of each item's words at its blank."""
         size, most = at_once or len(items), max(len(item.words) for item in items)
         return torch.cat([self._scores(model, items[at : at + size], most) for at in range(0, len(items), size)])
 
@@ -342,7 +365,11 @@ class Supervised:
         return 1
 
     def losses(self, model: torch.nn.Module, items: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """The pairs' losses. Raises RecipeError if the loss function does not return one for each pair."""
+        """The pairs' losses.
+
+        Raises:
+            RecipeError: the loss function does not return one for each pair.
+        """
         device = next(model.parameters()).device
         inputs = torch.stack([x for x, _ in items]).to(device)
         targets = torch.stack([y for _, y in items]).to(device)

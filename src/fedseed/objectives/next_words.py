@@ -34,6 +34,11 @@ class NextWords(MaskedLM):
         self._word_ids = {}
 
     def prepare(self, examples: Sequence[NextWord]) -> list[Blank]:  # type: ignore[override]
+        """Tokenise; drop what is longer than `max_length`.
+
+        Raises:
+            ValueError: an option is not one token, or two are the same.
+        """
         items: list[Blank] = []
         for example in examples:
             words = self.word_ids(example.options)

@@ -61,7 +61,12 @@ def idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
 
 
 def about(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
-    """Lines about what was left out of the clients' examples (over `limit`), cut, or written in another way."""
+    """Lines about what was left out of the clients' examples, cut, or written in another way than asked for.
+
+    Args:
+        prepared: the clients' examples.
+        limit: what makes an example too long, for a person.
+    """
     lines = []
     dropped = _counted(prepared, lambda client: client.dropped)
     if dropped:

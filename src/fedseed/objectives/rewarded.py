@@ -106,7 +106,11 @@ class Rewarded:
 
     @torch.no_grad()
     def losses(self, model: torch.nn.Module, items: Sequence[Asked]) -> torch.Tensor:
-        """Minus each answer's reward, without gradient; NaN where it is not finite. Raises FedseedError if it fails."""
+        """Minus each answer's reward: float32, no gradient; NaN where a reward is not finite.
+
+        Raises:
+            FedseedError: the reward function raised, returned no number, or took too long.
+        """
         return self.judged(items, self.answers(model, items), next(model.parameters()).device)
 
     def row_losses(

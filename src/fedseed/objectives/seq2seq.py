@@ -111,6 +111,7 @@ class Seq2SeqChoices(Choices):
         self._language = Seq2SeqLM(tokenizer, max_length, prefix)  # type: ignore[assignment]  # as far as it is used
 
     def prepare(self, examples: Sequence[Choice]) -> list[Options]:
+        """Tokenise; drop what is longer than `max_length`."""
         language: Any = self._language
         items = []
         for example in examples:
@@ -128,7 +129,15 @@ class Seq2SeqChoices(Choices):
 def answers_of(
     model: Any, objective: Seq2SeqLM, prompts: Sequence[str], max_new_tokens: int, batch: int = 64
 ) -> list[str]:
-    """Greedy answers to prompts, in their order."""
+    """Greedy answers, in the order of the prompts, which are batched by length.
+
+    Args:
+        model: an encoder-decoder.
+        objective: tokenises the prompts.
+        prompts: ready to be tokenised, but for the objective's prefix.
+        max_new_tokens: of each answer; fewer where the decoder has fewer positions.
+        batch: prompts in a batch.
+    """
     model.eval()
     limit = longest_input(model)
     room = max_new_tokens if limit is None else min(max_new_tokens, limit - 1)  # the start token takes one

@@ -23,20 +23,44 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def load(self) -> TaskData:
-        """The clients' examples and evaluation sets, always the same. Raises RecipeError if they can't be had."""
+        """The clients' examples and the evaluation sets: the same on every call.
+
+        Raises:
+            RecipeError: the data can't be had, or does not fit the settings.
+        """
 
     # -- over a network, where nobody should open another's data ------------------------------------------------------
 
     def client_names(self) -> list[str] | None:
-        """The clients' names in order, without opening data; None: only the data says. Raises RecipeError."""
+        """The clients' names, in order, without opening any data; None: only the data says.
+
+        Raises:
+            RecipeError: the place of the data does not fit the settings.
+        """
         return None
 
     def load_clients(self, names: Collection[str]) -> TaskData:
-        """Some clients' examples, as `load` gives them; a task with a file for each client opens only theirs."""
+        """Some clients' examples, the same as `load` gives them; the data of others is not kept.
+
+        A task whose clients' data lies in a file each opens no other files than theirs.
+
+        Args:
+            names: the clients.
+
+        Raises:
+            RecipeError: the data can't be had, or does not fit the settings.
+        """
         return self.load().only(names)
 
     def load_evaluation(self, names: Collection[str]) -> TaskData:
-        """The evaluation sets for a process that hosts some clients; what others hold out is not opened."""
+        """The evaluation sets, without clients, for a process that hosts some clients.
+
+        Args:
+            names: the clients; where each holds out some of its own examples, those of others are not opened.
+
+        Raises:
+            RecipeError: the data can't be had, or does not fit the settings.
+        """
         return replace(self.load(), clients=())
 
     # -- parties with data of their own ------------------------------------------------------------------------------
@@ -56,7 +80,14 @@ class Task(BaseModel, ABC):
         return True
 
     def load_shared(self, file: Path | None = None) -> TaskData:
-        """The evaluation sets that parties share, from `file` or from where the settings say. Raises RecipeError."""
+        """The evaluation sets of parties that share them, without clients.
+
+        Args:
+            file: where they lie here; None: where the settings say.
+
+        Raises:
+            RecipeError: they can't be had.
+        """
         return self.load_evaluation(())
 
     def load_own(self, name: str, own: OwnData, alone: bool = True) -> TaskData:

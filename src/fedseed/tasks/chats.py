@@ -27,7 +27,15 @@ FROM = {
 
 
 def read_chat(row: Record, style: ChatStyle) -> Chat:
-    """A row's chat, up to the assistant's last message. Raises RecipeError if it is malformed or answers nothing."""
+    """A row's chat, up to the last message of the assistant.
+
+    Args:
+        row: with `messages` or `conversations`, and perhaps `tools` and `system`.
+        style: how it becomes tokens.
+
+    Raises:
+        RecipeError: a message is malformed, or the assistant answers nothing.
+    """
     name = "messages" if row.values.get("messages") is not None else "conversations"
     read = _message if name == "messages" else _shared
     turns = [read(turn) for turn in _parsed(row, name).records(name)]
@@ -49,7 +57,13 @@ def chat_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sty
 
 
 def plain_form(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: int) -> tuple[str, str]:
-    """A chat as plain text: what stands before the message of the number `answer`, and that message."""
+    """A chat as plain text: what stands before an answer, and the answer.
+
+    Args:
+        messages: the chat.
+        tools: what the assistant may call.
+        answer: the answer's number among the messages.
+    """
     known = f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n\n" if tools else ""
     before = "".join(f"{ROLES[turn['role']]}: {spoken(turn)}\n\n" for turn in messages[:answer])
     return f"{known}{before}Assistant:", f" {spoken(messages[answer])}"
@@ -81,6 +95,7 @@ def _message(turn: Record) -> Message:
 
 
 def _shared(turn: Record) -> Message:
+    """A message as ShareGPT has it."""
     given = turn.field("from", str)
     if given not in FROM:
         raise RecipeError(f'{turn.where}: "from" = {given!r}: one of {", ".join(FROM)} is expected')

@@ -141,6 +141,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _png(value: Any, where: str) -> NDArray[np.uint8]:
+    """Returns the pixels of a picture as the hub keeps it."""
     from PIL import Image
 
     try:

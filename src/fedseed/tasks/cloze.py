@@ -57,7 +57,11 @@ class ClozeTask(DrawnTask):
         return self.words[example.gold].strip()
 
     def draw(self, rows: Sequence[Labelled], place: str) -> tuple[list[Labelled], list[Labelled], str]:
-        """The first k of each class for training, the next k for validation. Raises RecipeError."""
+        """The first k of each class for training, the next k for validation, in the order they are in.
+
+        Raises:
+            RecipeError: a class has no row.
+        """
         seen: Counter[int] = Counter()
         held: list[Labelled] = []
         validation: list[Labelled] = []
@@ -125,6 +129,7 @@ def _trees(path: Path) -> Iterator[Record]:
 
 
 def _labelled(path: Path) -> Iterator[Record]:
+    """TREC's rows: a class, a colon, a finer class, and the question."""
     for where, line in _lines(read_text(path, encoding="latin-1"), path):
         label, space, text = line.partition(" ")
         coarse, colon, _ = label.partition(":")

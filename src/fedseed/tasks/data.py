@@ -214,11 +214,22 @@ class TaskData:
 
 
 def span(values: Sequence[int], one: str, many: str | None = None) -> str:
-    """The least and the most of some numbers with their noun: "1 to 7 examples"; "2 examples" if all are equal."""
+    """The smallest and the largest of some numbers with their noun: "1 to 7 examples", "2 examples" if all are equal.
+
+    Args:
+        values: the numbers; none counts as one 0.
+        one: the noun of one.
+        many: the noun of others; by default with an s.
+    """
     low, high = min(values, default=0), max(values, default=0)
     return plural(low, one, many) if low == high else f"{low:,} to {plural(high, one, many)}"
 
 
 def who_holds(sizes: Sequence[int], one: str = "example") -> str:
-    """How much clients hold, for a task's notes: "3 clients hold 1 to 7 examples", "1 client holds 2 examples"."""
+    """How much clients hold, for a task's notes: "3 clients hold 1 to 7 examples", "1 client holds 2 examples".
+
+    Args:
+        sizes: what each client has.
+        one: what it has.
+    """
     return f"{plural(len(sizes), 'client')} hold{'s' if len(sizes) == 1 else ''} {span(sizes, one)}"

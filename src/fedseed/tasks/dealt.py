@@ -66,7 +66,11 @@ class DealtTask(Task):
 
     @abstractmethod
     def parts(self) -> Parts:
-        """Divides the data. Raises RecipeError if it can't be had, is malformed or too little."""
+        """Divides the data.
+
+        Raises:
+            RecipeError: the data can't be had or is malformed, or is too little.
+        """
 
     @property
     def dealing_seed(self) -> int:
@@ -121,7 +125,18 @@ def names_dealt(partition: AnyPartition, clients: int | None, default: int) -> l
 def deal_clients(
     rows: Sequence[Labelled], partition: AnyPartition, clients: int | None, default: int, seed: int
 ) -> list[ClientData]:
-    """Returns clients with their examples; `default` is how many where nothing says it. Raises RecipeError."""
+    """Returns clients with their examples and labels.
+
+    Args:
+        rows: what is dealt.
+        partition: how.
+        clients: how many; None: `default`, or as many as a field has values.
+        default: how many where nothing says it.
+        seed: draws the partition.
+
+    Raises:
+        RecipeError: the partition is not possible.
+    """
     labels = [row.label for row in rows]
     if isinstance(partition, ByField):
         dealt = partition.deal(labels, clients, seed)

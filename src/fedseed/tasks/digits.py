@@ -46,7 +46,13 @@ def images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) -> list[Picture]:
-    """Images of some digits, labelled by the digit's place in `classes`; by default all but the base's own."""
+    """Images of some digits, labelled by the digit's place in `classes`.
+
+    Args:
+        classes: the digits.
+        start: the first image of the fixed order.
+        stop: one past the last; by default all but the base's own.
+    """
     pixels, labels = images()
     mine = [i for i in range(*slice(start, stop).indices(len(labels))) if labels[i] in classes]
     return [Picture(pixels[i], classes.index(int(labels[i]))) for i in mine]

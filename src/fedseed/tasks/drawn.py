@@ -58,11 +58,23 @@ class DrawnTask(DealtTask):
 
     @abstractmethod
     def examples_of(self, row: Record) -> Iterable[Any]:
-        """Returns what a row becomes: usually one example; none if it can't be used. Raises RecipeError."""
+        """Returns what a row becomes: usually one example; none if it can't be used.
+
+        Raises:
+            RecipeError: a field is missing or wrong.
+        """
 
     @abstractmethod
     def draw(self, rows: Sequence[Labelled], place: str) -> tuple[list[Labelled], list[Labelled], str]:
-        """Returns training and validation examples of shuffled rows, and a line about them. Raises RecipeError."""
+        """Returns training examples, validation examples, and a line about them.
+
+        Args:
+            rows: the train file's examples in a random order.
+            place: the folder, for messages.
+
+        Raises:
+            RecipeError: there are too few.
+        """
 
     @abstractmethod
     def label_of(self, row: Record, example: Any) -> str:
@@ -136,7 +148,16 @@ def _capital(text: str) -> str:
 
 
 def filled(prompt: str, row: Record, forms: Mapping[str, Callable[[str], str]] = FORMS) -> str:
-    """Returns a prompt with fields in it: "{name}", "{object.name}" or "{name:form}". Raises RecipeError."""
+    """Returns a prompt with a row's fields in it: "{name}", "{object.name}" or "{name:form}".
+
+    Args:
+        prompt: as text_tasks.toml has it.
+        row: a row.
+        forms: how fields are written.
+
+    Raises:
+        RecipeError: a field is missing or no text.
+    """
 
     def found(match: re.Match[str]) -> str:
         *objects, name = match[1].split(".")

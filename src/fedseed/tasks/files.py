@@ -33,7 +33,15 @@ class Record:
     values: Mapping[str, Any]
 
     def field(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """A field of a type (true and false are no numbers). Raises RecipeError if it is missing or another."""
+        """A field that must be there.
+
+        Args:
+            name: its name.
+            kind: the type or types it may have; true and false are numbers only if `bool` is one of them.
+
+        Raises:
+            RecipeError: it is missing or of another type.
+        """
         if name not in self.values:
             raise RecipeError(f'{self.where}: no "{name}"')
         value = self.values[name]
@@ -44,11 +52,19 @@ class Record:
         return value
 
     def record(self, name: str) -> "Record":
-        """A field that is an object itself. Raises RecipeError."""
+        """A field that is an object itself.
+
+        Raises:
+            RecipeError: it is missing or no object.
+        """
         return Record(f"{self.where}: {name}", self.field(name, dict))
 
     def records(self, name: str) -> "list[Record]":
-        """A field that is a list of objects. Raises RecipeError."""
+        """A field that is a list of objects.
+
+        Raises:
+            RecipeError: it is missing, no list, or holds something else than objects.
+        """
         found = []
         for index, values in enumerate(self.field(name, list)):
             where = f"{self.where}: {name}[{index}]"
@@ -69,7 +85,15 @@ def _short(value: Any) -> str:
 
 
 def data_folder(path: str, hint: str) -> Path:
-    """The folder that `task.path` names. Raises RecipeError with the hint what it should be if there is none."""
+    """The folder that `task.path` names.
+
+    Args:
+        path: as the recipe has it; relative to the working directory, "~" allowed.
+        hint: what the folder should be and where to get it.
+
+    Raises:
+        RecipeError: there is no such folder.
+    """
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise RecipeError(f'task.path = "{path}": there is no such folder; {hint}')
@@ -77,7 +101,16 @@ def data_folder(path: str, hint: str) -> Path:
 
 
 def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
-    """A text file. Raises RecipeError if it is missing (then with the hint), unreadable or in another encoding."""
+    """A text file.
+
+    Args:
+        path: the file.
+        hint: what to do if it is missing.
+        encoding: what it is written in; of old data sets not always UTF-8.
+
+    Raises:
+        RecipeError: missing, unreadable or in another encoding.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -106,7 +139,15 @@ def _convert(path: Path, data: bytes, encoding: str) -> str:
 
 
 def read_json(path: Path, hint: str = "") -> Any:
-    """A JSON file's content. Raises RecipeError if it is missing (then with the hint), unreadable or not JSON."""
+    """A JSON file's content.
+
+    Args:
+        path: a UTF-8 file.
+        hint: what to do if it is missing.
+
+    Raises:
+        RecipeError: missing, unreadable or not JSON.
+    """
     text = read_text(path, hint)
     try:
         return parse_json(text)
@@ -123,10 +164,16 @@ def parse_json(text: str) -> Any:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The rows of a table, empty lines left out. Raises RecipeError if it or a row is malformed; names the line.
+    """The rows of a table, empty lines left out.
 
     A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line); any other is taken
     for GLUE's tsv: a header line, tabs, no quoting.
+
+    Args:
+        path: a UTF-8 file.
+
+    Raises:
+        RecipeError: missing, unreadable, or a row is malformed; names the line.
     """
     records = []
     for row in each_record(path):
@@ -137,7 +184,11 @@ def read_records(path: Path) -> list[Record]:
 
 
 def each_record(path: Path) -> Iterator[Record | RecipeError]:
-    """The rows as `read_records` has them; in the place of a malformed one, what is wrong with it."""
+    """The rows of a table as `read_records` has them; in the place of a malformed one, what is wrong with it.
+
+    Raises:
+        RecipeError: missing or unreadable as a whole.
+    """
     text = read_text(path)
     if path.suffix == ".json" and text.lstrip().startswith("["):
         return _json(path, text)

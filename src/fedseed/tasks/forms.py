@@ -113,7 +113,15 @@ FORMS = (
 
 
 def finisher(made: Sequence[Any], wanted: Sequence[str]) -> Callable[[Any], Example | Choice]:
-    """What makes choices of texts to label, of `wanted` or all labels seen. Raises RecipeError if it is one."""
+    """What makes choices of texts to label, now that all labels are known; other examples stay as they are.
+
+    Args:
+        made: all examples.
+        wanted: the labels that the recipe names; none: those that are seen.
+
+    Raises:
+        RecipeError: there are fewer than two labels.
+    """
     texts = [one for one in made if isinstance(one, ToLabel)]
     labels = list(wanted) or sorted({text.label for text in texts})
     if texts and len(labels) < 2:

@@ -26,7 +26,17 @@ def is_hub_name(path: str) -> bool:
 
 
 def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Record]:
-    """The rows of a data set on the hub, or of a folder in its form (parquet). Raises RecipeError, with the hint."""
+    """The rows of a data set on the hub, or of a folder in the hub's form (parquet).
+
+    Args:
+        path: as the recipe has it.
+        split: what the part is called on the hub.
+        config: the data set's configuration on the hub, if it has some; another is ignored.
+        hint: what `path` may be, for messages.
+
+    Raises:
+        RecipeError: they can't be had or read.
+    """
     wanted, is_folder = f'task.path = "{path}"', Path(path).expanduser().is_dir()
     if not is_folder and not is_hub_name(path):
         raise RecipeError(f"{wanted}: there is no such file or folder; {hint}")
@@ -44,7 +54,15 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[Recor
 
 
 def saved_rows(folder: Path, split: str) -> list[Record]:
-    """The rows of a data set that `save_to_disk` has written. Raises RecipeError if there is no such part."""
+    """The rows of a data set that `save_to_disk` has written.
+
+    Args:
+        folder: where it is.
+        split: which part, where it has several.
+
+    Raises:
+        RecipeError: it can't be read, or has no such part.
+    """
     datasets = _library(f"{folder}: a saved data set is read by", "")
     try:
         found = datasets.load_from_disk(str(folder))
@@ -59,7 +77,11 @@ def saved_rows(folder: Path, split: str) -> list[Record]:
 
 @contextmanager
 def _offline_where_unreachable(datasets: Any) -> Iterator[None]:
-    """Look into the cache alone where the hub's name is not known: asking again and again takes half a minute."""
+    """Look into the cache alone where the hub's name is not known: asking for it again and again takes half a minute.
+
+    Args:
+        datasets: the library.
+    """
     from huggingface_hub import constants
 
     settings = [(datasets.config, "HF_HUB_OFFLINE"), (constants, "HF_HUB_OFFLINE")]

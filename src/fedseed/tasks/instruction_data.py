@@ -62,7 +62,11 @@ class InstructionData(DealtTask):
 
     @abstractmethod
     def read(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        """Returns the examples, those of a test part (None: `held_out` applies), and notes. Raises RecipeError."""
+        """Returns the examples, those of a test part (None: there is none, `held_out` applies), and notes.
+
+        Raises:
+            RecipeError: the data can't be had or is malformed.
+        """
 
     def parts(self) -> Parts:
         rows, test, notes = self.read()
@@ -86,7 +90,16 @@ class InstructionData(DealtTask):
         return Parts(held, validation, {"": evaluation}, notes)
 
     def rows(self, names: Sequence[str], split: str = "train", config: str | None = None) -> list[Record]:
-        """Returns the rows of a part of the data set; `names` are what its file may be called. Raises RecipeError."""
+        """Returns the rows of the data set, or of one part of it.
+
+        Args:
+            names: what its file may be called in a folder.
+            split: what the part is called on the hub.
+            config: the data set's configuration on the hub, if it has some.
+
+        Raises:
+            RecipeError: they can't be found or read.
+        """
         place = Path(self.path).expanduser()
         file = next((file for file in (place, *(place / name for name in names)) if file.is_file()), None)
         if file is not None:
@@ -225,5 +238,6 @@ def _alpaca_example(row: Record, unwanted: str = "") -> Example:
 
 
 def _answered(rows: Sequence[Labelled]) -> tuple[list[Labelled], str]:
+    """Returns the rows that have a response, and a line about them."""
     kept = [row for row in rows if row.example.response.strip()]
     return kept, f"{len(rows) - len(kept):,} of {len(rows):,} examples left out (no response)"

@@ -102,7 +102,15 @@ def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) ->
 
 
 def macro_f1(found: Sequence[int], right: Sequence[int]) -> float:
-    """Returns the mean F1, in percent, over all classes that are right or were found. Raises ValueError."""
+    """Returns the mean of the classes' F1, in percent, over all classes that are right or were found at least once.
+
+    Args:
+        found: the class that was found for each example.
+        right: the class of each example.
+
+    Raises:
+        ValueError: the lengths differ, or there is nothing to score.
+    """
     if len(found) != len(right) or not right:
         raise ValueError(f"{len(found)} predictions for {len(right)} references")
     both = Counter(said for said, true in zip(found, right, strict=True) if said == true)
@@ -165,6 +173,9 @@ def last_number(text: str) -> Decimal | None:
     """The number after the last "####"; without one, the text's last number; None without any.
 
     Thousands may be set apart by commas, no-break or thin spaces: 1,234 and 1234 are the same, as are 72 and 72.00.
+
+    Args:
+        text: any text.
     """
     _, marked, tail = text.rpartition("####")
     found = NUMBER.search(tail) if marked else None

@@ -130,6 +130,7 @@ def _task_names(folder: Path, split: str) -> list[str]:
 
 
 def _read_task(path: Path) -> tuple[str, list[tuple[str, str]]]:
+    """A task file's definition, and (input, output) of its instances in their order."""
     content = read_json(path, "splits/default lists this task")
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: a JSON object is expected")
@@ -139,6 +140,7 @@ def _read_task(path: Path) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _first(record: Record, name: str) -> str:
+    """The first of a field's texts."""
     texts = record.field(name, list)
     if not texts or not isinstance(texts[0], str):
         raise RecipeError(f'{record.where}: "{name}" must begin with a text')

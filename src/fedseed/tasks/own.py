@@ -105,6 +105,7 @@ class FilesTask(Task):
         return names_dealt(self.partition or IID(), self.clients, DEFAULT_CLIENTS)
 
     def load_clients(self, names: Collection[str]) -> TaskData:
+        """Some clients' examples; of a folder only their files are opened."""
         theirs = self._theirs(names)
         if theirs is None:
             return super().load_clients(names)
@@ -187,9 +188,11 @@ class FilesTask(Task):
         return place
 
     def _is_named(self, place: Path) -> bool:
+        """Whether the path is a name on the hub."""
         return not place.exists() and is_hub_name(self.path)
 
     def _is_folder(self, place: Path) -> bool:
+        """Whether the path is a folder with the clients' files."""
         return place.is_dir() and not is_saved(place)
 
     def _parties(self, place: Path) -> tuple[list[Party], list[str]]:
@@ -273,6 +276,7 @@ class FilesTask(Task):
         return replace(data, notes=tuple(notes))
 
     def _style(self) -> Style:
+        """What rows are put into."""
         wanted = self.chat_template
         if wanted is None or wanted in ("own", "plain"):
             chat = ChatStyle("auto" if wanted is None else "own" if wanted == "own" else "plain", "", self.loss_on)
@@ -285,6 +289,7 @@ class FilesTask(Task):
         return hub_rows(self.path, split, self.config, HINT) if self._is_named(place) else each_row(place, split)
 
     def _check_held_out(self, data: TaskData) -> None:
+        """Whether there is something to evaluate on. Raises RecipeError."""
         if not data.evaluation[""]:
             key = "validation" if self.evaluate_on == "validation" else "evaluation"
             raise RecipeError(
@@ -330,10 +335,14 @@ def read_own(path: str | Path, settings: FilesTask | None = None, name: str = "o
 
     Args:
         path: where it lies.
-        settings: how it is read and what is held out; their own `path` does not matter. None: the defaults. All labels
-            must be in them, for nobody else's are seen here.
+        settings: how it is read and what is held out (`evaluation`, `evaluation_file`, `validation`, `labels`, ...);
+            their own `path` does not matter. None: the defaults of the "files" task.
         name: what the party is called.
         number: its number among the clients, which draws what it holds out.
+
+    Returns:
+        One client with its training examples, and what it holds out as evaluation set and validation examples. Labels
+        must be in the settings, for nobody else's are seen here.
 
     Raises:
         RecipeError: missing or malformed, with all bad lines named; or no labels are named where there must be some.

@@ -11,9 +11,17 @@ FREE_CELLS = 1 << 20  # cells that any file may have; a larger one as many more 
 
 
 def read_parquet(path: Path, instead: str = "") -> tuple[list[dict[str, Any]], dict[str, str], list[str]]:
-    """Returns a file's rows, its schema's notes as texts by key, and the columns' names.
+    """A file's rows.
 
-    Raises RecipeError if it can't be read or becomes more than such a file does; `instead` says what else would do.
+    Args:
+        path: the file.
+        instead: what else would do, for the error where pyarrow is missing.
+
+    Returns:
+        The rows as values by column, the schema's notes as texts by key, and the columns' names.
+
+    Raises:
+        RecipeError: it can't be read, or becomes more than such a file does.
     """
     try:
         from pyarrow import ArrowException, parquet

@@ -152,6 +152,7 @@ AnyPartition = Annotated[IID | Dirichlet | Quantity | ByField, Field(discriminat
 
 
 def _groups(labels: Sequence[Hashable]) -> list[list[int]]:
+    """Indices by label, labels in the order of their first appearance."""
     groups: dict[Hashable, list[int]] = {}
     for index, label in enumerate(labels):
         groups.setdefault(label, []).append(index)

@@ -31,7 +31,11 @@ class PictureTask(DealtTask):
 
     @abstractmethod
     def read(self) -> tuple[Sequence[Labelled], Sequence[Picture], tuple[str, ...]]:
-        """Returns the train part, the test part, and the classes' names. Raises RecipeError."""
+        """Returns the train part with what the partition goes by, the test part, and the classes' names.
+
+        Raises:
+            RecipeError: a file is missing or malformed.
+        """
 
     def parts(self) -> Parts:
         train, test, classes = self.read()

@@ -62,6 +62,7 @@ def _nouns(rng: random.Random, topic: int) -> list[str]:
 
 
 def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
+    """The words about a noun, and what they add to the review's feeling."""
     drawn = rng.random()
     if drawn < 0.2:
         return rng.choice(PLAIN), 0
@@ -75,7 +76,13 @@ def _quality(rng: random.Random, wanted: bool) -> tuple[str, int]:
 
 
 def reviews(seed: int | str, count: int, leave_out: Sequence[Review] = ()) -> list[Review]:
-    """So many different reviews; a longer list of the same seed begins with a shorter one."""
+    """So many reviews with different texts; a longer list of the same seed begins with a shorter one.
+
+    Args:
+        seed: of the sequence.
+        count: how many.
+        leave_out: reviews whose texts are not to be among them.
+    """
     rng = random.Random(f"fedseed-reviews/{seed}")
     found: dict[str, Review] = {}
     avoided = {review.text for review in leave_out}

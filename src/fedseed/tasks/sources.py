@@ -21,7 +21,15 @@ csv.field_size_limit(1 << 30)  # a text may be long
 
 
 def each_row(place: Path, split: str) -> Iterator[Record | RecipeError]:
-    """The rows of a file or a saved data set's part; in the place of a malformed one, what is wrong with it."""
+    """The rows of one file or saved data set; in the place of a malformed one, what is wrong with it.
+
+    Args:
+        place: the file or the data set's folder.
+        split: which part of a data set, where it has several.
+
+    Raises:
+        RecipeError: missing, unreadable as a whole, empty, or of another format.
+    """
     if is_saved(place):
         return iter(saved_rows(place, split))
     if not place.is_file():
@@ -48,7 +56,15 @@ def sources_in(place: Path) -> list[Path]:
 def clients_in(folder: Path, besides: Path | None = None) -> tuple[dict[str, list[Path]], list[str]]:
     """A folder's clients with their files, by name: a file each, or a folder each where there is no such file.
 
-    Also returns the names of what looks like data but belongs to none. Raises RecipeError if two have the same name.
+    Args:
+        folder: the folder.
+        besides: what in it is no client's.
+
+    Returns:
+        The clients, and the names of what looks like data but belongs to none.
+
+    Raises:
+        RecipeError: two of them have the same name.
     """
     other = None if besides is None else besides.resolve()
     found = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
@@ -93,9 +109,16 @@ def _table(path: Path) -> Iterator[Record | RecipeError]:
 
 
 def own_place(path: str, name: str, alone: bool, besides: Path | None = None) -> str:
-    """The file, folder or data set that is a party's own; in a folder the one that is called like the party.
+    """The file, folder or data set that is a party's own.
 
-    `path` is its own if `alone`, and a folder that parties share otherwise. Raises RecipeError.
+    Args:
+        path: where it says its data lies, or where that of all lies.
+        name: the party. In a folder a file or folder that is called like it is its only one.
+        alone: whether all that lies there is the party's own; otherwise it is a folder that parties share.
+        besides: a file with evaluation examples, which may lie there.
+
+    Raises:
+        RecipeError: nothing says where, or nothing there is this party's.
     """
     if not path:
         raise RecipeError(

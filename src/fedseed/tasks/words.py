@@ -73,6 +73,7 @@ class WordsTask(DealtTask):
         return names
 
     def parts(self) -> Parts:
+        """Test and validation reviews do not depend on `examples`."""
         sizes = self.evaluation, self.validation, self.examples
         rows = self._asked(reviews(self.seed, sum(sizes)))
         test, validation, train = rows[: sizes[0]], rows[sizes[0] : sizes[0] + sizes[1]], rows[sizes[0] + sizes[1] :]
@@ -87,6 +88,7 @@ class WordsTask(DealtTask):
         return Parts(labelled, sets[""], self._sets(test), notes, validation_sets=sets)
 
     def _sets(self, rows: Sequence[tuple[FamilyName, NextWord]]) -> dict[str, list[NextWord]]:
+        """Returns all rows, and those of each family if there are several."""
         sets = {"": [one for _, one in rows]}
         if len(self.families) > 1:
             sets |= {f"{family}_": [one for name, one in rows if name == family] for family in self.families}

@@ -65,6 +65,7 @@ class Split:
 
 @cache
 def _all() -> dict[str, Family]:
+    """Reads the families by name. A family may name a scene, which then says what is drawn and shown."""
     read = read_data("families.toml")
     found = {}
     for name, said in read["families"].items():
