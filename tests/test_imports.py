@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 MODULES = [
     "fedseed",
     "fedseed.methods",
@@ -36,6 +38,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.long
 def test_the_coordinators_side_imports_neither_torch_nor_transformers():
     """One process for all: what none of them brings, nobody does."""
     code = f"""

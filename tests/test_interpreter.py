@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedseed
 from fedseed.interpreter import command
 from fedseed.reports.pictures import draw_apart
@@ -19,6 +21,7 @@ def plant(folder):
         (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'a').write({name!r})\n")
 
 
+@pytest.mark.long
 def test_a_module_of_the_working_folder_is_not_run(tmp_path, monkeypatch):
     plant(tmp_path)
     monkeypatch.chdir(tmp_path)

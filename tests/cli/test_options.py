@@ -54,6 +54,7 @@ def run(place):
     return place[0] / "runs" / "my"
 
 
+@pytest.mark.long
 def test_json_is_all_there_is_on_standard_output(place, run):
     assert fedseed("--version").stdout == f"fedseed {package.__version__}\n"
     done = place[1]
@@ -119,6 +120,7 @@ def test_comparing_as_json_in_silence_and_anew(place, tmp_path):
     assert anew.returncode == 0 and json.loads(anew.stdout)[0]["rounds"] == 2
 
 
+@pytest.mark.long
 def test_overwriting_deletes_a_runs_files_and_no_others(place, run, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(run, out)

@@ -82,6 +82,7 @@ def measured(*words, cwd=None):
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", mark(["ferret", "fedavg"], lambda name: name == "fedavg", "long"))
 def test_an_exported_run_loads_in_transformers_with_the_runs_bits(place, exported, method):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -232,6 +233,7 @@ def test_a_task_of_the_harness(place, tmp_path, monkeypatch):
 # -- generate ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_generation(place, exported, tmp_path, monkeypatch):
     words = ["generate", place / "runs" / "fedavg", "--max-tokens", 6]
     said = fedseed(*words, "Say north 3.")
@@ -440,6 +442,7 @@ def test_the_summary_says_what_the_run_was_made_with(place):
         assert about["started"] <= about["ended"]
 
 
+@pytest.mark.long
 def test_notes_and_warnings_are_in_a_file(place, tmp_path):
     words = ["run", "ferret.toml", "--out", tmp_path / "run", "--threads", 1, "--rounds", 1]
     wild = [*words, "--set", "method.training.learning_rate=0.5", "--set", "evaluation.rouge=false"]
@@ -457,6 +460,7 @@ def test_notes_and_warnings_are_in_a_file(place, tmp_path):
     assert more[: len(log)] == log and any("it goes on to 2" in line for line in more[len(log) :])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_ctrl_c_says_how_it_goes_on(place, tmp_path, monkeypatch, command):
     """A real SIGINT, once the first round's line is on disk; the command that is named goes on to the same bits."""

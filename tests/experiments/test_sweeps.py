@@ -70,6 +70,7 @@ class Played:
         return None
 
 
+@pytest.mark.long
 def test_the_best_point_is_chosen_on_validation_examples_and_run_on_the_test_ones(monkeypatch, tmp_path):
     # the test examples would have another point win
     def loss(recipe):
@@ -126,6 +127,7 @@ def test_each_keeps_every_point_and_each_line_chooses_for_itself(monkeypatch, tm
         Sweep.model_validate({"run": [{**run, "each": {"rounds": []}}]})
 
 
+@pytest.mark.long
 def test_points_chosen_in_one_scenario_serve_all(monkeypatch, tmp_path):
     def loss(recipe):  # IID examples alone would have another point win
         return abs(rate(recipe) - (1e-2 if recipe.task.partition else 3e-3))

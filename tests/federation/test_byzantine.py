@@ -165,6 +165,7 @@ def undisturbed():
 MIXED = TrimmedMean(liars=2, before=["nearest-neighbours"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [

@@ -91,6 +91,7 @@ def test_a_step_is_the_weighted_sum_and_in_bits_itself(seeds):
     assert method.decode_step(STATE, nobody.encode()) == BitStep(())
 
 
+@pytest.mark.long
 def test_the_change_comes_through_and_the_noise_is_that_of_32_times_the_directions():
     """1,024 bits against 32 floats, of a change of 4,096 entries: the mean over 60 seeds is the change."""
     change = np.random.default_rng(0).normal(size=4096).astype(np.float32)

@@ -315,6 +315,7 @@ RUNS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", mark(RUNS, lambda name: name not in ("feedsign", "fedkseed", "zo-own")))
 def test_runs_learn_and_replay_and_resume_have_their_bits(name, tmp_path, without_pictures):
     """Also of clients that hold a model of their own; in bfloat16 where a name ends in "own" or "pro"."""

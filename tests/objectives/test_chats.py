@@ -60,6 +60,7 @@ def test_of_the_last_answer_alone(tokenizers, family):
     assert item.response_start == whole.response_start == item.learnt[0][0]
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1), min_size=1, max_size=3))
 def test_whatever_is_said(answers):

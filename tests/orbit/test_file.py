@@ -55,6 +55,7 @@ def data(tmp_path):
     return (tmp_path / "a.orbit").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_replay_to_any_step_gives_the_runs_bits(tmp_path, dtype):
     digests = write(tmp_path / "a.orbit", dtype=dtype)
@@ -183,6 +184,7 @@ def test_a_forged_length_asks_for_no_memory(data):
     tracemalloc.stop()
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_the_reader_only_ever_raises_orbit_errors(data):

@@ -284,6 +284,7 @@ def carried(tmp_path_factory):
     return found
 
 
+@pytest.mark.long
 def test_messages_are_the_same_whatever_the_data(carried):
     """All but the votes in updates: those the coordinator and the server's host see."""
     canonical = {}
@@ -403,6 +404,7 @@ def test_the_page_lists_all_that_is_carried_by_nats(server, tmp_path):
 # -- the account -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_no_report_changes_the_account(monkeypatch, tmp_path):
     """What clients say of rounds, votes, epsilon, examples: the coordinator counts its own steps, restarted too."""
     lie = {"round": 1, "rounds": 0, "votes": 0, "epsilon": 0.0, "privacy": {"epsilon": 0.0}, "steps": 0}

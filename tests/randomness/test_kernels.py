@@ -59,6 +59,7 @@ def stored(values, dtype):
     return values if dtype == "float32" else from_float(values, dtype)
 
 
+@pytest.mark.long
 @tiered(
     {"name": FLAT, "dtype": ["float32", "bfloat16", "float16"], "start, count": RUNS, "directions": [1, 7]}, together=2
 )

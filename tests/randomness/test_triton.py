@@ -263,6 +263,7 @@ def test_large_runs_on_a_gpu(name):
         check_projected(Basis(name, 17, size=4096).spec, 3, directions, x, start, count, other=CPU)
 
 
+@pytest.mark.long
 @tiered(
     {"rank": [1, 2], "directions": [1, 9], "run": [(0, 2515), (17, 900), (310, 316)]},
     slow=lambda rank, directions, run: (rank, run) != (2, (310, 316)),

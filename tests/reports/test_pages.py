@@ -25,6 +25,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_a_run_leaves_a_page_that_holds_together_and_asks_for_nothing(runs):
     page = Page((runs / "one" / "report.html").read_text())
     summary = json.loads((runs / "one" / "summary.json").read_text())

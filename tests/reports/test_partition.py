@@ -90,6 +90,7 @@ def test_without_labels_there_are_sizes():
     assert "label" not in text and "mixture" not in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "held",
     [

@@ -52,6 +52,7 @@ def seen_ticks(axis):
     return [text for text in axis.get_major_formatter().format_ticks(at) if text]
 
 
+@pytest.mark.long
 def test_every_axis_has_values(tmp_path):
     """Also where all bytes or passes lie within one power of ten, or over many."""
     near, far = {"a": [lines(payload=1e5)], "b": [lines(0.2, 1.2e5)]}, {"a": [lines()], "b": [lines(payload=1e9)]}
@@ -87,6 +88,7 @@ def test_what_has_cost_nothing_is_not_on_a_logarithmic_axis():
     assert "100 B" in seen_ticks(axes.xaxis)
 
 
+@pytest.mark.long
 def test_a_picture_of_many_panels_stays_small(tmp_path):
     panel = Panel("loss", [Series("a", [(0, 1.0), (1, 2.0)])], ROUND, LOSS)
     sizes = []
@@ -102,6 +104,7 @@ def test_no_two_of_48_lines_look_the_same():
     assert len({tuple(line_style(n).values()) for n in range(48)}) == 48
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10_000), VALUES), min_size=1, max_size=30), st.booleans())
 def test_a_pages_chart_has_ticks_whatever_the_values_are(points, log):

@@ -59,6 +59,7 @@ def test_the_same_bits_as_with_all_rounds_from_the_start(make_problem, tmp_path,
     assert {p.name for p in (tmp_path / "run").iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}
 
 
+@pytest.mark.long
 def test_an_extension_that_is_interrupted_is_done_again(problem, tmp_path, monkeypatch):
     problem.federation(problem.ferret(), out=tmp_path / "run", rounds=3).run()
     longer = problem.federation(problem.ferret(), out=tmp_path / "run", rounds=5)

@@ -38,6 +38,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", RECIPES)
 @pytest.mark.parametrize("words", [("run",), ("join", "--local", "a.toml"), ("compare", "--out", "new")])
 def test_a_recipe_that_is_none_is_one_line(kind, words, tmp_path):

@@ -75,6 +75,7 @@ def recipe(folder, shared=True, **more):
     })  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_client_opens_its_own_file_only(folders, opened, tmp_path):
     expected = build(recipe(folders["all"])).run().summary
     opened.clear()

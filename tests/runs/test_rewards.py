@@ -59,6 +59,7 @@ def summary_of(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.long
 def test_a_run_measures_the_reward_and_its_orbit_is_the_model(place):
     summary = summary_of(place / "runs" / "recipe")
     assert {"loss", "rouge_l", "reward"} <= set(summary["baseline"])

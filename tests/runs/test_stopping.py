@@ -44,6 +44,7 @@ def problem(make_problem, validation):
     return made, lambda model: {"loss": 1.0, "validation_loss": next(calls)}
 
 
+@pytest.mark.long
 def test_a_run_stops_and_a_resumed_one_stops_there_too(make_problem, tmp_path):
     losses = [3.0, 2.0, 2.5, 2.6, 2.7, 2.8]
 
@@ -115,6 +116,7 @@ def expected_end(rounds, every, patience, losses):
 LOSSES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan]), min_size=13, max_size=13)
 
 
+@pytest.mark.long
 @settings(max_examples=40 if SLOW else 6)
 @given(
     method=st.sampled_from(sorted(METHODS)),
@@ -166,6 +168,7 @@ def test_what_there_is_nothing_to_stop_by_is_said(problem):
         federation.run()
 
 
+@pytest.mark.long
 def test_a_recipe_stops_by_validation_examples(natural_instructions):
     tiny = ("rounds=9", "task.examples=5", "task.evaluation=1", "task.unseen=0", "task.validation=1",
             "evaluation.rouge=false", "evaluation.every=1", "method.learning_rate=1e-12",

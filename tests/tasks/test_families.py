@@ -29,6 +29,7 @@ def test_every_family_says_what_it_is_about_in_several_wordings():
             seen[template] = family.name
 
 
+@pytest.mark.long
 def test_instances_are_distinct_short_and_the_same_every_time():
     for name in NAMES:
         drawn = instances(name, 700, seed=3)

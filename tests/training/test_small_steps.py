@@ -78,6 +78,7 @@ def exact():
     return {name: change(client_of(), training(name)) for name in DTYPES}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DTYPES)
 def test_two_hundred_steps_follow_float32_where_nearest_stands_still(name, exact):
     """At the same rate nearest moves not a single weight; master is within 0.5%, stochastic within 30%."""
@@ -90,6 +91,7 @@ def test_two_hundred_steps_follow_float32_where_nearest_stands_still(name, exact
     assert drawn @ wanted / (wanted @ wanted) == pytest.approx(1, abs=0.05)  # as far along float32's change
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("streaming", mark([False, True], bool))
 def test_ferrets_coefficients_follow_float32s(name, streaming):

@@ -69,6 +69,7 @@ def test_enough_numbers_are_the_picture(attack, recipe, name):
     assert found.identified == 1 and found.error < 0.1 and found.labels_right == 1
 
 
+@pytest.mark.long
 def test_few_numbers_are_at_chance(attack, recipe):
     few = [attempt(attack, recipe, "ferret", 2, example=i) for i in range(6)]
     assert sum(found.identified for found in few) <= 1
