@@ -275,7 +275,8 @@ def torch_direction(weights: Sequence[torch.Tensor], use: Callable[[torch.Tensor
 
 def lines(size: str) -> Iterator[tuple[str, float, str]]:
     """(operation, seconds, note) at a size."""
-    torch.cuda.reset_peak_memory_stats(DEVICE)
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(DEVICE)
     model = random_model(size)
     space = ParameterSpace(model)
     weights = [p.data for p in space.parameters]
