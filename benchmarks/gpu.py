@@ -273,10 +273,15 @@ def torch_direction(weights: Sequence[torch.Tensor], use: Callable[[torch.Tensor
         use(w, torch.normal(0.0, 1.0, w.shape, device=w.device, dtype=w.dtype))
 
 
-def lines(size: str) -> Iterator[tuple[str, float, str]]:
-    """(operation, seconds, note) at a size."""
+def forget_peak() -> None:
+    """Let `peak_on` count from here on."""
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats(DEVICE)
+
+
+def lines(size: str) -> Iterator[tuple[str, float, str]]:
+    """(operation, seconds, note) at a size."""
+    forget_peak()
     model = random_model(size)
     space = ParameterSpace(model)
     weights = [p.data for p in space.parameters]
@@ -362,7 +367,7 @@ def ferret_round(model: Any, digest: float) -> Iterator[tuple[str, float, str]]:
         training = LocalTraining(learning_rate=1e-6, steps=ITERATIONS, batch=BATCH, accumulation=1)
         method = Ferret(directions=PROJECTED, basis="hadamard", blocks="one", allocation="size", seeds="shared",
                         training=training, streaming=streaming)  # fmt: skip
-        torch.cuda.reset_peak_memory_stats(DEVICE)
+        forget_peak()
         act, worker = a_round(method, model)
         act(1)
         wait()
