@@ -11,7 +11,7 @@ from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from fedseed.errors import NetworkError
 from fedseed.transport.base import CoordinatorEnd, Events, Interrupted, LogLostError, Receive, Rejected
-from fedseed.transport.nats_end import MORE, NatsEnd, explained
+from fedseed.transport.nats_end import MORE, NatsEnd, explained, settled
 from fedseed.transport.nats_hearing import Answer, Hearing, Questions, room_to_send
 from fedseed.transport.nats_log import REQUEST_SECONDS, NatsLogWriter, is_missing
 from fedseed.transport.pulse import Pulse
@@ -81,7 +81,7 @@ class NatsCoordinator(NatsEnd, CoordinatorEnd):
         self._warden.begin()
         with explained("the server does not answer"):
             for connection in (lines.questions, lines.clients):
-                await connection.flush()
+                await settled(connection)
 
     def _answers(self, connection: Client) -> Answer:
         """What sends answers on a connection."""

@@ -159,6 +159,15 @@ class NatsEnd(End):
             raise NetworkError(f"nothing can be sent to run {self.subjects.run}: {error}") from error
 
 
+async def settled(connection: Client) -> None:
+    """Returns when the server has what was subscribed to and said before.
+
+    nats-py writes the ping of a flush ahead of what still waits to be written; a second flush is behind all of it.
+    """
+    for _ in range(2):
+        await connection.flush()
+
+
 class NatsClient(NatsEnd, ClientEnd):
     """A client's end."""
 
@@ -174,7 +183,7 @@ class NatsClient(NatsEnd, ClientEnd):
 
         await self.connection.subscribe(self.subjects.down, cb=deliver)
         with explained("the server does not answer"):
-            await self.connection.flush()  # what is broadcast from here on comes
+            await settled(self.connection)  # what is broadcast from here on comes
 
     async def send(self, client: str, what: str, data: bytes) -> None:
         await self._publish(self.subjects.up(client, what), data)
