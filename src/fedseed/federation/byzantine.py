@@ -94,7 +94,7 @@ class Byzantine:
             else:
                 lie = inner_product(vectors, len(liars), self.strength)
             return {client: updates[client].with_vector(lie, about) for client in liars}
-        seed = self.coordinator.seed  # reversed, also by those who know nobody's update
+        seed = self.coordinator.state.seed  # reversed, also by those who know nobody's update
         lies = {client: alone(updates[client], "sign", seed, client, about) for client in liars}
         if self.kind == "largest":
             most = largest_accepted([update.size(about) for update in honest.values()], self.coordinator.bounds)

@@ -86,7 +86,6 @@ class Coordinator:
     ) -> None:
         self.method = method
         self.protection = protection_of(method)
-        self.seed = seed
         self.examples = list(examples)
         self.per_round = per_round
         self.aggregation = aggregation or Mean()
@@ -127,7 +126,7 @@ class Coordinator:
         """
         if self.per_round >= len(self.examples):  # whatever the order
             return [i for i in range(len(self.examples)) if alive is None or i in alive]
-        order = (int(i) for i in permutation(self.seed, Domain.SAMPLING, len(self.examples), number))
+        order = (int(i) for i in permutation(self.state.seed, Domain.SAMPLING, len(self.examples), number))
         if self.by_turns:
             return sorted(i for i in list(order)[: self.per_round] if alive is None or i in alive)
         return sorted([i for i in order if alive is None or i in alive][: self.per_round])
@@ -334,7 +333,7 @@ class Coordinator:
         clients = sorted(current.updates)
         weights = shares([current.said[client] for client in clients])  # as they were screened, whatever was said since
         answers = tuple(Answer(c, w, current.updates[c]) for c, w in zip(clients, weights, strict=True))
-        past = Past(self.seed, current.number, self._outcome if self.keeps_outcomes else None)
+        past = Past(self.state.seed, current.number, self._outcome if self.keeps_outcomes else None)
         return Answers(current.number, answers, self.aggregation, past)
 
     def _said(self, current: Round, clients: Sequence[int]) -> tuple[Any, list[int], list[int]]:

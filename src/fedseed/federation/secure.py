@@ -92,9 +92,8 @@ class SecureCoordinator(Coordinator):
             raise ValueError(problem)
         self.secure = settings
         self.summing = Summing(settings.threshold, form_of(settings, method), settings.ahead, known)
-        self._sum: Words | None = None  # of the open round
+        self._sum: Words | str | None = None  # of the open round; why there is none and will be none
         self._declared = list(examples)  # by client; 0: not told
-        self._lost: str | None = None  # why the open round has no sum
 
     @property
     def private(self) -> bool:
@@ -106,7 +105,7 @@ class SecureCoordinator(Coordinator):
 
     def open(self, number: int, attempt: int = 0, alive: Any = None) -> list[int]:
         """Begin a round, or begin it again; who has broken the rules takes no part."""
-        self._sum = self._lost = None
+        self._sum = None
         if self.summing.barred:
             alive = set(range(len(self.examples)) if alive is None else alive) - self.summing.barred.keys()
         return super().open(number, attempt, alive)
@@ -147,7 +146,7 @@ class SecureCoordinator(Coordinator):
 
     def lose(self, reason: str) -> None:
         """The open round has been opened, and its sum can't be had: `close` makes an empty step, and says why."""
-        current, self._lost = self._current(), reason
+        current, self._sum = self._current(), reason
         current.updates, current.received = {}, {}
 
     # -- in place of answers -----------------------------------------------------------------------------------------
@@ -163,10 +162,10 @@ class SecureCoordinator(Coordinator):
     def _weighted(self, current: Round) -> Answers:
         """One answer that stands for all of them; none, if nobody had anything to send."""
         kind, form, answers = summand(self.method), self.summing.form, Answers(current.number, (), self.aggregation)
-        self.untaken = self._lost
+        self.untaken = self._sum if isinstance(self._sum, str) else None
         if not current.updates:
             return answers
-        if self._sum is None:
+        if self._sum is None or isinstance(self._sum, str):
             raise RuntimeError("the round's sum was not opened")
         about = About(self.method, self.state, "update", current.number)
         self.untaken = self._impossible(current, self._sum, kind.counted)
